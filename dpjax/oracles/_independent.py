@@ -36,7 +36,8 @@ class IndependentRecords(abc.ABC):
     def log_prob(self, record: PyTree) -> jax.Array:
         """Log density of one record; log probability for discrete parts.
 
-        Records are independent, so that of a database is the sum. Use `jax.vmap` for many records.
+        Records are independent, so the log densities of many records add up. Compute them by
+        `jax.vmap`.
 
         Args:
             record: as `record(key)` draws it, without the leading axis of a database.

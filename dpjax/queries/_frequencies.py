@@ -65,9 +65,9 @@ def frequencies(
         population. Then counts are binomial, and an interval contains the frequency in the
         population with probability at least `confidence`, at any n and frequency. With
         `simultaneous` all K intervals do so at once (Bonferroni). At a confidence of 1/2 or more,
-        and if n l and n (1 - t) are 1 or more, an interval covers the frequency among the n people
-        as well. For then reports are independent with two probabilities, and their count varies
-        less than a binomial one.
+        and if n l and n (1 - t) are 1 or more, an interval also covers the frequency among the n
+        people. The reason: given the people, reports are independent with two probabilities, and
+        their count varies less than a binomial one.
 
     Source:
         Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),

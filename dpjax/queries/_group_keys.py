@@ -55,7 +55,7 @@ def group_keys(
         delta: the delta of the guarantee, above 0.
         at_most: how many groups a person counts in, public: the first distinct ones of its record.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
 
     Returns:
         A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` takes
@@ -64,8 +64,8 @@ def group_keys(
     Raises:
         TypeError: if the column does not hold integers or texts, a parameter is not a number, or
             the key not a typed key.
-        ValueError: if a parameter is out of range, the column has another shape, or the capacity is
-            not that of a private n.
+        ValueError: if a parameter is out of range, the column has another shape, or a capacity is
+            given for a public n, or none for a private n.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let c be `at_most`, or m if that is smaller, and

@@ -47,7 +47,7 @@ class Groups:
     of: str | int | None = None
 
     def split(self, records: Database, present: jax.Array) -> tuple[Database, jax.Array]:
-        """The records that are asked about, and who is present in each group: (groups, slots).
+        """The records that the query sees, and who is present in each group: (groups, slots).
 
         A slot is in the group of its own record, by the same computation in every slot. So each
         record is in one group, or in none.
@@ -82,7 +82,7 @@ class Groups:
             )
 
     def inside(self, records: Database) -> Database:
-        """The records that are asked about: one column, or all but that of the groups."""
+        """The records that the query sees: one column, or all but the column of the groups."""
         if self.of is not None:
             return _picked(records, self.of)
         return records if callable(self.column) else _without(records, self.column)
@@ -229,7 +229,7 @@ def _without(records: Database, column: str | int) -> PyTree:
     return rest if isinstance(records, Mapping) else [*rest.values()]
 
 
-_BY_GROUP: Any = sum_of_group_maxima  # A norm beside those of vectors.
+_BY_GROUP: Any = sum_of_group_maxima  # Not a `VectorNorm`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -254,7 +254,7 @@ class GroupedIntegers(IntegerQuery):
     """The integers of a query for every group at once."""
 
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
-        """The integers of all groups, whose keys are compared before they become floats."""
+        """The integers of all groups. Keys are compared before they could become floats."""
         return self.total(records, present)
 
 
@@ -428,7 +428,9 @@ def split_by(
     of: str | int | None = None,
     capacity: int | None = None,
 ) -> dict[int | str, PaddedRecords]:
-    """The records of each group in all slots of the database, for what `by` cannot do at once.
+    """The records of each group, in as many slots as the database, for releases one by one.
+
+    Use it if `by` cannot ask for all groups at once.
 
     Args:
         database: a `PaddedRecords`; or a pytree of arrays or a table, with a capacity.
@@ -439,8 +441,8 @@ def split_by(
             slots already.
 
     Returns:
-        A dict from each key to a `PaddedRecords`, whose shape shows neither the size of the group
-        nor that of the database.
+        A dict from each key to a `PaddedRecords`. Its shape shows neither the number of records of
+        the group nor of the database.
 
     Raises:
         TypeError: as `by` does.
@@ -477,11 +479,10 @@ def split_by(
 
 
 def _reach_by_group(reach: Reach) -> Reach:
-    """How far a record moves the values of all groups, from how far it moves that of one."""
+    """Takes how far a record moves the value of one group to how far it moves those of all."""
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # `sum_of_group_maxima` is a norm of the norms of groups. docs/proofs/groups.md has the
-        # proof.
+        # These norms are norms of the norms of groups. docs/proofs/groups.md has the proof.
         across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
         added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:

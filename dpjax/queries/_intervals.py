@@ -209,7 +209,7 @@ def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The statistic and the matrix of the sums, and then those of many sums with fresh noise."""
+    """The statistic and the matrix of the sums, and then of many sums with fresh noise."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError("no interval is simulated for a batch of releases: take them one by one")

@@ -79,7 +79,7 @@ def private_k_means(
         iterations: at least 1, public; the start is one more release.
         epsilon: the epsilon of the start and all iterations together.
         delta: the delta of them together.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
@@ -99,8 +99,8 @@ def private_k_means(
         allows an iteration to depend on earlier releases. The cells do not depend on records, and
         the first centers are post-processing. Take units of the radius. A record that is added
         moves the count and the sum of one cluster, by sqrt(1 + 1) at most. A record that is
-        replaced moves those of one cluster by at most 2, or those of two clusters by at most
-        sqrt(2 + 2) = 2. An open ledger counts one release.
+        replaced either stays in its cluster and moves its sum by at most 2, or leaves it for
+        another one and moves both by at most sqrt(2 + 2) = 2. An open ledger counts one release.
         Let sigma be the standard deviation of the noise in units of the radius, z the normal
         quantile at 1 - beta / (2 k (d + 1)), and e = sigma z. Given the assignment, with
         probability 1 - beta all counts of an iteration are within e of the truth, and all
@@ -330,8 +330,8 @@ def _of_clusters(
     """Of the centers and sizes of clusters, for the noise of the last iteration.
 
     A center is a noisy sum over a noisy count, and the release determines both: the sum is the
-    center times the count. Two kinds of centers carry no information, so their interval is the
-    ball: a center at the edge was shortened, and one whose count is not above the noise was kept.
+    center times the count. If the center is at the edge of the ball, it was shortened. If the count
+    is not above the noise, the center was kept from before. In both cases the interval is the ball.
     """
     del measured
     middle, size = np.asarray(facts["middle"]), facts["size"]

@@ -62,7 +62,7 @@ def private_linear_regression(
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         regularization: 0 or above; this multiple of the identity is added to the average of
             x x^T / x_radius^2.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
 

@@ -67,7 +67,7 @@ def private_mean(
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
             database is then a table of this column and the records.
@@ -191,7 +191,7 @@ def private_variance(
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 
@@ -272,7 +272,7 @@ def private_covariance(
         center: of the ball, public: an array of shape (d,), or a number for all coordinates.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 
@@ -346,7 +346,7 @@ def private_pca(
         center: as for `private_covariance`.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
 

@@ -315,7 +315,7 @@ class Mwem(SensitivityMechanism):
 
         It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries of
         magnitude at most E, T rounds, and U updates in all rounds. a bounds the errors of
-        measurements. b bounds how much worse an answer may be than that of the selected query.
+        measurements. b bounds how much worse an answer may be than the answer of the selected one.
 
         Args:
             confidence: the probability that the bound holds, in (0, 1).
@@ -359,7 +359,7 @@ def mwem(
             count, which costs extra.
         replays: how often each round repeats the updates of all measurements so far, at most 2^10.
             0 is the algorithm of the paper's analysis, whose steps are small.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
 
     Returns:
         A `Mwem`, which releases an `MwemTable`: `mechanism(key, answers)` takes

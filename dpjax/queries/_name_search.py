@@ -232,7 +232,7 @@ def name_search(
         threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
             probability p no prefix or name that nobody has is followed or found.
         capacity: at least 1.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
 
     Returns:
         A `NameSearch`. `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape

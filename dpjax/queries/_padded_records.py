@@ -17,7 +17,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
 
     Args:
         database: a pytree of arrays with leading axis n, or a table; n may be 0.
-        capacity: the number of slots, public. It must be known to be enough, whatever n is.
+        capacity: the number of slots, public. It must be known to be enough for every database.
 
     Returns:
         A `PaddedRecords`, which queries accept as a database.
@@ -29,9 +29,9 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
 
     Formal guarantees:
         Under add-or-remove-one the number of records is private. A plain array shows it by its
-        shape, and so by memory and time; and an empty array shows it by a refusal. `PaddedRecords`
-        do not show it, for databases of at most `capacity` records. The time of this function
-        does: it depends on the number of records and on their texts.
+        shape, by memory and by time, and an empty array by a refusal. `PaddedRecords` do not show
+        it, for databases of at most `capacity` records. But the time that this function takes
+        depends on the number of records and on their texts.
 
     Source:
         The argument above.

@@ -1,4 +1,4 @@
-"""The release behind private statistics: of one query, whose noisy value they compute from."""
+"""The release behind private statistics: one noisy query, from which they are computed."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ def released(
     """A statistic computed from one noisy query, called `what` in the history of ledgers.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise. With groups, it takes those of each group. Kind and
+    is private) and the scale of the noise. With groups, it is called for each group. Kind and
     public facts say how intervals are made.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by

@@ -225,7 +225,7 @@ def _counts_beside(
         candidates = np.asarray(grid, numbers.dtype)
     tiny = np.finfo(candidates.dtype).tiny
     candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
-    # Numbers of the grid that became one have one place: that of the first.
+    # If several candidates became one float, they all have the place of the first.
     first = np.searchsorted(candidates, candidates)
     # Between every two candidates is a bin, and one for records that equal a candidate.
     place = count_below(jnp.asarray(candidates), numbers)
@@ -291,7 +291,7 @@ def _between_quantiles(
         raise ValueError(
             f"no interval follows from one quantile alone: at {confidence:g}, its own probability"
             f" is within {within:.3g} of the one that was asked for, but a step of one rank may be"
-            " short or long; release two more at once, whose probabilities are more than"
+            " short or long; release two more at once, with probabilities more than"
             f" {away:.3g} below and above"
         )
     # Scores are in units of 1 / denominator ranks.

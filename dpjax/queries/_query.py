@@ -24,7 +24,7 @@ from dpjax.queries._padded_records import present_records
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._known_sensitivity import KnownSensitivity
 
-_RANGE: Any = "range"  # A norm beside those of vectors.
+_RANGE: Any = "range"  # Not a `VectorNorm`.
 
 Reach = Callable[[VectorNorm, NeighboringRelation], float]
 """Takes a norm and a neighboring relation to how far one record moves a value, rounded up."""
@@ -190,7 +190,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         )
 
     def _on_integers(self, mechanism: Any) -> Any:
-        """The mechanism for integers: its noise grows by what rounding adds to a sensitivity.
+        """The mechanism for integers: its noise grows as rounding may increase a sensitivity.
 
         "Sums on a grid" in docs/proofs/shorter.md has the proof.
         """

@@ -84,7 +84,7 @@ def products_query(
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
-    # All coordinates but the first are those of vectors in balls.
+    # All coordinates but the first belong to vectors in balls.
     edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
 
     def total(records: Database, present: jax.Array) -> jax.Array:

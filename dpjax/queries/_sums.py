@@ -152,9 +152,9 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     Formal guarantees:
         In every coordinate one record moves the sum by at most upper - lower under replace-one, and
         by max(|lower|, |upper|) under add-or-remove-one. For d coordinates it is d times this in
-        the norm l1, and sqrt(d) times this in l2. All are attained. What the rounding of totals
-        adds, less than one step of their grid, makes the noise larger by as much. The total of more
-        than `capacity` records may be clamped: it is private all the same, but it is wrong. With
+        the norm l1, and sqrt(d) times this in l2. All are attained. The rounding of totals adds
+        less than one step of their grid, and the noise grows accordingly. The total of more than
+        `capacity` records may be clamped: then it is wrong, but still private. With
         probability 1 - beta all coordinates are within b ln(d / beta) of the truth, for Laplace
         noise of scale b, and two steps of the grid for rounding: `error`.
 

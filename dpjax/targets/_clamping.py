@@ -59,7 +59,7 @@ def without_subnormals(numbers: jax.Array) -> jax.Array:
     """The same numbers, with 0 for subnormal floats: some operations of XLA take these for 0."""
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         return numbers
-    # ml_dtypes, whose finfo this is, has no types.
+    # This finfo is of ml_dtypes, which has no types.
     subnormal = jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny  # pyright: ignore
     return jnp.where(subnormal, 0, numbers)  # pyright: ignore
 

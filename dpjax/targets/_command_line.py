@@ -58,7 +58,7 @@ class NumbersRead:
             self._add(word)
 
     def all(self) -> list[int | float]:
-        """The numbers, at the end of what is printed."""
+        """All numbers, once the output has ended."""
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):
@@ -194,14 +194,15 @@ def command_line(
     Formal guarantees:
         Those of `host`. A program fails if it exits with a status other than 0, prints anything
         else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
-        failure like any other. Memory holds the numbers that are expected, whatever it prints: one
-        number more, or a word of more than 1024 bytes, is a failure at once. A file that it writes
-        holds 256 MiB at most, and where memory runs out, Linux ends the program and not its caller.
+        failure like any other. Memory never holds more than the expected numbers: one number more,
+        or a word of more than 1024 bytes, is a failure at once. A file that the program writes
+        holds 256 MiB at most. If memory runs out, Linux kills the program and not its caller.
         Ctrl-C is not a failure, and kills the program. The database is written to no file.
         `privatize` compares the arguments, the program and the files among the
-        arguments. We assume that nothing else changes that the program depends on, such as
-        libraries and the environment; that workers on other machines have the same; and that the
-        program leaves nothing behind: no many files, no process in a session of its own.
+        arguments. We assume that nothing else changes on which the program depends, such as
+        libraries and the environment, and that workers on other machines have the same. We assume
+        that the program leaves nothing behind: neither many files, nor a process in a session of
+        its own.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.

@@ -139,8 +139,8 @@ T = TypeVar("T")
 class _Workers:
     """Where databases are evaluated, as joblib is told.
 
-    Workers change no value. So this is no dataclass, whose fields a fingerprint would contain, and
-    its text is fixed.
+    Workers change no value. So a fingerprint must not contain their configuration: this is no
+    dataclass, and its text is fixed.
     """
 
     def __init__(self, configuration: dict[str, object]):

@@ -102,7 +102,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
-        # If a factorization fails all the same, the last finite point is the answer.
+        # If a factorization still fails, the last finite point is the answer.
         finite = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
 
@@ -155,9 +155,9 @@ def linear_svm(
 
     Minimizes (1/n) sum_i max(0, 1 - y_i (w'x_i + b)) + (lambda / 2) ||w||^2 by an interior point
     method of a fixed number of steps. C = 1 / lambda is the cost of an average error. The weights
-    are unique. The bias is the middle of all that minimize. With p positive labels, it is the
-    average of two order statistics of the y_i - w'x_i, those of ranks p and p + 1. It is continuous
-    in the records. If all labels agree, w is 0 and b is the label, 1 or -1, though any bias beyond
+    are unique. The bias is the middle of all minimizing biases. With p positive labels, it is the
+    average of the order statistics of ranks p and p + 1 of the y_i - w'x_i. It is continuous in the
+    records. If all labels agree, w is 0 and b is the label, 1 or -1, though any bias beyond
     the label would minimize as well.
 
     Args:

@@ -118,10 +118,10 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
     from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
     on until the gradient is down to rounding error, which certifies that w is near the minimizer.
-    Then it goes on further, until the gradient is far below that, or a step no longer halves it. It
-    ends after 5 lambda^(-3/4) + 100 steps in any case; twelve are usual. Whatever it has found, at
-    most K steps along the gradient follow, while it is longer; usually none. They take any point
-    to the minimizer. docs/proofs/learners.md has the proofs of this and of the bound.
+    Then it goes on until the gradient is far shorter, or until a step no longer halves it. It ends
+    after at most 5 lambda^(-3/4) + 100 steps; twelve are usual. If the gradient is still longer, at
+    most K steps along it follow, which take any point to the minimizer; usually none are needed.
+    docs/proofs/learners.md proves this and the bound.
 
     Args:
         regularization: lambda, above 0.
@@ -144,9 +144,9 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
         any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where
         e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and
-        u = eps (W (d / 2 + 8) + 16) that of a step. E stays below 1% of the bound while n is well
-        below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are not,
-        so the order of the records shows in rounding.
+        u = eps (W (d / 2 + 8) + 16) the rounding of a step. E stays below 1% of the bound while n is
+        well below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are
+        not, so the order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -247,8 +247,8 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E bounds the
         error of a solution, for any result of its refinement: max(5 e, 2 e + (lambda + 1) u) /
         lambda + u. e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments and
-        of a residual, and u = eps (W (d / 2 + 8) + 16) that of a step. Steps along the gradient,
-        which take any point to the minimizer, follow where it is longer than 4 e: usually none.
+        of a residual, and u = eps (W (d / 2 + 8) + 16) the rounding of a step. If the gradient is
+        longer than 4 e, steps along it follow, which take any point to the minimizer: usually none.
         docs/proofs/learners.md has the proof. Second moments are added up in fixed point, exactly,
         so the order of the records does not matter.
 

@@ -82,7 +82,7 @@ def log_likelihoods(
 
     Formal guarantees:
         None of its own. Replacing a record changes the values by log p(x | theta) - log p(x' |
-        theta), whatever n.
+        theta), for any n.
 
     Source:
         Rubinstein and Aldà (2017), section 4; Dimitrakakis et al. (2014).
