@@ -21,7 +21,6 @@ from dpjax._exact._numerics import round_up
 from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
 from dpjax.targets._known_sensitivity import (
-    Bound,
     BoundedSum,
     BoundedTarget,
     check_dims,
@@ -83,24 +82,19 @@ class _Objective(NamedTuple):
         step_size = 1 / (float(self.strength) + float(self.curvature))
         return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
 
-    def bound(self, dims: int | None) -> Bound:
+    def bound(self, d: int, n: int | None, dtype: np.dtype) -> float:
         """How far one record moves the end of the walk, in l2."""
-
-        def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-            del norm  # l2.
-            d, eps = known_dims(dims), unit(dtype)
-            check_carried(float(self.strength), d, dtype)
-            error = walk_error(
-                self.strength,
-                curvature=self.curvature,
-                gradient_error=eps * self.gradient_error(d),
-                rounding=eps * (self.longest * (Fraction(d, 2) + 8) + 16),
-            )
-            exact = 2 * self.pull / (_checks.integer("n", n, least=1) * self.strength)
-            diameter = 2 * self.longest * (1 + (d + 8) * eps)
-            return round_up(min(diameter, exact + 2 * error))
-
-        return bound
+        check_carried(float(self.strength), d, dtype)
+        eps = unit(dtype)
+        error = walk_error(
+            self.strength,
+            curvature=self.curvature,
+            gradient_error=eps * self.gradient_error(d),
+            rounding=eps * (self.longest * (Fraction(d, 2) + 8) + 16),
+        )
+        exact = 2 * self.pull / (_checks.integer("n", n, least=1) * self.strength)
+        diameter = 2 * self.longest * (1 + (d + 8) * eps)
+        return round_up(min(diameter, exact + 2 * error))
 
 
 class _Point(NamedTuple):
@@ -144,9 +138,9 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
         any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where
         e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and
-        u = eps (W (d / 2 + 8) + 16) the rounding of a step. E stays below 1% of the bound while n is
-        well below 1 / (500 e). Gradients are added up in fixed point, but products of matrices are
-        not, so the order of the records shows in rounding.
+        u = eps (W (d / 2 + 8) + 16) the rounding of a step. E stays below 1% of the bound as long
+        as n is well below 1 / (500 e). Gradients are added up in fixed point, but products of
+        matrices are not, so the order of the records shows in rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -163,13 +157,13 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         0.17
     """
     strength, dims = check_strength(regularization), dims_or_none(dims)
-    objective = _logistic_objective(Fraction(strength))
     most_steps = 5 * strength**-0.75 + 100
 
     def fit(database: Database) -> jax.Array:
         x = into_unit_ball(database["x"])
         n, d = x.shape
         check_dims(dims, d)
+        objective = _logistic_objective(strength)
         plan = objective.plan(d, x.dtype)
         # Records times their labels.
         rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
@@ -197,10 +191,17 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
                 lambda w: point(w, found.steps, found.before).gradient, found.w, plan
             )
 
-    return BoundedTarget(fit, bound=objective.bound(dims), norms=("l2",))
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm  # l2.
+        return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
+
+    # Targets close over numbers alone. So it can be seen that they do not change, and JAX keeps
+    # their traces.
+    return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
-def _logistic_objective(strength: Fraction) -> _Objective:
+def _logistic_objective(regularization: float) -> _Objective:
+    strength = Fraction(regularization)
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
@@ -268,7 +269,6 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         0.16
     """
     strength, dims = check_strength(regularization), dims_or_none(dims)
-    objective = _ridge_objective(Fraction(strength))
 
     def statistic(record: PyTree) -> dict[str, jax.Array]:
         x = into_unit_ball(record["x"])
@@ -278,6 +278,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
     def finish(average: dict[str, jax.Array]) -> jax.Array:
         second, product = average["xx"], average["xy"]
         check_dims(dims, len(product))
+        objective = _ridge_objective(strength)
         plan = objective.plan(len(product), product.dtype)
         whitening = inverse_factor(second + strength * jnp.eye(len(second), dtype=second.dtype))
 
@@ -292,10 +293,15 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
             found, _ = lax.scan(refined, start, length=_REFINEMENTS)
             return objective.walk(lambda w: -residual(w), found, plan)
 
-    return BoundedSum(statistic, finish, True, 1.0, bound=objective.bound(dims), norms=("l2",))
+    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+        del norm  # l2.
+        return _ridge_objective(strength).bound(known_dims(dims), n, dtype)
+
+    return BoundedSum(statistic, finish, True, 1.0, bound=bound, norms=("l2",))
 
 
-def _ridge_objective(strength: Fraction) -> _Objective:
+def _ridge_objective(regularization: float) -> _Objective:
+    strength = Fraction(regularization)
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:

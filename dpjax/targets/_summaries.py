@@ -199,13 +199,13 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
         >>> median.sensitivity("l1").value
         100.0
     """
-    share = exact_probability(probability)
+    numerator, denominator = exact_probability(probability).as_integer_ratio()
     low, high = check_interval(lower, upper)
 
     def select(database: jax.Array) -> jax.Array:
         if jnp.ndim(database) != 1 or jnp.size(database) == 0:
             raise ValueError(f"database must have shape (n,), n >= 1, got {jnp.shape(database)}")
-        rank = math.ceil(share * database.shape[0])
+        rank = math.ceil(Fraction(numerator, denominator) * database.shape[0])
         return _signed_order_statistic(clamp(database, low, high), rank)
 
     width = round_up(Fraction(high) - Fraction(low))
