@@ -67,16 +67,14 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     def total(records: Database, present: jax.Array) -> jax.Array:
         if predicate is None:
             return jnp.sum(present, dtype=jnp.int32)
-        records = for_functions(records)
-        # Under `vmap`, XLA computes the last rows by other instructions, which may round otherwise.
-        # If a record is removed, all later records move to other slots. Then the count could change
-        # by 2.
-        checked, program = check_lanes("predicate", predicate, records)
-        if is_exact(program):
-            return _count_true(
-                jax.vmap(checked)(jax.tree.map(without_subnormals, records)), present
+        answers = of_each_record("predicate", predicate, records)
+        one_array = jax.tree_util.all_leaves([answers]) and answers.shape == present.shape
+        if not one_array or answers.dtype != bool:
+            raise TypeError(
+                f"predicate must give a boolean for each record, got {_checks.described(answers)}"
+                f" of {present.size} records"
             )
-        return _count_true(lax.map(checked, records), present)
+        return jnp.sum(answers & present, dtype=jnp.int32)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
@@ -85,15 +83,18 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     return Query(IntegerQuery(total=total, shape=(), reach=reach, one_way=True))
 
 
-def _count_true(answers: PyTree, present: jax.Array) -> jax.Array:
-    """How many records are present and got the answer True."""
-    one_array = jax.tree_util.all_leaves([answers]) and answers.shape == present.shape
-    if not one_array or answers.dtype != bool:
-        raise TypeError(
-            f"predicate must give a boolean for each record, got {_checks.described(answers)} of"
-            f" {present.size} records"
-        )
-    return jnp.sum(answers & present, dtype=jnp.int32)
+def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
+    """The values of a function of one record, computed by the same program in every slot.
+
+    A function that rounds runs on one record at a time. Under `vmap`, XLA computes the last rows by
+    other instructions, which may round otherwise. If a record is removed, all later records move to
+    other slots, so a count could change by 2.
+    """
+    records = for_functions(records)
+    checked, program = check_lanes(name, function, records)
+    if is_exact(program):
+        return jax.vmap(checked)(jax.tree.map(without_subnormals, records))
+    return lax.map(checked, records)
 
 
 def histogram_query(
@@ -279,7 +280,11 @@ def as_codes(records: jax.Array) -> jax.Array:
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)
     numbers = comparable(records)
-    bits = jnp.finfo(records.dtype).nmant + 1  # pyright: ignore  # ml_dtypes has no types.
-    exact = jnp.abs(numbers) < min(2.0**bits, 2.0**31)  # pyright: ignore
+    exact = jnp.abs(numbers) < min(largest_whole(records.dtype), 2**31)
     whole = exact & (numbers == jnp.floor(numbers))
     return jnp.where(whole, numbers, -1).astype(jnp.int32)
+
+
+def largest_whole(dtype: np.dtype) -> int:
+    """The power of two below which floats of this dtype represent every integer exactly."""
+    return 2 ** (int(jnp.finfo(dtype).nmant) + 1)  # pyright: ignore  # ml_dtypes has no types.

@@ -21,6 +21,7 @@ from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.queries._groups import integer_keys
+from dpjax.queries._padded_records import check_capacity
 from dpjax.random._facade import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -160,10 +161,7 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
         if n == 0:
             raise ValueError("column must not be empty, got an array of no records")
         return n
-    capacity = _checks.integer("capacity", capacity, least=1)
-    if n > capacity:
-        raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
-    return capacity
+    return check_capacity(capacity, n)
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:

@@ -10,22 +10,21 @@ from typing import Any, TypeAlias, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
-from dpjax._core._columns import Numbers, Texts, columns, fingerprints, for_functions, in_64_bits
+from dpjax._core._columns import Numbers, Texts, columns, fingerprints, in_64_bits
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
-from dpjax._tracing._lanes import check_lanes, is_exact
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections
+from dpjax.queries._counts import largest_whole, of_each_record
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._clamping import comparable, without_subnormals
+from dpjax.targets._clamping import comparable
 from dpjax.targets._known_sensitivity import KnownSensitivity
 
 Column: TypeAlias = str | int | Callable[[PyTree], Any]
@@ -100,11 +99,6 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
     elif numbers.dtype == jnp.uint64:
         known &= numbers <= np.uint64(_LARGEST_KEY)
     return jnp.where(known, numbers, jnp.zeros_like(numbers)).astype(jnp.int64), known
-
-
-def largest_whole(dtype: np.dtype) -> int:
-    """The power of two below which floats of this dtype represent every integer exactly."""
-    return 2 ** (int(jnp.finfo(dtype).nmant) + 1)  # pyright: ignore  # ml_dtypes has no types.
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
@@ -187,12 +181,7 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
     A function that rounds runs on one record at a time, as the predicates of `counting_query`.
     """
     with in_64_bits(records):
-        records = for_functions(records)
-        checked, program = check_lanes("column", column, records)
-        if is_exact(program):
-            found = jax.vmap(checked)(jax.tree.map(without_subnormals, records))
-        else:
-            found = lax.map(checked, records)
+        found = of_each_record("column", column, records)
     if isinstance(found, jax.Array) and jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(
             f"column must give an integer for each record, got {found.dtype}: round it, as by"

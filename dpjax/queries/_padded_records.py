@@ -42,7 +42,6 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         >>> queries.padded_records(np.array([3.0, 1.0]), capacity=4).present.tolist()
         [True, True, False, False]
     """
-    capacity = _checks.integer("capacity", capacity, least=1)
     found = columns("database", database)
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(found)}
     if len(sizes) != 1 or () in sizes:
@@ -51,8 +50,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
             f" {_checks.described(found)}"
         )
     ((n,),) = sizes
-    if n > capacity:
-        raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
+    capacity = check_capacity(capacity, n)
 
     def padded(leaf: ArrayLike) -> np.ndarray:
         _checks.refuse_foreign_dtype("database", leaf)
@@ -62,6 +60,14 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
     records = jax.tree.map(padded, found)
     exact_records("database", records)
     return PaddedRecords(records, jnp.arange(capacity) < n)
+
+
+def check_capacity(capacity: int, n: int) -> int:
+    """A number of slots that holds n records."""
+    capacity = _checks.integer("capacity", capacity, least=1)
+    if n > capacity:
+        raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
+    return capacity
 
 
 def records_and_slots(database: Database) -> tuple[Database, int]:

@@ -22,7 +22,7 @@ LOOSE = {"epsilon": 1e4, "delta": 0.4}
 def counts_of(column, at_most):
     """Keys and how many people have them."""
     _, words, known = _group_keys._entries(np.asarray(column))
-    found, counts = _group_keys._counts_of_keys(
+    found, counts = _group_keys._sorted_counts(
         jnp.asarray(words), jnp.asarray(known), at_most=at_most
     )
     kept = np.asarray(counts) > 0
