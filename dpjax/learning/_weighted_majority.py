@@ -316,9 +316,6 @@ class PrivateWeightedMajority(SensitivityMechanism):
         """
         return loss_units(_checks.real_arrays("losses", losses), loss_bits(self.steps))
 
-    def _delta(self) -> Scalar:
-        return self.delta
-
     @property
     def zcdp(self) -> tuple[float, float]:
         """Of T choices with bounded range: T eta^2 / 2 and 0."""

@@ -6,7 +6,7 @@ docs/proofs/sparse-vector.md has the proofs.
 import dataclasses
 import functools
 import math
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -86,11 +86,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
     threshold: Scalar
     positives: int = static()
     monotone: bool = static()
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
+    norm: ClassVar[Norm] = "linf"
 
     _scale_name = "scale of the noise of a query"
 

@@ -53,9 +53,6 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     dims: int | None = static(default=None)
     _scales = ("scale",)
 
-    def _delta(self) -> Scalar:
-        return self.delta
-
     def _calibration(self, arrays: PyTree) -> Calibration:
         size = sum(leaf.size for leaf in jax.tree.leaves(arrays))
         if self.dims is not None and size != self.dims:

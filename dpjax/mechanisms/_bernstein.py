@@ -19,7 +19,6 @@ from dpjax._core._values import (
     KnowsSensitivity,
     NeighboringRelation,
     NoiseKind,
-    Norm,
     Scalar,
     Sensitivity,
     Target,
@@ -309,11 +308,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     order: int = static()
     noise: Noise = static(default=LAPLACE)
     _is_mapped = True
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity."""
-        return "linf"
+    norm = "linf"
 
     @property
     def lattice_shape(self) -> tuple[int, ...]:

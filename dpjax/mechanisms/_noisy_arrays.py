@@ -323,7 +323,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
-        lattice, delta = self._lattice, self._delta()
+        lattice, delta = self._lattice, self.delta
         if lattice is None or not (_checks.is_traced(self.epsilon) or _checks.is_traced(delta)):
             return calibration
         # Concrete parameters raise in `_check_fit`. Traced ones that ask more of the noise's tables
@@ -332,7 +332,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
 
     def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
-        lattice, delta = self._lattice, self._delta()
+        lattice, delta = self._lattice, self.delta
         assert lattice is not None
         if not _checks.is_traced(delta) and not calibration.covers(lattice, delta, np):
             raise ValueError(_too_much_missed(calibration, lattice, float(delta)))
@@ -345,7 +345,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
             return accounting.NonPrivateDpEvent()
         if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
             # In another norm the same noise multiplier means another mechanism.
-            pure = np.array_equal(self._delta(), 0)
+            pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
         # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
         # of Gaussian noise 2^-118 (1 + e^epsilon).

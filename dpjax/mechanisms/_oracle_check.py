@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -92,11 +92,7 @@ class OracleCheck(SensitivityMechanism):
     score: Score = static()
     expected: _Expected = static()
     _calls_user = True
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: the number of records that differ."""
-        return "hamming"
+    norm: ClassVar[Norm] = "hamming"
 
     @property
     def counting(self) -> AdditiveMechanism:

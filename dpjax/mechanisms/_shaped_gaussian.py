@@ -46,9 +46,6 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     noise: Noise = static()
     _is_mapped = True
 
-    def _delta(self) -> Scalar:
-        return self.delta
-
     @property
     def _shape(self) -> NoiseShape:
         assert isinstance(self.norm, NoiseShape)

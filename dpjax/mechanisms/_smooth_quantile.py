@@ -131,9 +131,6 @@ class QuantileMechanism(SensitivityMechanism):
     upper: float
     norm: Norm = "hamming"
 
-    def _delta(self) -> Scalar:
-        return self.delta
-
     def _check_value(self, value: Value) -> None:
         check_one_array(value, "records, shape (n,)")
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -223,11 +223,7 @@ class SubsetEnvelope(SensitivityMechanism):
     upper: float = static()
     candidates: int = static()
     _calls_user = True
-
-    @property
-    def norm(self) -> Norm:
-        """The norm of the sensitivity: the number of records that differ."""
-        return "hamming"
+    norm: ClassVar[Norm] = "hamming"
 
     @property
     def selection(self) -> SelectionMechanism:

@@ -40,6 +40,7 @@ class SensitivityMechanism(abc.ABC):
     Attributes:
         sensitivity: that the noise is calibrated to.
         epsilon: of the guarantee.
+        delta: of the guarantee.
         norm: in which the sensitivity is measured.
 
     Formal guarantees:
@@ -50,6 +51,7 @@ class SensitivityMechanism(abc.ABC):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
+    delta: Scalar = 0.0
     _calls_user: ClassVar[bool] = False  # Whether it holds a function of the user.
     _scales: ClassVar[tuple[str, ...]] = ()  # Fields that grow with the sensitivity.
 
@@ -107,7 +109,7 @@ class SensitivityMechanism(abc.ABC):
         """
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0
-        return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self._delta())
+        return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self.delta)
 
     def pair_loss(self, value: Value) -> PairLoss:
         """How much a release loses on one pair of databases, for `dpjax.privacy_profile`.
@@ -156,9 +158,6 @@ class SensitivityMechanism(abc.ABC):
             found = UNKNOWN if traced else self._accuracy(value.tree())
         return found.having(mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm))
 
-    def _delta(self) -> Scalar:
-        return 0.0
-
     def _check_value(self, value: Value) -> None:
         """Refuses values of a shape or dtype that the mechanism cannot take."""
         del value  # Most mechanisms take any.
@@ -186,7 +185,7 @@ class SensitivityMechanism(abc.ABC):
             events = (SampledEvent(gamma, confidence, sensitivity.identity, decided),)
         return Guarantee(
             self.epsilon,
-            _nan_with(self.epsilon, self._delta()),
+            _nan_with(self.epsilon, self.delta),
             gamma,
             confidence,
             events,
