@@ -229,7 +229,8 @@ def audit(
         True
     """
     check_sampling_key(key)
-    samples, confidence = check_effort(samples, confidence)
+    samples = _checks.integer("samples", samples, least=_LEAST_SAMPLES)
+    confidence = _checks.fraction("confidence", confidence)
     question = _question(mechanism, delta, at_epsilon)
     key_pairs, key_pilot, key_audit = jax.random.split(key, 3)
     candidates = _candidates(key_pairs, value, neighbor, pairs)
@@ -291,25 +292,16 @@ def audit_curve(
         [1000, 10000]
     """
     check_sampling_key(key)
-    efforts = [check_effort(count, confidence) for count in samples]
-    if not efforts:
+    counts = [_checks.integer("samples", count, least=_LEAST_SAMPLES) for count in samples]
+    confidence = _checks.fraction("confidence", confidence)
+    if not counts:
         raise ValueError("samples must not be empty")
     question = _question(mechanism, delta, at_epsilon)
     sampler = Sampler(_checks.function("mechanism", mechanism), jit)
     pair = _checked_pair((value, neighbor))
     return tuple(
         _audit_pair(one_key, sampler, pair, question, count, confidence)
-        for one_key, (count, confidence) in zip(
-            jax.random.split(key, len(efforts)), efforts, strict=True
-        )
-    )
-
-
-def check_effort(samples: int, confidence: float) -> tuple[int, float]:
-    """Checks the number of samples and the confidence of an audit."""
-    return (
-        _checks.integer("samples", samples, least=_LEAST_SAMPLES),
-        _checks.fraction("confidence", confidence),
+        for one_key, count in zip(jax.random.split(key, len(counts)), counts, strict=True)
     )
 
 
@@ -390,12 +382,14 @@ def _audit_pair(
     choices = _learn(key_learn, sampler, pair, plan, Experiment(question, error, trials))
     grid = StatedGrid.of(sampler.mechanism, pair[0])
     counted = [*(choice.event.predicate for choice in choices), grid.misses]
-    hits = np.stack(
-        [
-            _hits(counted, sampler.batches(one_key, x, trials, plan.batch))
+    found = [
+        np.sum([[np.sum(p(outputs)) for p in counted] for outputs in batches], axis=0)
+        for batches in (
+            sampler.batches(one_key, x, trials, plan.batch)
             for one_key, x in zip(keys_bound, pair, strict=True)
-        ]
-    )
+        )
+    ]
+    hits = np.stack(found)  # For each value, the number of outputs in each event.
     bounds = [
         _limits(choice, hits[:, i], trials, part * error, question)
         for i, (choice, part) in enumerate(zip(choices, _parts(len(choices)), strict=True))
@@ -436,12 +430,6 @@ def _limits(
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
-
-
-def _hits(predicates: list[Callable[[Value], np.ndarray]], batches: Iterable[Value]) -> np.ndarray:
-    """The number of outputs in each event."""
-    found = [[np.sum(predicate(outputs)) for predicate in predicates] for outputs in batches]
-    return np.sum(found, axis=0)
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:

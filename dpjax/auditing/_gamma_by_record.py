@@ -219,7 +219,13 @@ def gamma_by_record(
     n = _checks.integer("n", n, least=1)
     pairs = _checks.integer("pairs", pairs, least=1)
     confidence = _checks.fraction("confidence", confidence)
-    _check_sensitivity(sensitivity, n)
+    if not isinstance(sensitivity, Sensitivity):
+        raise TypeError(f"sensitivity must be a Sensitivity, got {_checks.shown(sensitivity)}")
+    if sensitivity.n not in (None, n):
+        raise ValueError(f"sensitivity is for databases of n={sensitivity.n}, got n={n}")
+    replaces = sensitivity.relation is NeighboringRelation.REPLACE_ONE
+    if not replaces or sensitivity.positions != "last":
+        raise ValueError('sensitivity must be for replace-one neighbors and positions="last"')
     check_norm(sensitivity)
     target = as_released(_checks.function("target", target), sensitivity)
     point = OperatingPoint(pairs, pairs, _GAMMA, None, "exact", confidence)
@@ -239,25 +245,14 @@ def gamma_by_record(
     return RecordGammas(known, *counts, pairs, drawn, confidence)
 
 
-def _check_sensitivity(sensitivity: Sensitivity, n: int) -> None:
-    if not isinstance(sensitivity, Sensitivity):
-        raise TypeError(f"sensitivity must be a Sensitivity, got {_checks.shown(sensitivity)}")
-    if sensitivity.n not in (None, n):
-        raise ValueError(f"sensitivity is for databases of n={sensitivity.n}, got n={n}")
-    replaces = sensitivity.relation is NeighboringRelation.REPLACE_ONE
-    if not replaces or sensitivity.positions != "last":
-        raise ValueError('sensitivity must be for replace-one neighbors and positions="last"')
-
-
 def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
     one = TreeSpec.of(jax.eval_shape(oracle.record, jax.random.key(0)))
     got = TreeSpec.of(known)
     sizes = {x.shape[:1] for x in got.leaves}
     like = got.structure == one.structure and len(sizes) == 1 and sizes != {()}
-    if not like or any(
-        (x.shape[1:], x.dtype) != (y.shape, y.dtype)
-        for x, y in zip(got.leaves, one.leaves, strict=True)
-    ):
+    if not like or [(x.shape[1:], x.dtype) for x in got.leaves] != [
+        (x.shape, x.dtype) for x in one.leaves
+    ]:
         raise ValueError(f"records must be like those of the oracle, {one}, got {got}")
 
 

@@ -15,7 +15,6 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._pair_loss import LossFamily, PairLoss
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._types import Value
 from dpjax._core._values import (
     Guarantee,
     Mechanism,
@@ -286,21 +285,17 @@ def privacy_profile(
 
 
 def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
-    listed = [releases] if _is_release(releases) else releases
-    if not isinstance(listed, (list, tuple)) or not listed:
+    def is_release(pair: Any) -> bool:
+        two = isinstance(pair, tuple) and len(pair) == 2
+        return two and isinstance(getattr(pair[1], "sensitivity", None), Sensitivity)
+
+    listed = [releases] if is_release(releases) else releases
+    if not isinstance(listed, (list, tuple)) or not listed or not all(map(is_release, listed)):
         raise TypeError(
             "releases must be (target, mechanism), or a list of such pairs, got"
             f" {_checks.shown(releases)}"
         )
-    for each in listed:
-        if not _is_release(each):
-            raise TypeError(f"releases must hold (target, mechanism), got {_checks.shown(each)}")
     return list(listed)
-
-
-def _is_release(pair: Any) -> bool:
-    two = isinstance(pair, tuple) and len(pair) == 2
-    return two and isinstance(getattr(pair[1], "sensitivity", None), Sensitivity)
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
@@ -327,7 +322,11 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
             raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
-        losses.append(_loss_of(inside.mechanism, jax.eval_shape(inside.target, drawn)))
+        pair_loss = getattr(inside.mechanism, "pair_loss", None)
+        if pair_loss is None:
+            name = type(inside.mechanism).__name__
+            raise TypeError(f"the loss of a {name} on one pair is not known")
+        losses.append(pair_loss(jax.eval_shape(inside.target, drawn)))
     sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
     return Joint(
         tuple(targets),
@@ -337,13 +336,6 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
         "last" if sampled == {"last"} else "average",
         records,
     )
-
-
-def _loss_of(mechanism: Any, value: Value) -> PairLoss:
-    found = getattr(mechanism, "pair_loss", None)
-    if found is None:
-        raise TypeError(f"the loss of a {type(mechanism).__name__} on one pair is not known")
-    return found(value)
 
 
 def _curve(joint: Joint) -> PairCurve:
