@@ -173,7 +173,7 @@ def roc_curve(
 
     Args:
         scores: numbers, higher for members; NaN counts as the lowest.
-        members: booleans of the same shape: whether a score is that of a member.
+        members: booleans of the same shape: whether a score belongs to a member.
         confidence: of the limits, in (0, 1). It needs one score from each training, such as those
             of `membership_trials`. Scores of many records under one model depend on each other, as
             do those of `lira` and `rmia`: give None, and the curve has no limits.

@@ -1,4 +1,4 @@
-"""Tracing: was a person among those whose means were published?"""
+"""Tracing: was a person in the group that published its means?"""
 
 import jax
 import jax.numpy as jnp

@@ -100,7 +100,7 @@ def _transformed(name: str, numbers: jax.Array) -> jax.Array:
 
 @jax.jit
 def _transform(x: jax.Array) -> jax.Array:
-    """H x along the last axis: H of size r s is the Kronecker product of those of sizes r and s."""
+    """H x along the last axis: H of size r s is the Kronecker product of H_r and H_s."""
     n = x.shape[-1]
     size = min(n, _RADIX)
     rows = x.reshape(*x.shape[:-1], n // size, size)

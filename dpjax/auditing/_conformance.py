@@ -659,7 +659,7 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     if not np.isfinite(log_q).any() or _depends_on_rare_draws(log_probs[half:], log_q):
         return None
     mean, margin = _mean_ratio(log_probs[half:], log_q)
-    # A float of few bits stands for an interval, whose width depends on the float.
+    # A narrow float stands for an interval, and the width of the interval depends on the float.
     if abs(mean - 1) <= margin + _ROUNDING + 8 * precision:
         return None
     return f"of a density fitted to the draws, the mean ratio is {mean:.4f}, not 1"

@@ -124,7 +124,7 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """The counts of outputs whose score is at least, or at most, some thresholds."""
+    """For each threshold, the number of outputs with a score at least, and at most, as high."""
 
     score: Score
     thresholds: np.ndarray

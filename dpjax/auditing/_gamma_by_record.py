@@ -113,7 +113,7 @@ class RecordGammas:
 
 @frozen_pytree
 class _WithRecord(IndependentRecords):
-    """An oracle whose record at one place is known."""
+    """An oracle with a known record at one place."""
 
     oracle: IndependentRecords
     known: PyTree

@@ -189,7 +189,7 @@ def privacy_profile(
     or 0 if this is negative, with u = G / sigma. For selections, G is half the range of the
     difference of scores. For several releases, losses a add up, and so do squares of u.
 
-    These divergences are those of the worst values at their distance. For several coordinates of
+    These are the largest divergences of values at that distance. For several coordinates of
     Laplace noise, for several releases, and for selections, there is a second estimate. It draws
     one release about each pair, with loss L, and averages max(0, 1 - exp(e - L)).
 
@@ -303,7 +303,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     _checks.function("oracle", oracle)
     known = dict.fromkeys(x.sensitivity.records for _, x in pairs)
     records = tuple(x for x in known if x is not None)
-    # The oracle is traced later, and then what it draws is checked.
+    # The oracle is traced later, and its draws are checked then.
     if records:
         drawn = records[0].tree()
     else:

@@ -37,8 +37,8 @@ def verify(
         value: an input of the mechanism, a pytree of real arrays.
         neighbor: another input, as far away as one record of a database can move it.
         pairs: candidates for the worst pair instead of these two, as for `audit`.
-        epsilon: the claim; by default that of `mechanism.guarantee`.
-        delta: the claim; by default 0 if epsilon is given, else that of the guarantee.
+        epsilon: the claim; by default from `mechanism.guarantee`.
+        delta: the claim; by default 0 if epsilon is given, else from the guarantee.
         samples: the number of outputs of each value, at least 100.
         confidence: a lower bound on the probability that a true claim is not refuted.
         jit: whether to run the mechanism compiled, as for `audit`.
@@ -51,9 +51,9 @@ def verify(
             the event. Also if an output is not on the grid that the mechanism states.
         TypeError: as for `audit`, or if the mechanism has no guarantee and none is given.
         ValueError: as for `audit`. Also if the claim is the mechanism's own and a pair is further
-            apart than its sensitivity, since the claim does not cover such pairs. The distance is
-            that of values after `mechanism.clamped`, which replaces NaN and numbers out of range.
-            Without that method, NaN counts as 0, and an infinity as the largest float.
+            apart than its sensitivity, since the claim does not cover such pairs. Before
+            measuring the distance, `mechanism.clamped` replaces NaN and numbers out of range.
+            Without this method, NaN counts as 0, and an infinity as the largest float.
 
     Formal guarantees:
         A claim that holds for all pairs is refuted with probability at most 1 - confidence over the

@@ -23,7 +23,7 @@ LINES: "tuple[LineStyleType, ...]" = (
     (0, (8, 3)),
     (0, (1, 3)),
 )
-# Widths in a legend, in sizes of its font: of a letter, and of a curve with the space about it.
+# Widths in a legend, in font sizes: of a letter, and of a sample curve with its margins.
 _CHARACTER, _HANDLE = 0.56, 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -44,7 +44,7 @@ def axes_or_new(ax: "Axes | None") -> "Axes":
 
 
 def ink() -> str:
-    """The color of text: black, or what stands out on the dark figures of a style sheet."""
+    """The color of text: black, or a light color in a dark style sheet."""
     return _checks.extra("matplotlib", "plot").rcParams["text.color"]
 
 
@@ -61,7 +61,7 @@ def with_unit(label: str, unit: str) -> str:
 
 
 def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
-    """Draws a legend that covers no data: above the axes and their title, and no wider."""
+    """Draws a legend above the axes and their title, and no wider, so that it covers no data."""
     points = 72 / ax.figure.dpi
     width, height = (points * x for x in ax.get_window_extent().size)
     above = 1 + (2 * _points("axes.titlesize") / height if ax.get_title() else 0)
@@ -71,7 +71,7 @@ def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
 
 
 def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:
-    """The arguments of a legend that is no wider than so many points; long texts are wrapped."""
+    """The arguments of a legend no wider than `width` points; long texts are wrapped."""
     size = _points("legend.fontsize")
     most = max(8, int(width / size / _CHARACTER))
     beside_curve = max(8, int((width / size - _HANDLE) / _CHARACTER))

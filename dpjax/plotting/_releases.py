@@ -61,8 +61,8 @@ def noise(
         ValueError: if no mechanism is given, one has no noise, or the probability is out of range.
 
     Formal guarantees:
-        The scales are those of `effective_scale`. The real noise lies on lattice points, which are
-        closer than any plot shows.
+        The scales are `effective_scale`. The real noise lies on lattice points, which are closer
+        than any plot shows.
 
     Source:
         None.

@@ -205,7 +205,7 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
 
     Args:
         keys: shape (K, 8).
-        counters: shape (K, n), those of every key.
+        counters: shape (K, n), the counters of each key.
         nonces: the first words of nonces, broadcast to the shape of the counters.
         rounds: their second words, likewise.
     """

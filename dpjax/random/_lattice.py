@@ -354,7 +354,7 @@ def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
 
 @functools.cache
 def exponential_tables() -> tuple[AliasTable, ...]:
-    """The table of the first digits, whose last outcome means "24 more", and the groups' tables."""
+    """The table of first digits, with a last outcome "24 more", and the tables of the groups."""
     first, *groups = exponential_masses()
     even = [2 * weight for weight in integer_weights(first, 95)]
     return (

@@ -285,8 +285,9 @@ def flipped_one_hot(
 ) -> jax.Array:
     """Unary encoding: an int8 bit for each category, 1 with probability weight / 2^32, exactly.
 
-    The weights are those of the true category's bit and of all others. Categories out of range are
-    clamped to [0, count). A weight of 0 for the others, which marks a bad parameter, gives -1.
+    The first weight is for the bit of the true category, the second for all other bits. Categories
+    out of range are clamped to [0, count). If the second weight is 0, which marks a bad parameter,
+    all bits are -1.
     """
     true = jax.nn.one_hot(in_range(categories, count), count, dtype=bool)
     of_true, of_others = (jnp.asarray(weight).astype(jnp.uint32) for weight in weights)

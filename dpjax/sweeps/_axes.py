@@ -177,7 +177,7 @@ def _traced(name: str, values: PyTree) -> Axis:
         raise TypeError(f"{name} is traced, but sweep runs on the host")
     if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
         raise ValueError(
-            f"{name} must be a list of numbers, or arrays whose first axis is that of values, got"
+            f"{name} must be a list of numbers, or arrays with a leading axis of values, got"
             f" {_checks.shown(values)}; give other choices as static"
         )
     size, *others = {np.shape(leaf)[0] for leaf in leaves}
@@ -318,7 +318,7 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
 
 
 def fingerprint_of_cell(fingerprints: Iterable[bytes]) -> bytes:
-    """128 bits for the coordinates of a cell, from those of its parameters, sorted by name."""
+    """128 bits for a cell, from the fingerprints of its parameters in the order of their names."""
     return hashlib.sha256(b"".join(fingerprints)).digest()[:16]
 
 

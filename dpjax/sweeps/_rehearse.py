@@ -184,7 +184,7 @@ def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
 
 
 def _best_and_selected(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The best scores of each row in order, and those of the selected options."""
+    """The best scores of each row in order, and the scores of the selected options."""
     each = selected if selected.ndim == scores.ndim else selected[..., None]
     best = jnp.sort(scores, axis=-1)[..., ::-1][..., : each.shape[-1]]
     found = jnp.take_along_axis(scores, each, axis=-1)

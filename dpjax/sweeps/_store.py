@@ -36,7 +36,7 @@ class Store:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Makes the folder where there is none."""
+        """Makes the folder if it does not exist."""
         self.path = pathlib.Path(os.fspath(path))
         # An existing folder may be a mounted disk: then only itself must be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")

@@ -129,7 +129,7 @@ def sweep(
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep"). Its dimensions are the static and the traced
-        parameters and "repeat", then those of an output: NAME_dim_0 and so on. The name of an
+        parameters and "repeat", then the axes of an output: NAME_dim_0 and so on. The name of an
         output joins the keys and attributes in the returned tree by "_"; a single array is "value".
         The coordinates of trees of arrays are an index, and the numbers in each tree; those of
         functions are their names. If the function returns guarantees, the coordinate "relation" is
