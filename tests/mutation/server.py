@@ -48,9 +48,9 @@ def run(tests):
         os.dup2(printed, 1)
         os.dup2(printed, 2)
         outcomes = Outcomes()
-        # Of plugins that are imported already.
+        # The warning is of plugins that are imported already.
         quiet = ["-q", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-        pytest.main([*quiet, *tests], plugins=[outcomes])
+        pytest.main([*quiet, "-m", "long or not slow", *tests], plugins=[outcomes])
         Path("outcomes.json").write_text(json.dumps(outcomes.ends))
     except BaseException:
         traceback.print_exc()
