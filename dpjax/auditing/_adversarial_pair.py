@@ -253,7 +253,7 @@ def adversarial_pair(
         >>> dpjax.auditing.adversarial_pair(
         ...     jax.random.key(0), jnp.mean, records, bounds=(0, 1), norm="l1"
         ... )
-        AdversarialPair(global sensitivity at least 0.0199997)
+        AdversarialPair(global sensitivity at least 0.01999...)
     """
     key = sampling_key(key)
     specs = _checks.real_shapes("records", records)

@@ -209,7 +209,7 @@ def check_conformance(
         release     the same for the same key, under jit and under vmap; one trace for all epsilons
         ...
         density     mean likelihood ratios within 0... of 1 on ... moves; largest loss 1, delta 0
-        error       at most 3... at confidence 0.95
+        error       at most 2.996 at confidence 0.95
     """
     check_key(key)
     case = _Case(
