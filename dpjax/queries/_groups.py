@@ -1,4 +1,4 @@
-"""Groups of records: the public keys of a column, and who is in which group."""
+"""Groups of records by the public keys of a column, and queries for every group at once."""
 
 import dataclasses
 import functools

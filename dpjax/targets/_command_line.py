@@ -35,6 +35,88 @@ _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
 _NAP = 0.05  # Seconds between two looks whether the program has ended.
 Process = subprocess.Popen[bytes]
+# A shell sets two limits, and then the program takes its place. A file may not grow beyond so many
+# units of 512 bytes, and if memory runs out, Linux kills this process first.
+_LIMITED = (
+    "/bin/sh",
+    "-c",
+    '{ ulimit -f 524288; echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"',
+    "sh",
+)
+
+
+def command_line(
+    arguments: Sequence[str],
+    *,
+    output: PyTree,
+    timeout: float,
+    failure: PyTree = None,
+    jobs: int | None = None,
+) -> Target:
+    """A command-line program as a target: it reads a CSV and prints numbers.
+
+    The program reads the database from its standard input: a line for each record, without a
+    header. Columns are the arrays in the order of the pytree, where the keys of a dict are sorted.
+    Floats have enough digits to be read back unchanged, and booleans are 0 and 1. The program
+    prints the numbers of the output, in the same order, separated by commas or white space.
+
+    Args:
+        arguments: the program and its arguments; no shell interprets them. If an argument names a
+            file, such as a script, its contents count.
+        output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the printed
+            numbers.
+        timeout: seconds after which the program, and all that it has started, is killed. Choose it
+            far above the usual time.
+        failure: the value to release if the program fails on the private database, see `host`.
+        jobs: how many programs run at a time, see `host`.
+
+    Returns:
+        A target: takes a database, a pytree of arrays with leading axis n, to the output.
+
+    Raises:
+        TypeError: if an argument is of the wrong type.
+        ValueError: if there are no arguments, the timeout is not above 0, or `failure` is not like
+            the output.
+        FileNotFoundError: if there is no such program; before a release, too.
+        ModuleNotFoundError: if joblib is not installed.
+
+    Formal guarantees:
+        Those of `host`. A program fails if it exits with a status other than 0, prints anything
+        else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
+        failure like any other. Memory never holds more than the expected numbers: one number more,
+        or a word of more than 1024 bytes, is a failure at once. A file that the program writes
+        holds 256 MiB at most. If memory runs out, Linux kills the program and not its caller.
+        Ctrl-C is not a failure, and kills the program. The database is written to no file.
+        `privatize` compares the arguments, the program and the files among the
+        arguments. We assume that nothing else changes on which the program depends, such as
+        libraries and the environment, and that workers on other machines have the same. We assume
+        that the program leaves nothing behind: neither many files, nor a process in a session of
+        its own.
+
+    Source:
+        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import targets
+        >>> total = targets.command_line(
+        ...     ["awk", "{ s += $1 } END { print s }"], output=jnp.zeros(()), timeout=60.0
+        ... )
+        >>> float(total(jnp.array([1.0, 2.5])))
+        3.5
+    """
+    words: list[object] = [*arguments]
+    if isinstance(arguments, str) or not all(isinstance(word, str) for word in words):
+        raise TypeError(f"arguments must be a sequence of strings, got {arguments!r}")
+    if not arguments:
+        raise ValueError("arguments must name a program, got none")
+    seconds = _checks.positive("timeout", timeout)
+    program = _Program(tuple(arguments), seconds, jax.tree.map(spec_of, output))
+    # Threads suffice, because each only waits for its program.
+    files = functools.partial(_files, program.arguments)
+    return host_target(
+        lambda: HostCode(program, facts=files), output, failure, jobs, prefer="threads"
+    )
 
 
 class NumbersRead:
@@ -144,90 +226,6 @@ def converse(
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"it took longer than {timeout:g} s") from None
     return complaint.decode(errors="replace")
-
-
-# A shell sets limits for the program that takes its place: on the size of a file, in units of 512
-# bytes, and so that Linux chooses this process where memory runs out.
-_LIMITED = (
-    "/bin/sh",
-    "-c",
-    '{ ulimit -f 524288; echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@"',
-    "sh",
-)
-
-
-def command_line(
-    arguments: Sequence[str],
-    *,
-    output: PyTree,
-    timeout: float,
-    failure: PyTree = None,
-    jobs: int | None = None,
-) -> Target:
-    """A command-line program as a target: it reads a CSV and prints numbers.
-
-    The program reads the database from its standard input: a line for each record, without a
-    header. Columns are the arrays in the order of the pytree, where the keys of a dict are sorted.
-    Floats have enough digits to be read back unchanged, and booleans are 0 and 1. The program
-    prints the numbers of the output, in the same order, separated by commas or white space.
-
-    Args:
-        arguments: the program and its arguments; no shell interprets them. If an argument names a
-            file, such as a script, its contents count.
-        output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the printed
-            numbers.
-        timeout: seconds after which the program, and all that it has started, is killed. Choose it
-            far above the usual time.
-        failure: the value to release if the program fails on the private database, see `host`.
-        jobs: how many programs run at a time, see `host`.
-
-    Returns:
-        A target: takes a database, a pytree of arrays with leading axis n, to the output.
-
-    Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if there are no arguments, the timeout is not above 0, or `failure` is not like
-            the output.
-        FileNotFoundError: if there is no such program; before a release, too.
-        ModuleNotFoundError: if joblib is not installed.
-
-    Formal guarantees:
-        Those of `host`. A program fails if it exits with a status other than 0, prints anything
-        else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
-        failure like any other. Memory never holds more than the expected numbers: one number more,
-        or a word of more than 1024 bytes, is a failure at once. A file that the program writes
-        holds 256 MiB at most. If memory runs out, Linux kills the program and not its caller.
-        Ctrl-C is not a failure, and kills the program. The database is written to no file.
-        `privatize` compares the arguments, the program and the files among the
-        arguments. We assume that nothing else changes on which the program depends, such as
-        libraries and the environment, and that workers on other machines have the same. We assume
-        that the program leaves nothing behind: neither many files, nor a process in a session of
-        its own.
-
-    Source:
-        Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax import targets
-        >>> total = targets.command_line(
-        ...     ["awk", "{ s += $1 } END { print s }"], output=jnp.zeros(()), timeout=60.0
-        ... )
-        >>> float(total(jnp.array([1.0, 2.5])))
-        3.5
-    """
-    words: list[object] = [*arguments]
-    if isinstance(arguments, str) or not all(isinstance(word, str) for word in words):
-        raise TypeError(f"arguments must be a sequence of strings, got {arguments!r}")
-    if not arguments:
-        raise ValueError("arguments must name a program, got none")
-    seconds = _checks.positive("timeout", timeout)
-    program = _Program(tuple(arguments), seconds, jax.tree.map(spec_of, output))
-    # Threads suffice, because each only waits for its program.
-    files = functools.partial(_files, program.arguments)
-    return host_target(
-        lambda: HostCode(program, facts=files), output, failure, jobs, prefer="threads"
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

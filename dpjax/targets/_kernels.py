@@ -1,4 +1,4 @@
-"""Kernel density estimation on the unit cube."""
+"""Kernel density estimation on the unit cube, and kernel regression on the unit interval."""
 
 import math
 from collections.abc import Callable

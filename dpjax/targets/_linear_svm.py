@@ -25,13 +25,24 @@ _STRIDE = 0.99
 # so this bounds the error of a margin. In float32 it is a tenth of eps. In float64 that would be
 # finer than any answer needs, and a fixed number of steps may not get there, so it is 1e-12.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# But an undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that begins at the penalty,
-# 1. At a gap of 16 cap^2 eps it adds 1 / (128 eps). So the Cholesky factor has seven bits left for
+# An undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that begins at the penalty, 1.
+# At a gap of 16 cap^2 eps it adds 1 / (128 eps), which leaves the Cholesky factor seven bits for
 # longer records, and for more of them.
 _GAP_PER_CAP_IN_UNITS = 16
 # This relative amount is added to the diagonal. It covers the rounding of its sums, so no pivot is
 # negative. It changes the path but not the end, because residuals are computed without it.
 _JITTER_IN_UNITS = 8
+# Features that are not clipped to [0, 1] are clipped to this, so that products do not overflow.
+_LARGEST_FEATURE = 1e6
+# Interior point steps that use only the undecided records.
+_LAST_STEPS = 8
+# The least and the largest slope at the start, as shares of the cap, and the width of the start.
+_LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
+# A slope this near to 0 or to the cap counts as decided, as a share of the cap.
+_DECIDED = 0.1
+# A penalty keeps the bias in place if no record does. It is in units of eps times the cap in the
+# first steps, and in units of the cap in the last ones.
+_BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
 class Point(NamedTuple):
@@ -42,105 +53,6 @@ class Point(NamedTuple):
     spare: jax.Array  # The cap minus the slope, a variable of its own: the difference would cancel.
     short: jax.Array  # How far a record is short of the margin; complementary to spare.
     beyond: jax.Array  # How far a record is beyond the margin; complementary to slope.
-
-
-def interior_point(
-    rows: jax.Array,
-    penalty: jax.Array,
-    pull: jax.Array,
-    cap: jax.Array,
-    start: Point,
-    *,
-    steps: int,
-) -> Point:
-    """Minimizes sum penalty theta^2 / 2 - pull'theta + cap sum max(0, 1 - theta'rows).
-
-    Newton steps on the optimality conditions, each predicted and then corrected.
-
-    Args:
-        rows: shape (p, n).
-        penalty: shape (p,), above 0.
-        pull: shape (p,).
-        cap: the largest slope of a hinge, above 0.
-        start: any point, or the result of a call for the same or more rows.
-        steps: how many steps to take.
-
-    Returns:
-        The last point.
-    """
-    eps = float(np.finfo(rows.dtype).eps)
-    least = max(_GAP_IN_UNITS * eps, _LEAST_GAP)
-    least = jnp.maximum(least, _GAP_PER_CAP_IN_UNITS * eps * cap) * cap
-
-    def step(at: Point, _: None) -> tuple[Point, None]:
-        missing = 1 - at.theta @ rows
-        weight = curvature(at)
-        hessian = (rows * weight[None, :]) @ rows.T + jnp.diag(penalty)
-        jitter = _JITTER_IN_UNITS * eps * jnp.diag(hessian)
-        whitening = inverse_factor(hessian + jnp.diag(jitter))
-        residual = pull + rows @ at.slope - penalty * at.theta
-
-        def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """The Newton step toward complementary products of these sizes."""
-            error = missing - short_gap / at.spare + beyond_gap / at.slope
-            theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
-            slope = weight * (error - theta @ rows)
-            return Point(
-                theta,
-                slope,
-                -slope,
-                short_gap / at.spare - at.short + at.short / at.spare * slope,
-                beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
-            )
-
-        # Mehrotra's rule: the share of the gap that a plain Newton step leaves says how much to
-        # center. Its cube is near 0 after a good step, and near 1 after a bad one.
-        gap = _gap(at)
-        predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
-        aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
-        corrected = toward(
-            aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
-        )
-        moved = _move(at, corrected)
-        # If a factorization still fails, the last finite point is the answer.
-        finite = jnp.all(jnp.isfinite(moved.theta))
-        return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
-
-    return lax.scan(step, start, None, length=steps)[0]
-
-
-def curvature(at: Point) -> jax.Array:
-    """The weight of each hinge in the Hessian; large while its side is undecided."""
-    return 1 / (at.short / at.spare + at.beyond / at.slope)
-
-
-def _gap(at: Point) -> jax.Array:
-    """The mean of the complementary products, 0 at the solution."""
-    return jnp.mean(at.slope * at.beyond + at.spare * at.short) / 2
-
-
-def _move(at: Point, step: Point) -> Point:
-    """The point after a step, cut short where a variable would reach 0."""
-    pairs = list(zip(at[1:], step[1:], strict=True))
-    shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
-    length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
-    # The stride keeps all variables above 0, except for rounding; a 0 would be a divisor later.
-    tiny = np.finfo(at.theta.dtype).tiny
-    positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
-    return Point(at.theta + length * step.theta, *positive)
-
-
-# Features that are not clipped to [0, 1] are clipped to this, so that products do not overflow.
-_LARGEST_FEATURE = 1e6
-# Interior point steps that use only the undecided records.
-_LAST_STEPS = 8
-# The least and the largest slope at the start, as shares of the cap, and the width of the start.
-_LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# A slope this near to 0 or to the cap counts as decided, as a share of the cap.
-_DECIDED = 0.1
-# The penalty on the bias keeps it in place where no record does. It is in units of the cap, and in
-# the first steps of eps times the cap.
-_BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
 def linear_svm(
@@ -304,3 +216,89 @@ def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
     alone = (positives == 0) | jnp.isinf(following)
     tied = jnp.sum(above <= low) > positives
     return lowest + jnp.where(alone | tied, low, (low + following) / 2)
+
+
+def interior_point(
+    rows: jax.Array,
+    penalty: jax.Array,
+    pull: jax.Array,
+    cap: jax.Array,
+    start: Point,
+    *,
+    steps: int,
+) -> Point:
+    """Minimizes sum penalty theta^2 / 2 - pull'theta + cap sum max(0, 1 - theta'rows).
+
+    Newton steps on the optimality conditions, each predicted and then corrected.
+
+    Args:
+        rows: shape (p, n).
+        penalty: shape (p,), above 0.
+        pull: shape (p,).
+        cap: the largest slope of a hinge, above 0.
+        start: any point, or the result of a call for the same or more rows.
+        steps: how many steps to take.
+
+    Returns:
+        The last point.
+    """
+    eps = float(np.finfo(rows.dtype).eps)
+    least = max(_GAP_IN_UNITS * eps, _LEAST_GAP)
+    least = jnp.maximum(least, _GAP_PER_CAP_IN_UNITS * eps * cap) * cap
+
+    def step(at: Point, _: None) -> tuple[Point, None]:
+        missing = 1 - at.theta @ rows
+        weight = curvature(at)
+        hessian = (rows * weight[None, :]) @ rows.T + jnp.diag(penalty)
+        jitter = _JITTER_IN_UNITS * eps * jnp.diag(hessian)
+        whitening = inverse_factor(hessian + jnp.diag(jitter))
+        residual = pull + rows @ at.slope - penalty * at.theta
+
+        def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
+            """The Newton step toward complementary products of these sizes."""
+            error = missing - short_gap / at.spare + beyond_gap / at.slope
+            theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
+            slope = weight * (error - theta @ rows)
+            return Point(
+                theta,
+                slope,
+                -slope,
+                short_gap / at.spare - at.short + at.short / at.spare * slope,
+                beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
+            )
+
+        # Mehrotra's rule: the share of the gap that a plain Newton step leaves says how much to
+        # center. Its cube is near 0 after a good step, and near 1 after a bad one.
+        gap = _gap(at)
+        predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
+        aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
+        corrected = toward(
+            aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
+        )
+        moved = _move(at, corrected)
+        # If a factorization still fails, the last finite point is the answer.
+        finite = jnp.all(jnp.isfinite(moved.theta))
+        return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
+
+    return lax.scan(step, start, None, length=steps)[0]
+
+
+def curvature(at: Point) -> jax.Array:
+    """The weight of each hinge in the Hessian; large while its side is undecided."""
+    return 1 / (at.short / at.spare + at.beyond / at.slope)
+
+
+def _gap(at: Point) -> jax.Array:
+    """The mean of the complementary products, 0 at the solution."""
+    return jnp.mean(at.slope * at.beyond + at.spare * at.short) / 2
+
+
+def _move(at: Point, step: Point) -> Point:
+    """The point after a step, cut short where a variable would reach 0."""
+    pairs = list(zip(at[1:], step[1:], strict=True))
+    shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
+    length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
+    # The stride keeps all variables above 0, except for rounding; a 0 would be a divisor later.
+    tiny = np.finfo(at.theta.dtype).tiny
+    positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
+    return Point(at.theta + length * step.theta, *positive)

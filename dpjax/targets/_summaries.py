@@ -1,4 +1,4 @@
-"""Averages of records that are clamped to public bounds, and of their powers."""
+"""Averages, moments and quantiles of numbers that are clamped to public bounds."""
 
 import functools
 import math
