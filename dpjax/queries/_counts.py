@@ -251,7 +251,7 @@ def count_combinations(
 
 
 def count_codes(codes: jax.Array, present: jax.Array, k: int) -> jax.Array:
-    """How many of the codes that are present are 0, ..., k - 1."""
+    """How many records that are present have each of the codes 0, ..., k - 1."""
     inside = present & (codes >= 0) & (codes < k)
     return jnp.zeros(k, jnp.int32).at[jnp.where(inside, codes, k)].add(1, mode="drop")
 

@@ -140,7 +140,7 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
         numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
             codes, whole = integer_keys(numbers)
-        # Unsigned, in the order of the integers, the high word first.
+        # As unsigned integers in the same order, the high word first.
         ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
         words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
         texts, known = None, np.asarray(whole)

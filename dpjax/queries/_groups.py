@@ -39,7 +39,7 @@ ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column, one for each public key, and the column that is asked about."""
+    """The groups of a column, one for each public key, and the column that a query sees."""
 
     column: Column
     keys: tuple[int, ...] | tuple[str, ...]
@@ -209,7 +209,7 @@ def _picked(records: Database, column: str | int) -> PyTree:
 
 
 def _without(records: Database, column: str | int) -> PyTree:
-    """All columns but one. A single other column comes alone; without others, the column itself."""
+    """All columns but one: an array if one other is left, and the column itself if none is."""
     rest = {name: x for name, x in _columns(records).items() if name != column}
     if len(rest) < 2:
         return next(iter(rest.values())) if rest else _picked(records, column)
@@ -463,12 +463,12 @@ def split_by(
         database = padded_records(database, capacity=capacity)
     which = groups(column, keys, of)
     _, members = which.split(*present_records(database))
-    inside = which.inside(columns("database", database.records))  # Not yet as the device has them.
+    inside = which.inside(columns("database", database.records))  # As given.
     return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
 
 
 def _reach_by_group(reach: Reach) -> Reach:
-    """Takes how far a record moves the value of one group to how far it moves those of all."""
+    """The reach of the values of all groups, from the reach of the value of one."""
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # These norms are norms of the norms of groups. docs/proofs/groups.md has the proof.

@@ -140,7 +140,7 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
 
 
 class Statistic(NamedTuple):
-    """What a release computes from noisy averages.
+    """A statistic of noisy averages whose intervals are simulated.
 
     Attributes:
         of_moments: takes averages and public facts to the value of a release, and to the symmetric

@@ -42,7 +42,7 @@ _CANDIDATES = 32
 # Runs of k-means on the cells, and the steps of each.
 _RESTARTS = 64
 _STEPS = 10
-# A cell whose count is not above so many standard deviations of the noise may be empty.
+# A cell counts as empty if its count is not above so many standard deviations of the noise.
 _DEVIATIONS = 2
 # A bound on the rounding in float32, relative to the radius or to a count.
 _FLOATS = 2.0**-20

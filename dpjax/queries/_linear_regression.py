@@ -29,8 +29,8 @@ from dpjax.queries._second_moments import (
 )
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
-# The first coordinate of (1/2, x, y). It is below 1, for noise on products matters more than noise
-# on sums: a line divides them by the variance of x, in units of its radius.
+# The first coordinate of (1/2, x, y). It is below 1, because noise on products matters more than
+# noise on sums: a line divides them by the variance of x, in units of its radius.
 _WEIGHT = Fraction(1, 2)
 
 

@@ -136,7 +136,7 @@ def coarsening(capacity: int, *, bits: int) -> int:
     return bits - LARGEST_TOTAL_BITS + needed
 
 
-# JAX keeps the traces of these: a query is traced anew at every release.
+# Compiled, so that JAX keeps their traces if a query is traced again.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
     """Floats in units of 2^exponent, as int32 between two ends of at most 2^30."""

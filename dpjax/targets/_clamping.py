@@ -65,7 +65,7 @@ def without_subnormals(numbers: jax.Array) -> jax.Array:
 
 
 def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int) -> np.ndarray:
-    """At least so many increasing numbers in float64; `wanted` begins the message of a refusal."""
+    """Increasing numbers in float64, at least so many; `wanted` begins the message of an error."""
     try:
         array = np.array(numbers, float)
     except (TypeError, ValueError) as error:

@@ -39,7 +39,7 @@ def check_strength(regularization: float) -> float:
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Refuses a lambda that is too near to rounding, for d features, or enormous."""
+    """Refuses a lambda that is too small against rounding with d features, or enormous."""
     least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
@@ -152,7 +152,7 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
 
 
 def _split(matrix: jax.Array) -> jax.Array:
-    """By halves, with products of matrices."""
+    """The inverse factor by halves, with products of matrices."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
     half = len(matrix) // 2
