@@ -211,10 +211,12 @@ def _picked(records: Database, column: str | int) -> PyTree:
 def _without(records: Database, column: str | int) -> PyTree:
     """All columns but one: an array if one other is left, and the column itself if none is."""
     rest = {name: x for name, x in _columns(records).items() if name != column}
-    if len(rest) < 2:
-        return next(iter(rest.values())) if rest else _picked(records, column)
-    if isinstance(records, ONE_ARRAY):
-        return records[:, np.array([*rest])]
+    if len(rest) == 1:
+        return next(iter(rest.values()))
+    if isinstance(records, ONE_ARRAY) and records.ndim == 2:
+        return records[:, np.array([*rest] or [0])]
+    if not rest:
+        return _picked(records, column)
     return rest if isinstance(records, Mapping) else [*rest.values()]
 
 
