@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._tracing._host_code import codes_in
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
@@ -235,7 +236,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
     if code.co_freevars:
         return None
     paths, others = list[tuple[str, ...]](), set[str]()
-    for inner in _codes(code):
+    for inner in codes_in(code):
         in_path = False
         for operation in dis.get_instructions(inner):
             name = operation.opname
@@ -260,11 +261,3 @@ def _has_no_order(constant: object) -> bool:
     if isinstance(constant, tuple):
         return any(map(_has_no_order, constant))
     return isinstance(constant, frozenset)
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of those inside of it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)

@@ -197,7 +197,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same program without users' rules for `vmap`: lanes run the functions themselves."""
-    if not any(map(_has_users_rule, equations(traced.jaxpr))):
+    if not any(_has_rule(x, of_dpjax=False) for x in equations(traced.jaxpr)):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
     return again(*specs(traced.in_avals))
@@ -206,23 +206,18 @@ def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def looks_at_other_lanes(equation: Equation) -> bool:
     """Whether dpjax's own rule for `vmap` joins lanes, as for keys that must differ."""
     rule = getattr(equation.params.get("rule"), "rule", None)
-    return _has_rule(equation) and _is_of_dpjax(equation) and not isinstance(rule, OneByOne)
+    return _has_rule(equation, of_dpjax=True) and not isinstance(rule, OneByOne)
 
 
-def _has_rule(equation: Equation) -> bool:
-    return equation.primitive.name == "custom_vmap_call"
-
-
-def _has_users_rule(equation: Equation) -> bool:
-    return _has_rule(equation) and not _is_of_dpjax(equation)
-
-
-def _is_of_dpjax(equation: Equation) -> bool:
-    return str(equation.params["rule"].__module__).partition(".")[0] == "dpjax"
+def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
+    """Whether an operation has a rule for `vmap`: of dpjax, or of a user."""
+    if equation.primitive.name != "custom_vmap_call":
+        return False
+    return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")
 
 
 def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array] | None:
-    if _has_users_rule(equation):
+    if _has_rule(equation, of_dpjax=False):
         return replaced(equation.params["call"], operands, _function_itself)
     return None
 

@@ -351,7 +351,7 @@ def pickler() -> Any:
 
 
 def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
-    codes = list(_codes(function.__code__))
+    codes = list(codes_in(function.__code__))
     _refuse_imports(function, codes)
     names = {name for code in codes for name in code.co_names}
     variables = function.__globals__
@@ -428,12 +428,12 @@ def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> Call
     return functools.lru_cache(**parameters)(function)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     """The code of a function, and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:

@@ -134,16 +134,7 @@ def record_bound(
         )
     drawn = Program.trace("oracle", oracle.record, jax.ShapeDtypeStruct((), key.dtype))
     words = np.asarray(jax.random.key_data(key)).tolist()
-    facts = (
-        program.fingerprint,
-        rows.fingerprint,
-        drawn.fingerprint,
-        words,
-        n,
-        point.m,
-        strength,
-        left,
-    )
+    programs = (x.fingerprint for x in (program, rows, drawn))
     return Sensitivity(
         value=sum_up((moved, 2 * left / strength * _OUTWARD)),
         gamma=point.gamma,
@@ -153,7 +144,7 @@ def record_bound(
         m=point.m,
         k=point.k,
         method=point.method,
-        identity=digest("record bound", *map(str, facts)),
+        identity=digest("record bound", *programs, *map(str, (words, n, point.m, strength, left))),
         target=program.fingerprint,
         records=program.inputs.argument(0),
         outputs=program.outputs,

@@ -17,7 +17,7 @@ from dpjax._core import _checks
 from dpjax._core._values import Method, Norm, Oracle, Positions, Sensitivity, Target
 from dpjax._exact._numerics import sum_up
 from dpjax._running._devices import outside_any_mesh
-from dpjax._running._processes import Team, together
+from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
 from dpjax.proving._provable import provable
@@ -204,22 +204,30 @@ def sample_sensitivity(
         if several and checkpoint is not None:
             path = f"{os.fspath(checkpoint)}.oracle-{j}"
         with together(mesh) as team:
-            plan = _planned(
-                team,
-                sampling_key(key),
-                target,
-                one,
-                n=n,
-                norm=norm,
+            own = sampling_key(key)
+            _checks.host_only(
+                "sample_sensitivity", own, "dpjax.sample_distances and dpjax.order_statistic"
+            )
+            pair = RandomPair.trace(own, target, one, n=n, norm=norm, positions=positions)
+            if not pair.is_concrete:
+                raise TypeError(
+                    "target, oracle or norm closes over a traced value, but sample_sensitivity runs"
+                    " on the host: use dpjax.sample_distances inside jit and vmap"
+                )
+            point, confidence_of_all = point_of_each(
+                pair.positions_sampled,
                 m=m,
                 gamma=gamma,
                 method=method,
                 confidence=each,
-                until=until,
-                positions=positions,
-                chunk_size=chunk_size,
-                mesh=mesh,
+                **({} if until is None else _IF_WATCHED),
             )
+            layout = layout_of(pair, point.m, chunk_size, mesh)
+            if until is not None and chunk_size is None:
+                layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
+            if chunk_size is None:
+                layout = layout_that_fits(own, pair, layout, probed_pairs(pair, point))
+            plan = Plan.of(own, pair, layout, team, point, confidence_of_all)
             sample = _sampled(plan, path, until, progress=progress)
         _refuse_unusable(sample, allow_zero=allow_zero, allow_cancellation=allow_cancellation)
         found.append(_sensitivity(sample, target, norm))
@@ -244,47 +252,6 @@ class _Sample(NamedTuple):
     resolution: float
     rounding: float
     findings: Findings
-
-
-def _planned(
-    team: Team,
-    key: jax.Array,
-    target: Target,
-    oracle: Oracle,
-    *,
-    n: int,
-    norm: Norm,
-    m: int | None,
-    gamma: float | None,
-    method: Method,
-    confidence: float | Literal["default"] | None,
-    until: float | None,
-    positions: Positions,
-    chunk_size: int | None,
-    mesh: Mesh | None,
-) -> Plan:
-    """Traces the programs, and chooses the operating point and the size of chunks."""
-    _checks.host_only("sample_sensitivity", key, "dpjax.sample_distances and dpjax.order_statistic")
-    pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
-    if not pair.is_concrete:
-        raise TypeError(
-            "target, oracle or norm closes over a traced value, but sample_sensitivity runs on"
-            " the host: use dpjax.sample_distances inside jit and vmap"
-        )
-    point, stated = point_of_each(
-        pair.positions_sampled,
-        m=m,
-        gamma=gamma,
-        method=method,
-        confidence=confidence,
-        **({} if until is None else _IF_WATCHED),
-    )
-    layout = layout_of(pair, point.m, chunk_size, mesh)
-    if until is not None and chunk_size is None:
-        layout = layout_of(pair, point.m, min(layout.size, -(-point.m // _LOOKS)), mesh)
-    if chunk_size is None:
-        layout = layout_that_fits(key, pair, layout, probed_pairs(pair, point))
-    return Plan.of(key, pair, layout, team, point, stated)
 
 
 def _sampled(
