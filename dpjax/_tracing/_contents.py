@@ -17,7 +17,7 @@ import functools
 import struct
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -74,7 +74,7 @@ _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein",
 )
-# What computes the same for ever.
+# Types of values that never change.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
 _LONGEST = 16  # Reading a longer tuple would take more time than tracing.
 # Operations that write to variables outside, import, or define a class, in all versions of Python.
@@ -96,8 +96,8 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
     """The functions of the user that an object made by dpjax calls; None if it may hold others.
 
-    What dpjax makes is frozen, and changes no variable that its functions close over. So one look
-    is enough, and only these functions have to be looked at again.
+    Objects of dpjax are frozen, and change no variable that their functions close over. So their
+    contents are read once, and only the user's functions must be read again.
     """
     found = list[Callable[..., object]]()
     try:
@@ -117,7 +117,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
     elif kind is types.MappingProxyType:
         parts = *value.keys(), *value.values()
     elif kind is types.FunctionType:
-        if not _is_code_of_dpjax(value):
+        if not _is_code_of(value, "dpjax.") or vars(value):
             found.append(value)
             return
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
@@ -127,10 +127,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
     elif kind is functools.partial:
         parts = value.func, *value.args, *value.keywords.values()
     elif dataclasses.is_dataclass(value) and kind.__module__.startswith("dpjax."):
-        names = [field.name for field in dataclasses.fields(value)]
-        if not kind.__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
-            raise _UnknownError
-        parts = vars(value).values()
+        parts = [getattr(value, name) for name in _frozen_fields(value)]
     elif callable(value):
         found.append(value)
         return
@@ -149,11 +146,21 @@ def _is_constant(value: Any) -> bool:
     return type(value) in _CONSTANT or isinstance(value, (enum.Enum, np.generic, np.dtype, type))
 
 
-def _is_code_of_dpjax(function: types.FunctionType) -> bool:
+def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -> bool:
+    """Whether a function stands in a module whose name begins like this."""
     name = function.__globals__.get("__name__")
-    if not (isinstance(name, str) and name.startswith("dpjax.")):
+    if not (isinstance(name, str) and name.startswith(packages)):
         return False
-    return vars(sys.modules[name]) is function.__globals__ and not vars(function)
+    return vars(sys.modules[name]) is function.__globals__
+
+
+def _frozen_fields(value: Any) -> list[str]:
+    """The names of the fields of a frozen dataclass."""
+    names = [field.name for field in dataclasses.fields(value)]
+    # A class that is not frozen, or an attribute in place of a method, may compute something else.
+    if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
+        raise _UnknownError
+    return names
 
 
 def is_plain(tree: Any) -> bool:
@@ -176,25 +183,10 @@ def _contents(value: Any) -> Hashable:
     if id(value) in _PURE:
         return "pure", id(value)
     if kind is types.FunctionType:
-        return _of_ours(value) if _is_ours(value) else _of_users(value)
+        return _of_ours(value) if _is_code_of(value, _OURS) else _of_users(value)
     if dataclasses.is_dataclass(value) and kind.__module__.startswith(_OURS):
-        return kind, *_fields(value)
+        return kind, *(_contents(getattr(value, name)) for name in _frozen_fields(value))
     raise _UnknownError
-
-
-def _fields(value: Any) -> Iterator[Hashable]:
-    names = [field.name for field in dataclasses.fields(value)]
-    # A class that is not frozen, or an attribute in the place of a method, may compute otherwise.
-    if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
-        raise _UnknownError
-    return (_contents(getattr(value, name)) for name in names)
-
-
-def _is_ours(function: types.FunctionType) -> bool:
-    name = function.__globals__.get("__name__")
-    if not (isinstance(name, str) and name.startswith(_OURS)):
-        return False
-    return vars(sys.modules[name]) is function.__globals__
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
