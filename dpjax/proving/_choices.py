@@ -1,7 +1,6 @@
 """Rules of comparisons, logic, selections, and changes of dtype."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,15 +71,6 @@ def compare(
         answers(a.changed, b.changed), answers(a.others, b.others), whole=True,
         apart=0.0 if still else math.inf,
     )  # fmt: skip
-
-
-LT = functools.partial(compare, less)
-GE = functools.partial(compare, less, negated=True)
-GT = functools.partial(compare, less, swapped=True)
-LE = functools.partial(compare, less, swapped=True, negated=True)
-LT_TO = functools.partial(compare, less, total_order=True)
-EQ = functools.partial(compare, equal)
-NE = functools.partial(compare, equal, negated=True)
 
 
 def _least(a: Abstract) -> np.ndarray:
@@ -185,7 +175,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     if rounding.NARROW.intersection((dtype, x.dtype)):
         return _narrow(x, dtype)
     if dtype == BOOL:
-        return NE(x, constant(np.zeros((), x.dtype)))
+        return compare(equal, x, constant(np.zeros((), x.dtype)), negated=True)
     if dtype.kind in "iu":
         if x.whole:
             found = lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)

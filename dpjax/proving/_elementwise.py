@@ -30,6 +30,7 @@ from dpjax.proving._value import (
     flushed,
     make,
     over,
+    remade,
 )
 
 _LARGEST_EXPONENT = 64
@@ -483,10 +484,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
         return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
 
     low, high = rounding.widened(*ends, error)
-    return make(
-        x.shape, x.dtype, np.maximum(low, 0.0), high, x.axis, moved(x.changed), moved(x.others),
-        apart=float(curved(x.apart).max()),
-    )  # fmt: skip
+    return remade(x, np.maximum(low, 0.0), high, moved, apart=float(curved(x.apart).max()))
 
 
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
-from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over
+from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over, remade
 
 # Larger relative errors of exponentials and of means have no lemma.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
@@ -226,10 +226,7 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         return rounding.up(each) * (1 + 2.0**-40), _up(l1), _up(l2)
 
     low, high = low * (1 - error) * (1 - 2.0**-30) - flush, high * (1 + error) * (1 + 2.0**-30)
-    return make(
-        x.shape, x.dtype, np.maximum(low, 0.0), high + flush, x.axis, moved(x.changed),
-        moved(x.others), apart=_up(2 * (error + flush)),
-    )  # fmt: skip
+    return remade(x, np.maximum(low, 0.0), high + flush, moved, apart=_up(2 * (error + flush)))
 
 
 def _up(bound: float) -> float:
@@ -322,6 +319,4 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         return np.where(each > 0, rounding.up(each + 2 * slip), 0.0), math.inf, math.inf
 
     low, high = rounding.widened(low, high, np.asarray(slip))
-    return make(
-        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), apart=_up(2 * slip)
-    )
+    return remade(x, low, high, moved, apart=_up(2 * slip))

@@ -113,38 +113,30 @@ class LongLoop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         roots = _Roots(self.body, fixed, carries)
-        self.counters = {
-            k: step
-            for k in range(carries)
-            if (step := roots.counts(k)) is not None and self.start[k].is_known
-        }
-        self.sums = {
-            k: term
-            for k in range(carries)
-            if k not in self.counters and (term := roots.adds(k)) is not None
-        }
+        # Carries that count, with their step; sums, with their term; and all other carries.
+        self.counters, self.sums = dict[int, int](), dict[int, Atom]()
+        for k in range(carries):
+            if (by := roots.counts(k)) is not None and self.start[k].is_known:
+                self.counters[k] = by
+            elif (term := roots.adds(k)) is not None:
+                self.sums[k] = term
+        self.others = [k for k in range(carries) if k not in self.counters | self.sums]
+        # Results that list the partial sums of a carry.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        self.others = [k for k in range(carries) if k not in self.counters and k not in self.sums]
-        outputs = list(self.body.outvars)
-        for k, term in self.sums.items():
-            outputs[k] = term
-        for j, k in self.partial.items():
-            outputs[j] = self.sums[k]
         # The body, with the terms of sums as outputs in the place of the sums.
+        places = enumerate(self.body.outvars)
+        outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
 
     def outputs(self, run: Run, tried: Run) -> list[Abstract]:
         """The last carry, and the results of all steps along a new first axis."""
-        carries = len(self.start)
 
         def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
-            given: list[Abstract | None] = [None] * carries
-            for k, x in zip(self.others, carry, strict=True):
-                given[k] = x
-            for k, by in self.counters.items():
-                given[k] = self._counted(k, 0, by, self.length - 1)
-            arrays = [_any_step(x, changed=changed) for x in self.arrays]
-            return walk(self.steps, self.constants, [*self.fixed, *given, *arrays])
+            given = dict(zip(self.others, carry, strict=True))
+            given |= {k: self._counted(k, 0, self.length - 1) for k in self.counters}
+            inputs = [*self.fixed, *map(given.get, range(len(self.start)))]
+            inputs += [_any_step(x, changed=changed) for x in self.arrays]
+            return walk(self.steps, self.constants, inputs)
 
         def carried(carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
             found = step(tried, carry, changed=changed)
@@ -158,27 +150,21 @@ class LongLoop:
             after = list(map(hull, carry, [moved[k] for k in self.others]))
             after = closed(lambda x: carried(x, changed=False), after, self.length)
             still = step(tried, after, changed=False)
-        last = {
-            k: self._counted(k, self.length, by, self.length) for k, by in self.counters.items()
-        }
+        last = {k: self._counted(k, self.length, self.length) for k in self.counters}
         # Compilers unroll short loops alone. So these steps do not merge with later operations.
-        last |= {
-            k: dataclasses.replace(
-                hull(moved[k], still[k]),
-                pending=Pending().having(**_flags(moved[k], still[k])),
-            )
-            for k in self.others
-        }
+        for k in self.others:
+            pending = Pending().having(**_flags(moved[k], still[k]))
+            last[k] = dataclasses.replace(hull(moved[k], still[k]), pending=pending)
         rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
         last |= {k: self._total(k, rows[k]) for k in self.sums}
         rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
         step(run, carry, changed=self.by_record)  # To be shown.
         return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
 
-    def _counted(self, k: int, least: int, by: int, most: int) -> Abstract:
-        start = self.start[k]
-        ends = start.low + by * np.array(float(least)), start.low + by * np.array(float(most))
-        none = np.zeros(()), 0.0, 0.0
+    def _counted(self, k: int, least: int, most: int) -> Abstract:
+        """A counter after so many steps."""
+        start, none = self.start[k], (np.zeros(()), 0.0, 0.0)
+        ends = [start.low + self.counters[k] * np.array(float(count)) for count in (least, most)]
         low, high = np.minimum(*ends), np.maximum(*ends)
         return make((), start.dtype, low, high, None, none, none, whole=True)
 

@@ -5,6 +5,7 @@ there. A step loses the factor by which its ratio exceeds those of its operands.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 
 from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
 from dpjax._core._types import Database
-from dpjax._tracing._walks import Atom, bind, called, live, parts
+from dpjax._tracing._walks import Equation, bind, called, live, parts, run
 from dpjax.proving._operations import operation_of
 from dpjax.proving._value import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]
+# A value, and the step that computed it.
+Traced = tuple[Any, Path | None]
 _PAIRS, _MOST_NUMBERS = 256, 2**22
 _WORTH_SAYING = 1.5
 
@@ -36,7 +39,7 @@ class Losses:
     bounds: RecordBounds
     steps: Sequence[Step]
     norm: str
-    x64: bool
+    x64: bool = dataclasses.field(default_factory=lambda: jnp.result_type(float) == jnp.float64)
 
     def __call__(self, lines: tuple[str, ...]) -> tuple[str, ...]:
         if sum(math.prod(x.shape) for x in jax.tree.leaves(self.specs)) > _MOST_NUMBERS:
@@ -152,31 +155,26 @@ def _distance(a: jax.Array, b: jax.Array, norm: str) -> jax.Array:
 def _evaluate(
     jaxpr: jex.Jaxpr,
     consts: Sequence[Any],
-    inputs: Sequence[tuple[Any, Path | None]],
+    inputs: Sequence[Traced],
     path: Path,
     found: dict[Path, jax.Array],
     operands: dict[Path, list[Path]],
-) -> list[tuple[Any, Path | None]]:
+) -> list[Traced]:
     """Outputs with the steps that computed them; notes the value of each step and what it reads."""
-    values: dict[jex.Var, tuple[Any, Path | None]] = {}
-    values.update(zip(jaxpr.constvars, ((c, None) for c in consts), strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
+    numbers = itertools.count()
 
-    def read(atom: Atom) -> tuple[Any, Path | None]:
-        return (atom.val, None) if isinstance(atom, jex.Literal) else values[atom]
-
-    for count, equation in enumerate(live(jaxpr)):
-        here, given = (*path, count), [read(atom) for atom in equation.invars]
+    def operation(equation: Equation, given: list[Traced]) -> list[Traced]:
+        here = (*path, next(numbers))
         if inner := called(equation):
-            body, constants = parts(inner)
-            outputs = _evaluate(body, constants, given, here, found, operands)
+            outputs = _evaluate(*parts(inner), given, here, found, operands)
         else:
             outputs = [(x, None) for x in bind(equation, equation.params, [x for x, _ in given])]
-        for k, (variable, (value, source)) in enumerate(
-            zip(equation.outvars, outputs, strict=True)
-        ):
-            key = (*here, k)
+        keys = [(*here, k) for k in range(len(outputs))]
+        for key, (value, _) in zip(keys, outputs, strict=True):
             found[key] = value
             operands[key] = [step for _, step in given if step is not None]
-            values[variable] = value, key if source is None else source
-    return [read(atom) for atom in jaxpr.outvars]
+        pairs = zip(keys, outputs, strict=True)
+        return [(value, key if source is None else source) for key, (value, source) in pairs]
+
+    program = jex.ClosedJaxpr(jaxpr.replace(eqns=live(jaxpr)), list(consts))
+    return run(program, inputs, operation, lambda value: (value, None))

@@ -13,24 +13,19 @@ from dpjax.proving import _places as places
 from dpjax.proving import _reductions as reductions
 from dpjax.proving import _slots as slots
 from dpjax.proving import _windows as windows
-from dpjax.proving._pending import (
-    ANY,
-    COMPARISON,
-    CONTRACTION,
-    MOVES,
-    NEVER_UNDONE,
-    PLACES,
-    POWER,
-    PRODUCT,
-    QUOTIENT,
-    REDUCTION,
-    SUM,
-    XOR,
-    Merging,
-)
+from dpjax.proving._choices import compare, equal, less
+from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
 from dpjax.proving._slots import Tightening, at_one_place, compared
 from dpjax.proving._value import Abstract
+
+ANY = Merging()
+NEVER_UNDONE = Merging(undone=False)
+MOVES = Merging(dropped=True)
+SUM, XOR, PLACES = Merging("sum"), Merging("xor"), Merging("places")
+COMPARISON = Merging("comparison", undone=False)
+QUOTIENT = Merging("quotient", dropped=True)
+POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Merging("reduction")
 
 
 class Operation(NamedTuple):
@@ -113,13 +108,13 @@ OPERATIONS: dict[str, Operation] = {
     "ceil": Operation(partial(elementwise.steps, np.ceil), at_one_place, NEVER_UNDONE),
     "round": Operation(partial(elementwise.steps, np.round), at_one_place, NEVER_UNDONE),
     "sign": Operation(partial(elementwise.steps, np.sign), at_one_place, NEVER_UNDONE),
-    "lt": Operation(choices.LT, compared, COMPARISON),
-    "gt": Operation(choices.GT, compared, COMPARISON),
-    "le": Operation(choices.LE, compared, COMPARISON),
-    "ge": Operation(choices.GE, compared, COMPARISON),
-    "lt_to": Operation(choices.LT_TO, compared, _TOTAL_ORDER),
-    "eq": Operation(choices.EQ, compared, COMPARISON, slots.tight_equal),
-    "ne": Operation(choices.NE, compared, COMPARISON),
+    "lt": Operation(partial(compare, less), compared, COMPARISON),
+    "gt": Operation(partial(compare, less, swapped=True), compared, COMPARISON),
+    "le": Operation(partial(compare, less, swapped=True, negated=True), compared, COMPARISON),
+    "ge": Operation(partial(compare, less, negated=True), compared, COMPARISON),
+    "lt_to": Operation(partial(compare, less, total_order=True), compared, _TOTAL_ORDER),
+    "eq": Operation(partial(compare, equal), compared, COMPARISON, slots.tight_equal),
+    "ne": Operation(partial(compare, equal, negated=True), compared, COMPARISON),
     "and": Operation(partial(choices.logic, np.minimum), at_one_place, tighter=slots.tight_and),
     "or": Operation(partial(choices.logic, np.maximum), at_one_place),
     "xor": Operation(partial(choices.logic, None), at_one_place, XOR),

@@ -39,14 +39,7 @@ class Merging(NamedTuple):
     dropped: bool = False
 
 
-ANY = Merging()
-NEVER_UNDONE = Merging(undone=False)
-MOVES = Merging(dropped=True)
-SUM, XOR = Merging("sum"), Merging("xor")
-COMPARISON = Merging("comparison", undone=False)
-PRODUCT, QUOTIENT = Merging("product", dropped=True), Merging("quotient", dropped=True)
-POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Merging("reduction")
-PLACES = Merging("places")
+PRODUCT = Merging("product", dropped=True)
 
 
 def carried(

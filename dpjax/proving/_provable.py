@@ -53,10 +53,12 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
         return f"its own proof gives {shown_number(own)} at gamma 0: target.sensitivity"
     dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
     for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
-        ends = tuple(_within(low, high, dtype) for dtype in dtypes)
+        # The same bounds for all arrays, as far as their dtypes reach.
+        kinds = map(_ends, dtypes)
+        ends = tuple(Interval(max(low, least), min(high, most)) for least, most in kinds)
         bound = _walked(_ByFingerprint(program), norm, RecordBounds(ends))
         if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
-            every = all(map(_is_all, ends, dtypes))
+            every = [(b.low, b.high) for b in ends] == list(map(_ends, dtypes))
             records = "all records" if every else f"records in {shown}"
             return f"dpjax.prove_sensitivity proves {shown_number(bound)} at gamma 0 for {records}"
     return None
@@ -79,16 +81,6 @@ class _ByFingerprint:
 @functools.lru_cache(maxsize=64)
 def _walked(program: _ByFingerprint, norm: ProvedNorm, bounds: RecordBounds) -> float:
     return walked_bound(program.program, norm, bounds)
-
-
-def _within(low: int, high: int, dtype: np.dtype) -> Interval:
-    """The same bounds for all arrays, as far as their dtypes reach."""
-    least, most = _ends(dtype)
-    return Interval(max(low, least), min(high, most))
-
-
-def _is_all(bound: Interval, dtype: np.dtype) -> bool:
-    return (bound.low, bound.high) == _ends(dtype)
 
 
 def _ends(dtype: np.dtype) -> tuple[float, float]:

@@ -30,7 +30,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._add_remove import PaddedWalk, Tracked, inputs_of, moves, whole_norm
+from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
 from dpjax.proving._losses import Losses
 from dpjax.proving._value import Abstract, RefusalError, make, norm_of
 from dpjax.proving._walk import Walk
@@ -128,11 +128,9 @@ def prove_sensitivity(
             bound, steps = min((bound, steps), _padded_walk(jaxpr, program, public, norm))
         else:
             walk, outputs = _walk(jaxpr, program, public)
-            walked = _norm_of(outputs, norm)
-            if walked <= bound:
+            if (walked := norm_of(outputs, norm)) <= bound:
                 bound, steps = walked, tuple(map(str, walk.steps))
-                x64 = jnp.result_type(float) == jnp.float64
-                losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm, x64)
+                losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm)
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
@@ -186,11 +184,11 @@ def own_bound(
 
 
 def _refuse_rounded(target: object) -> None:
-    """Refuses a query of sums: its own proof is one of integers, and its floats are rounded."""
+    """Refuses a query of sums: its own proof is about integers, and its floats are rounded."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
-            f"what a {type(target).__name__} proves is of integers, which privatize computes"
-            " inside: calibrate to its own sensitivity, as by target.sensitivity()"
+            f"the proof of a {type(target).__name__} is about integers, which privatize computes"
+            " inside: calibrate to its own sensitivity, target.sensitivity()"
         )
 
 
@@ -203,43 +201,40 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
-    """What is proved of a program without a clamp, for records within bounds; else infinite."""
+    """The bound of a program without a clamp, for records within bounds; or infinity."""
     try:
-        return _norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
+        return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
     except RefusalError:
         return math.inf
 
 
-def _norm_of(outputs: list[Abstract], norm: ProvedNorm) -> float:
-    with np.errstate(all="ignore"):
-        return norm_of(outputs, norm)
-
-
-def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
-    """What is found of the outputs; the last inputs are records within bounds."""
+def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
+    """The values of clamped records."""
     leaves = program.inputs.argument(0).leaves
-    inputs = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
-    unusable: list[Abstract | None] = [None] * (len(jaxpr.invars) - len(inputs))
-    walk = Walk([])
-    with np.errstate(all="ignore"):
-        return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    return [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
 
 
+@np.errstate(all="ignore")
+def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
+    """The walk, and the values of the outputs. The last inputs are records within bounds."""
+    walk, inputs = Walk(), _inputs(program, public)
+    unusable = [None] * (len(jaxpr.invars) - len(inputs))
+    return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+
+
+@np.errstate(all="ignore")
 def _padded_walk(
     jaxpr: jex.Jaxpr, program: Program, public: PaddedRecordBounds, norm: ProvedNorm
 ) -> tuple[float, tuple[str, ...]]:
     """A bound under add-or-remove-one, and its steps."""
-    leaves = program.inputs.argument(0).leaves
-    clamped = [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
-    walk, consts = PaddedWalk([]), program.jaxpr.consts
-    unusable: list[Tracked | None] = [None] * (len(jaxpr.invars) - len(clamped))
-    with np.errstate(all="ignore"):
-        outputs = walk.run(jaxpr, consts, [*unusable, *inputs_of(clamped, public)])
-        emptied, slots = moves(outputs, norm)
+    walk, inputs = PaddedWalk(), inputs_of(_inputs(program, public), public)
+    unusable = [None] * (len(jaxpr.invars) - len(inputs))
+    outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    try:  # Lemmas may know more of a row that is replaced, by an empty one too.
+    try:  # Lemmas may bound a replaced row better, and an empty row is one of its replacements.
         replaced, values = _walk(jaxpr, program, public)
-        if (other := _norm_of(values, norm)) < emptied:
+        if (other := norm_of(values, norm)) < emptied:
             emptied, steps = other, tuple(map(str, replaced.steps))
     except RefusalError:
         pass
@@ -254,45 +249,37 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
     # The clamp is known by its fingerprint and its place, so that no other code can pass for it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
-    if first is None:
-        raise RefusalError("the program does not begin with the clamp of its records")
-    is_clamp = (
-        first.primitive.name in JITS
-        and list(first.invars) == list(jaxpr.invars)
-        and digest(first.params["jaxpr"]) == digest(clamp)
-    )
-    if not is_clamp:
+    if (
+        first is None
+        or first.primitive.name not in JITS
+        or list(first.invars) != list(jaxpr.invars)
+        or digest(first.params["jaxpr"]) != digest(clamp)
+    ):
         raise RefusalError("the program does not begin with the clamp of its records")
     return jaxpr.replace(invars=[*jaxpr.invars, *first.outvars], eqns=jaxpr.eqns[1:])
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
-    """What the clamp makes of any array: its record i moves, and no other one."""
+    """The value of an array after the clamp: its record i moves, and no other one."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))
-    ones, apart = (1,) * len(shape), 0.0
-    none = np.zeros(ones), 0.0, 0.0
+    ones, moves, norm, apart = (1,) * len(shape), math.inf, math.inf, 0.0
+    whole = dtype.kind != "f"
     if isinstance(bound, Ball):
-        dims = math.prod(shape[1:])
-        radius = bound.radius * (1 + (dims + 16) * 4 * rounding.unit(dtype))
-        ends, moves, norm = (-bound.radius, bound.radius), 2 * radius, radius
-        apart = 2 * (radius - bound.radius)
+        ends = -bound.radius, bound.radius
+        # The clamp computes the norm of a record and scales it, in so many roundings.
+        norm = bound.radius * (1 + (math.prod(shape[1:]) + 16) * 4 * rounding.unit(dtype))
+        moves, apart = 2 * norm, 2 * (norm - bound.radius)
     elif isinstance(bound, Categories):
         ends = min(bound.values), max(bound.values)
-        moves = norm = math.inf
+        whole = whole or all(float(x).is_integer() for x in bound.values)
     else:
         ends = bound.low, bound.high
-        moves = norm = math.inf
-    whole = dtype.kind != "f" or (
-        isinstance(bound, Categories) and all(float(x).is_integer() for x in bound.values)
-    )
-    low, high = np.full(ones, ends[0]), np.full(ones, ends[1])
-    width = np.full(ones, math.inf)
-    widest = rounding.up(high - low)
-    changed = np.minimum(width, widest), math.inf, float(rounding.up(moves))
+    low, high = (np.full(ones, end) for end in ends)
+    changed = rounding.up(high - low), math.inf, float(rounding.up(moves))
     return make(
-        shape, dtype, low, high, 0, changed, none, whole=whole,
+        shape, dtype, low, high, 0, changed, (np.zeros(ones), 0.0, 0.0), whole=whole,
         l2_of_row=float(rounding.up(norm)), apart=apart,
     )  # fmt: skip
 
@@ -305,17 +292,15 @@ def _specs(records: Database, n: int | None) -> Database:
             " pandas.Index(public).get_indexer(column)"
         )
     leaves = jax.tree.leaves(specs)
-    if n is not None:
-        n = _checks.integer("n", n, least=1)
-        if any(not x.shape for x in leaves):
-            raise ValueError("records must have a leading axis of records")
-        specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), specs)
-        leaves = jax.tree.leaves(specs)
-    if any(not x.shape for x in leaves) or len({x.shape[0] for x in leaves}) != 1:
+    sizes = {x.shape[:1] for x in leaves}
+    if () in sizes or (len(sizes) != 1 and (n is None or not leaves)):
         raise ValueError(
             f"records must be arrays with a common leading axis, got {_checks.described(specs)}"
         )
-    return specs
+    if n is None:
+        return specs
+    n = _checks.integer("n", n, least=1)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), specs)
 
 
 def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
@@ -381,8 +366,8 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
 
 
 def _no_records_of(dtype: np.dtype) -> str:
-    usual = "float32, float64, booleans, or integers of 8 to 64 bits"
-    return f"records of {dtype} have no proof: use {usual}"
+    known = "float32, float64, booleans, or integers of 8 to 64 bits"
+    return f"records of {dtype} have no proof: use {known}"
 
 
 def _number(value: Any, dtype: np.dtype) -> float:
@@ -402,5 +387,7 @@ def _number(value: Any, dtype: np.dtype) -> float:
         return number
     held = float(np.asarray(number, dtype))
     if not math.isfinite(held) or is_tiny(held, dtype) or abs(held) > rounding.LARGEST:
-        raise ValueError(f"bounds must be 0 or of a usual size in {dtype}, got {number:g}")
+        raise ValueError(
+            f"bounds must be 0 or normal numbers of {dtype} up to 2^60, got {number:g}"
+        )
     return held

@@ -7,7 +7,7 @@ within `others`.
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
@@ -28,6 +28,7 @@ from dpjax.proving._value import (
     erring,
     flushed,
     make,
+    remade,
     without_middle,
 )
 
@@ -83,6 +84,44 @@ def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
     return whole and (dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(dtype))
 
 
+class Sums(NamedTuple):
+    """The rounding of sums of entries in any order: sum x_i (1 + theta_i), |theta_i| <= gamma.
+
+    Attributes:
+        exact: whether they add integers that the dtype holds.
+        gamma: 0 if they are exact (Higham 2002).
+        flush: what flushed numbers add to the error.
+        sizes: bounds on the sums of magnitudes.
+        host: the relative rounding of the same sums on the host.
+        pending: a sum of such sums may become one sum of all their terms.
+    """
+
+    exact: bool
+    gamma: float
+    flush: float
+    sizes: np.ndarray
+    host: float
+    pending: Pending
+
+    @staticmethod
+    def of(x: Abstract, count: int, sizes: np.ndarray) -> "Sums":
+        """Sums of `count` entries, given the sums of their magnitudes."""
+        terms, weight = flattened(x)
+        host = (count + 100) * 2.0**-52
+        sizes = np.maximum(sizes, count * weight) * (1 + host)
+        exact = is_exact(x.whole, sizes, x.dtype)
+        gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
+        check_sums(gamma, count, x.dtype)
+        flush = 0.0 if exact else 4 * rounding.tiny(x.dtype) * (count + 1)
+        pending = Pending(terms=count * terms, weight=float(sizes.max()))
+        return Sums(exact, gamma, flush, sizes, 0.0 if exact else host, pending)
+
+    @property
+    def error(self) -> np.ndarray:
+        """A bound on the error of a sum, that of the host included."""
+        return rounding.up((self.gamma + self.host) * self.sizes + self.flush)
+
+
 def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
     """The shape without some axes, and the axis of records in it."""
     shape = tuple(size for k, size in enumerate(x.shape) if k not in axes)
@@ -97,29 +136,20 @@ def _summed(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.
 
 
 def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
-    """A sum of N terms in any order: sum x_i (1 + theta_i), |theta_i| <= gamma (Higham 2002).
-
-    Integers that the dtype holds are added exactly. A sum of sums may become one sum of all their
-    terms.
-    """
+    """A sum over some axes, also over the records."""
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
     room = 1 + (count + 100) * 2.0**-52
-    terms, weight = flattened(x)
-    sizes = np.maximum(_summed(x.magnitude, x.shape, axes), count * weight) * room
-    exact = is_exact(x.whole, sizes, x.dtype)
-    gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
-    check_sums(gamma, count, x.dtype)
-    flush = 0.0 if exact else 4 * rounding.tiny(x.dtype) * (count + 1)
-    low = _summed(x.low - np.abs(x.low) * gamma, x.shape, axes)
-    high = _summed(x.high + np.abs(x.high) * gamma, x.shape, axes)
-    host = 0.0 if exact else sizes * (room - 1)
-    joined = gamma * sizes if terms > 1 else 0.0
-    low, high = rounding.widened(low, high, np.asarray(host + flush + joined))
+    sums = Sums.of(x, count, _summed(x.magnitude, x.shape, axes))
+    low = _summed(x.low - np.abs(x.low) * sums.gamma, x.shape, axes)
+    high = _summed(x.high + np.abs(x.high) * sums.gamma, x.shape, axes)
+    joined = sums.gamma * sums.sizes if sums.pending.terms > count else 0.0
+    slack = sums.host * sums.sizes + sums.flush + joined
+    low, high = rounding.widened(low, high, slack)
     if (x.low >= 0).all():  # A sum of numbers >= 0 is >= 0 in any rounding.
         low = np.maximum(low, 0.0)
-    error = gamma * sizes + flush
+    error = sums.gamma * sums.sizes + sums.flush
     width = math.prod(x.shape[k] for k in axes if k != x.axis)
     rest = x.n - 1 if x.axis in axes else 0
     short = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
@@ -131,8 +161,8 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     return make(
-        shape, x.dtype, low, high, axis, changed, changed if axis is None else others, whole=exact,
-        pending=Pending(terms=count * terms, weight=float(sizes.max())),
+        shape, x.dtype, low, high, axis, changed, changed if axis is None else others,
+        whole=sums.exact, pending=sums.pending,
         apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
     )  # fmt: skip
 
@@ -154,20 +184,12 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
             return np.cumsum(turned, axis)
         return np.flip(np.cumsum(np.flip(turned, axis), axis), axis)
 
-    terms, weight = flattened(x)
-    sizes = np.maximum(added(x.magnitude), count * weight) * room
-    exact = is_exact(x.whole, sizes, x.dtype)
-    gamma = 0.0 if exact else rounding.sum_units(count * terms, x.dtype)
-    check_sums(gamma, count, x.dtype)
-    error = np.zeros_like(sizes)
-    if not exact:
-        flush = 4 * rounding.tiny(x.dtype) * (count + 1)
-        error = rounding.up((gamma + room - 1) * sizes + flush)
+    sums = Sums.of(x, count, added(x.magnitude))
     rows = None if x.axis == axis else x.axis
 
     def moved(each: np.ndarray, l1: float, l2: float, gain: float) -> Moves:
         each = np.minimum(each, l1)  # A sum of moves is at most their l1 norm.
-        return erring((each, l1 * count, l2 * gain), error, x.shape, rows)
+        return erring((each, l1 * count, l2 * gain), sums.error, x.shape, rows)
 
     if x.axis == axis:
         c, o, rest = x.changed, x.others, x.n - 1
@@ -178,11 +200,11 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
             moved(rounding.up(added(d.each) * room), d.l1, d.l2, count)
             for d in (x.changed, x.others)
         )
-    low, high = rounding.widened(added(x.low), added(x.high), error)
+    low, high = rounding.widened(added(x.low), added(x.high), sums.error)
     return make(
-        x.shape, x.dtype, low, high, rows, changed, others, whole=exact,
-        pending=Pending(terms=count * terms, weight=float(sizes.max())),
-        apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
+        x.shape, x.dtype, low, high, rows, changed, others, whole=sums.exact,
+        pending=sums.pending,
+        apart=float(rounding.up(count * x.apart + 2 * float(sums.error.max()))),
     )  # fmt: skip
 
 
@@ -226,10 +248,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
         each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
         return flushed((each, d.l1, d.l2), flush, x.shape)
 
-    return make(
-        x.shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), whole=x.whole,
-        apart=x.apart + flush,
-    )  # fmt: skip
+    return remade(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
 
 
 def contract(

@@ -338,7 +338,7 @@ def tight_products(op: Applied) -> Abstract:
     return _tightened(op.found, np.asarray(l2), l1, l2, op.found.apart)
 
 
-def _of_row(norm: Callable[[Applied, list[Abstract]], float]) -> Tightening:
+def _of_row(norm: Callable[[list[Abstract]], float]) -> Tightening:
     """A bound on the l2 norm of a row of integers, many of which are 0."""
 
     def rule(op: Applied) -> Abstract:
@@ -347,34 +347,25 @@ def _of_row(norm: Callable[[Applied, list[Abstract]], float]) -> Tightening:
             return found
         # Operations repeat operands along axes of length 1.
         full = aligned(*(x.value for x in op.operands))
-        l2 = norm(op, full) if full[0].axis == found.axis else math.inf
+        l2 = norm(full) if full[0].axis == found.axis else math.inf
         return dataclasses.replace(found, l2_of_row=min(found.l2_of_row, l2))
 
     return rule
 
 
-def _norm_of_equal(op: Applied, full: list[Abstract]) -> float:
-    fibers = choices.one_true(full[0], full[1])
-    return float(rounding.up(math.sqrt(fibers))) if fibers else math.inf
+def _norm_of_product(full: list[Abstract]) -> float:
+    pairs = (full, full[::-1])
+    tops = [(x.l2_of_row, float(y.magnitude.max())) for x, y in pairs]
+    return min(float(rounding.up(row * top)) if top else 0.0 for row, top in tops)
 
 
-def _norm_of_converted(op: Applied, full: list[Abstract]) -> float:
-    return full[0].l2_of_row if full[0].whole else math.inf
-
-
-def _norm_of_product(op: Applied, full: list[Abstract]) -> float:
-    sizes = [float(x.magnitude.max()) for x in full[::-1]]
-    rows = zip(full, sizes, strict=True)
-    return min(float(rounding.up(x.l2_of_row * size)) if size else 0.0 for x, size in rows)
-
-
-def _norm_of_chosen(op: Applied, full: list[Abstract]) -> float:
+def _norm_of_chosen(full: list[Abstract]) -> float:
     rows = [0.0 if x.is_known and not x.magnitude.any() else x.l2_of_row for x in full[1:]]
     return float(rounding.up(rounding.norm2(rows)))
 
 
-tight_equal = _of_row(_norm_of_equal)
-tight_and = _of_row(lambda op, full: min(x.l2_of_row for x in full))
-tight_cast = _of_row(_norm_of_converted)
+tight_equal = _of_row(lambda full: float(rounding.up(choices.one_true(*full) ** 0.5)) or math.inf)
+tight_and = _of_row(lambda full: min(x.l2_of_row for x in full))
+tight_cast = _of_row(lambda full: full[0].l2_of_row if full[0].whole else math.inf)
 tight_product = _of_row(_norm_of_product)
 tight_choice = _of_row(_norm_of_chosen)

@@ -29,7 +29,7 @@ Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -318,6 +318,15 @@ def make(
     )  # fmt: skip
 
 
+def remade(
+    x: Abstract, low: np.ndarray, high: np.ndarray, moved: Callable[[Difference], Moves],
+    shape: Sequence[int] | None = None, **more: Any,
+) -> Abstract:  # fmt: skip
+    """A value with the axis and dtype of x, whose differences follow from those of x."""
+    shape = x.shape if shape is None else shape
+    return make(shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), **more)
+
+
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
     """Refuses what would be counted at other places than those of the shape."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
@@ -388,11 +397,12 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     if x.shape == shape:
         return x
     if not x.shape:
-        x = reshaped_scalar(x, len(shape))
-    if len(x.shape) != len(shape):
-        raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
-    repeated = {k for k, size in enumerate(shape) if x.shape[k] != size}
-    if any(x.shape[k] != 1 for k in repeated):
+        ones = (1,) * len(shape)
+        d = dataclasses.replace(x.others, each=x.others.each.reshape(ones))
+        ends = {"low": x.low.reshape(ones), "high": x.high.reshape(ones)}
+        x = dataclasses.replace(x, shape=ones, changed=d, others=d, **ends)
+    repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
+    if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
     if x.axis in repeated:
         x = as_dense(x)
@@ -405,39 +415,22 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
             whole=x.whole,
         )  # fmt: skip
 
-    changed, others = more(x.changed), more(x.others)
     norm = float(rounding.up(x.l2_of_row * math.sqrt(copies)))
-    tied = x.tied | repeated
     return dataclasses.replace(
-        x,
-        shape=shape,
-        changed=changed,
-        others=others,
-        tied=tied,
-        l2_of_row=norm,
-        source=None,
-    )
-
-
-def reshaped_scalar(x: Abstract, rank: int) -> Abstract:
-    """A scalar as an array of one element."""
-    ones = (1,) * rank
-    d = dataclasses.replace(x.others, each=x.others.each.reshape(ones))
-    return dataclasses.replace(
-        x, shape=ones, low=x.low.reshape(ones), high=x.high.reshape(ones), changed=d, others=d
-    )
+        x, shape=shape, changed=more(x.changed), others=more(x.others), tied=x.tied | repeated,
+        l2_of_row=norm, source=None,
+    )  # fmt: skip
 
 
 def aligned(*values: Abstract) -> list[Abstract]:
     """Values of one shape, with one axis of records or none."""
-    rank = max(len(x.shape) for x in values)
-    full = [x if x.shape else reshaped_scalar(x, rank) for x in values]
-    shape = np.broadcast_shapes(*(x.shape for x in full))
-    full = [stretched(x, shape) for x in full]
+    shape = np.broadcast_shapes(*(x.shape for x in values))
+    full = [stretched(x, shape) for x in values]
     axis = next((x.axis for x in full if x.axis is not None), None)
     return full if axis is None else [as_rows(x, axis) for x in full]
 
 
+@np.errstate(all="ignore")
 def norm_of(outputs: Sequence[Abstract], norm: str) -> float:
     """A bound on the norm of the difference of all outputs together."""
     found = [as_dense(x).others for x in outputs]

@@ -20,6 +20,7 @@ from dpjax.proving._layout import transpose
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import (
     HIGHEST,
+    Sums,
     check_cut,
     check_sums,
     check_surrounded,
@@ -33,7 +34,7 @@ from dpjax.proving._value import (
     RefusalError,
     as_dense,
     erring,
-    make,
+    remade,
 )
 
 _MOST_TAPS = 4096
@@ -155,29 +156,22 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
     windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
     room = 1 + (count + 100) * 2.0**-52
-    terms, weight = flattened(x)
 
     def added(array: np.ndarray) -> np.ndarray:
         return np.asarray(sum(part for _, part in windows.read(array, x.shape, 0.0)))
 
-    sizes = np.maximum(added(x.magnitude), count * weight) * room
-    exact = is_exact(x.whole, sizes, x.dtype)
-    error = np.zeros((1,) * sizes.ndim)
-    if not exact:
-        units = rounding.sum_units(count * terms, x.dtype) + room - 1
-        check_sums(units, count, x.dtype)
-        error = rounding.up(units * sizes + 4 * rounding.tiny(x.dtype) * (count + 1))
+    sums = Sums.of(x, count, added(x.magnitude))
     many = max(map(len, windows.at_once(windows.strides)))
 
     def moved(d: Difference) -> Moves:
         each = np.minimum(rounding.up(added(d.each) * room), d.l1)
         return each, d.l1 * many, d.l2 * math.sqrt(many * count)
 
-    low, high = rounding.widened(added(x.low), added(x.high), error)
+    low, high = rounding.widened(added(x.low), added(x.high), sums.error)
     if (x.low >= 0).all():
         low = np.maximum(low, 0.0)
-    pending = Pending(terms=count * terms, weight=float(sizes.max()))
-    return _made(x, windows, (low, high), moved, error, whole=exact, pending=pending)
+    more = {"whole": sums.exact, "pending": sums.pending}
+    return _made(x, windows, (low, high), moved, sums.error, **more)
 
 
 def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
@@ -214,8 +208,8 @@ def _made(
     **more: Any,
 ) -> Abstract:
     shape = windows.results(x.shape)
-    changed, others = (erring(moved(d), error, shape, x.axis) for d in (x.changed, x.others))
-    found = make(shape, x.dtype, *interval, x.axis, changed, others, **more)
+    erred = lambda d: erring(moved(d), error, shape, x.axis)  # noqa: E731
+    found = remade(x, *interval, erred, shape, **more)
     pending = found.pending.having(padded=windows.pads_one(x.shape))
     return dataclasses.replace(found, pending=pending)
 
@@ -381,7 +375,5 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     # Compilers may take a product with a vector for a sum, as in `contract`.
     if groups > 1 or 1 in (outputs, math.prod(shape[:-1])):
         pending = pending.having(terms=count * terms, weight=load)
-    return make(
-        shape, x.dtype, *rounding.widened(*ends, error + spread + host), x.axis,
-        moved(x.changed), moved(x.others), whole=exact, pending=pending,
-    )  # fmt: skip
+    low, high = rounding.widened(*ends, error + spread + host)
+    return remade(x, low, high, moved, shape, whole=exact, pending=pending)
