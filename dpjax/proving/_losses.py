@@ -1,7 +1,8 @@
-"""What the steps of a proof lose: their bounds beside how far random neighbors move them.
+"""Where a proof loses: the bound of each step, compared with the moves of random neighbors.
 
-A ratio of a step is its bound over the largest move found. It is at least the true loss up to
-there. A step loses the factor by which its ratio exceeds those of its operands.
+The ratio of a step is its bound divided by the largest move found. The proof overestimates the move
+up to this step by at most that factor. A step loses the factor by which its ratio exceeds the
+ratios of its operands.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """Takes the lines of a proof to lines that also say what is lost; called once, if at all."""
+    """Adds lines to a proof that say where it loses. They are computed on demand, once."""
 
     jaxpr: jex.Jaxpr
     consts: Sequence[Any]
@@ -69,7 +70,7 @@ class Losses:
         )
 
     def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
-        """The largest move of each step, and the steps that it reads."""
+        """The largest move of each step, and the steps whose values it reads."""
         keys = [step.key for step in self.steps]
         operands: dict[Path, list[Path]] = {}
 
@@ -93,7 +94,7 @@ class Losses:
         return dict(zip(keys, found.tolist(), strict=True)), operands
 
     def _pairs(self) -> tuple[Database, Database]:
-        """Random, corner and constant databases; in neighbors a record is mirrored, 0 or fresh."""
+        """Random, corner and constant databases. Neighbors mirror, zero or redraw one record."""
         leaves, structure = jax.tree.flatten(self.specs)
         numbers = sum(math.prod(x.shape) for x in leaves)
         count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
@@ -125,7 +126,7 @@ def _ends(bound: Ball | Interval) -> tuple[float, float]:
 def _drawn(
     rng: np.random.Generator, bound: Bound, leaf: jax.ShapeDtypeStruct, kind: int
 ) -> np.ndarray:
-    """A database within bounds: 0 random, 1 corners, 2 one corner, 3 two corners."""
+    """A database within bounds. Kind 0 is random, 1 has corners, 2 one corner, 3 two corners."""
     shape = leaf.shape
     if isinstance(bound, Categories):
         rows = rng.choice(bound.values, shape)
@@ -160,7 +161,7 @@ def _evaluate(
     found: dict[Path, jax.Array],
     operands: dict[Path, list[Path]],
 ) -> list[Traced]:
-    """Outputs with the steps that computed them; notes the value of each step and what it reads."""
+    """Outputs with the steps that computed them. Notes the value and the operands of each step."""
     numbers = itertools.count()
 
     def operation(equation: Equation, given: list[Traced]) -> list[Traced]:

@@ -1,7 +1,7 @@
-"""What a proof says of a sampled target: one line, without an oracle.
+"""One line of a sampled sensitivity that says which bound a proof would give.
 
-An oracle states no bounds. So records are taken from a range so wide that only a target which
-clips itself has a useful bound there, or else from [0, 1], as an example.
+A proof needs bounds on records, and an oracle states none. So a wide range is tried, in which only
+a target that clips its records has a useful bound. Then [0, 1] is tried, as an example.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations
 from dpjax.proving._prove_sensitivity import ProvedNorm, own_bound, walked_bound
 
-# Larger programs take longer than 50 ms.
+# Larger programs would take longer than 50 ms.
 _MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
 _WIDE, _USEFUL = 2**20, 100
 
@@ -31,14 +31,14 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
     It reads the traced program, shapes and a sampled number, which are all public.
 
     Args:
-        target: what was sampled, which may have a proof of its own.
+        target: the sampled target, which may have a proof of its own.
         program: its trace.
         norm: that of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is of no use.
     """
     if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
         return None
-    try:  # No defect in a proof may end a sampling, which does not need it.
+    try:  # A sampling does not need the proof, so a defect in a proof must not end it.
         known = cast(ProvedNorm, norm)
         line = _line(target, program, known, estimate) if _is_small(program) else None
     except Exception:
@@ -66,7 +66,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ByFingerprint:
-    """A program as the key of a cache: a target is traced anew at every call."""
+    """A program as the key of a cache: every call traces the target anew."""
 
     program: Program
 
@@ -90,7 +90,7 @@ def _ends(dtype: np.dtype) -> tuple[float, float]:
 
 
 def _is_small(program: Program) -> bool:
-    """Whether a walk takes little time: few operations, and arrays that are short but for n."""
+    """Whether a walk takes little time: few operations, and few numbers per record."""
     n = program.inputs.leaves[0].shape[0]
     sizes = [np.size(x) for x in program.jaxpr.consts]
     made = [(e, aval(v).size) for e in equations(program.jaxpr.jaxpr) for v in e.outvars]
@@ -103,7 +103,7 @@ def _is_small(program: Program) -> bool:
 
 
 def _operations(jaxpr: jex.Jaxpr) -> int:
-    """Operations of a walk, which takes the steps of a loop one by one."""
+    """The number of operations of a walk, which takes the steps of a loop one by one."""
     return sum(
         1
         + equation.params.get("length", 1)

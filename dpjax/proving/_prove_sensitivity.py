@@ -42,11 +42,11 @@ class NoProofError(ValueError):
     """A target has no proof.
 
     Attributes:
-        args: the operation that has no rule, its line, and a remedy.
+        args: the operation without a rule, its source line, and a remedy.
 
     Formal guarantees:
-        None: it says that no bound was found, not that there is none. It depends on the traced
-        program, shapes and bounds alone, never on private data.
+        None: no bound was found, but there may be one. The error depends on the traced program,
+        shapes and bounds alone, never on private data.
     """
 
 
@@ -61,21 +61,21 @@ def prove_sensitivity(
 ) -> Sensitivity:
     """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
 
-    The program is walked with what is known of every pair of neighboring databases: an interval for
-    each array, and bounds on the difference, rounding included.
+    The proof follows the program operation by operation. For each array it computes a range that
+    holds on all databases, and bounds on the difference between neighbors. Rounding is included.
 
     Args:
         target: a pure JAX function of a database.
         records: arrays or `jax.ShapeDtypeStruct`s with a leading axis of n records, or a pytree.
-            Only shapes and dtypes count.
+            Only shapes and dtypes matter.
         bounds: public bounds on a record: (low, high) for all coordinates, or a pytree like
             `records` with such a pair, a `dpjax.proving.Ball` or a `dpjax.proving.Categories` for
             each array. They are rounded to the dtype of the records.
         norm: "l1", "l2" or "linf".
-        n: the number of records, if it is another than that of `records`.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
-            Under add-or-remove-one, `records` are
-            `dpjax.queries.PaddedRecords`, n counts slots, and `bounds` are of the records alone.
+        n: the number of records, if it differs from the length of `records`.
+        relation: which databases are neighbors. None takes the relation of an open ledger, or else
+            replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n
+            counts slots, and `bounds` are bounds on the records alone.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`.
@@ -88,16 +88,16 @@ def prove_sensitivity(
     Formal guarantees:
         For all databases D and D' of n records that differ in one record, the computed values f(D)
         and f(D') differ by at most the bound. A record of `PaddedRecords` is a slot: it may also be
-        emptied or filled. Under add-or-remove-one, D' has n slots and the
-        records of D but one, in any slots: a program that may look at slots is refused. The clamp
-        gives empty slots a public row: 0 where the bounds hold it. `privatize` clamps the database
-        first, so nothing is assumed of the data: NaN, infinities and outliers become public
-        numbers. The bound counts rounding in the dtype that runs: sums in any order, fused
-        products, subnormal numbers that become 0, and 64 eps for elementary functions (512 in
-        float64). Releases on other platforms than CPU and GPU are refused, and of convolutions on
-        GPUs. It assumes XLA without fast math, that XLA compiles what a program says (where it is
-        known not to, a program is refused), that the compiled program is deterministic, and that
-        its elementwise part computes an entry from the entries at its place.
+        emptied or filled. Under add-or-remove-one, D' has n slots and all records of D except one,
+        in any slots. A program that may look at slots is refused. The clamp gives empty slots a
+        public row: 0 if the bounds allow it. `privatize` clamps the database first, so nothing is
+        assumed about the data: NaN, infinities and outliers become public numbers. The bound
+        includes rounding in the dtype that runs: sums in any order, fused products, subnormal
+        numbers that are flushed to 0, and 64 eps for elementary functions (512 in float64).
+        Releases run on CPUs and GPUs only, and convolutions on CPUs only. The proof assumes four
+        things. XLA runs without fast math. XLA compiles a program correctly; programs that it is
+        known to miscompile are refused. The compiled program is deterministic. Its elementwise
+        code computes each entry from the entries at the same place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for
@@ -166,9 +166,9 @@ def own_bound(
     specs: Database,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> float:
-    """The bound that a target of dpjax proves itself; infinite without one.
+    """The bound that a target of dpjax proves itself, or infinity.
 
-    It holds on all databases, so also on clamped ones.
+    It holds on all databases, so it also holds on clamped ones.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
@@ -193,7 +193,7 @@ def _refuse_rounded(target: object) -> None:
 
 
 def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
-    """The program that clamps first."""
+    """The program of the target behind the clamp of its records."""
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
         raise TypeError("target closes over a traced value: prove it outside jit and vmap")
@@ -246,7 +246,7 @@ def _padded_walk(
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
     """The program from its clamp on, with the clamped records as further inputs."""
     jaxpr = program.jaxpr.jaxpr
-    # The clamp is known by its fingerprint and its place, so that no other code can pass for it.
+    # Its fingerprint and its place identify the clamp, so no other code can pass for it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
     if (

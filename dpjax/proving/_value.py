@@ -52,21 +52,21 @@ class OverflowRefusalError(RefusalError):
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """What a compiler may join with operations to come; _pending.py says which.
+    """Operations of an array that a compiler may merge with later ones; see `_pending.py`.
 
     Attributes:
-        shift: the sum of the magnitudes of constants that were added.
-        starts: the number of additions of each sum that may start at what is added to it, by a
-            token of its own.
-        load: the sum of the magnitudes of all that such sums add up.
-        terms: the number of terms of a sum that may be a part of a sum of sums.
-        weight: the sum of their magnitudes.
-        factor: by what that sum was multiplied since.
-        bits: the sum of |log2| of all factors of a product, but for those of the records.
-        coarse: whether 16 bits hold a part of it, so that two uses may see different digits.
-        single: whether it may be one number between zeros; _surrounded.py says what that means.
-        padded: whether it may be such a number in padding, also where ranges do not show it.
-        hidden: whether a compiler may know numbers of it that its range does not show.
+        shift: the sum of the magnitudes of the constants that were added.
+        starts: sums that may start at the number that is added to them: the number of additions of
+            each, with a token that tells sums apart.
+        load: the sum of the magnitudes of all terms of such sums.
+        terms: how many terms this sum may bring into a sum of sums.
+        weight: the sum of the magnitudes of these terms.
+        factor: the product of the factors that multiplied the sum since.
+        bits: the sum of |log2| of all factors of a product, apart from the records themselves.
+        coarse: whether a part of it was held in 16 bits, so that two uses may see other digits.
+        single: whether it may be one number between zeros (`check_surrounded`).
+        padded: whether padding may hold such a number, even where ranges do not show it.
+        hidden: whether a compiler may know numbers that the range does not show.
         cut: whether it holds floats that were cut to integers.
     """
 
@@ -85,12 +85,12 @@ class Pending:
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
-        """That of a new sum, which may start at what is added to it."""
+        """The pending operations of a new sum, which may start at the number added to it."""
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
     @staticmethod
     def of_all(all_: "Sequence[Pending]") -> "Pending":
-        """That of arrays side by side; one sum in two of them is counted once."""
+        """The pending operations of arrays side by side. A sum in two of them counts once."""
         sums = [p for p in all_ if p.terms > 1]
         return Pending(
             shift=sum(p.shift for p in all_),
@@ -105,12 +105,12 @@ class Pending:
 
     @staticmethod
     def flags(all_: "Sequence[Pending]") -> dict[str, bool]:
-        """What is true of an array that is made of others, if it is true of one of them."""
+        """The flags of an array that is made of others: each is set if one of theirs is."""
         names = ("coarse", "single", "padded", "hidden", "cut")
         return {name: any(getattr(p, name) for p in all_) for name in names}
 
     def having(self, **fields: Any) -> "Pending":
-        """The same with other fields."""
+        """A copy with other fields."""
         return dataclasses.replace(self, **fields)
 
 
@@ -119,7 +119,7 @@ NOTHING = Pending()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """Bounds on a difference of two arrays: elementwise, in l1 and in l2."""
+    """Bounds on a difference of two arrays: in each entry, in l1 and in l2."""
 
     each: np.ndarray
     l1: float
@@ -139,7 +139,7 @@ def difference(
     l2: float = math.inf,
     whole: bool = False,
 ) -> Difference:
-    """The tightest bounds that follow from the given ones."""
+    """The tightest bounds that follow from the given ones and from each other."""
     each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
     if whole:  # An integer below 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
@@ -148,6 +148,7 @@ def difference(
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
         return Difference(each, 0.0, 0.0)
+    # ||d||_2 <= ||d||_1 <= sqrt(entries) ||d||_2, and no entry exceeds ||d||_2.
     l1 = min(l1, float(each.sum()) * copies * room)
     l2 = min(l2, l1, rounding.norm2(each, copies) * room)
     l1 = min(l1, math.sqrt(math.prod(counted)) * l2 * room)
@@ -159,7 +160,7 @@ def difference(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Abstract:
-    """What is known of one array; see the module."""
+    """What the walk knows about one array: the list at the top of this file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -177,7 +178,7 @@ class Abstract:
 
     @property
     def origin(self) -> object:
-        """The array whose entries these are, row by row, perhaps in another order in a row."""
+        """The array that has the same entries in each row, perhaps in another order."""
         return self if self.source is None else self.source
 
     @property
@@ -193,16 +194,17 @@ class Abstract:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is one public array."""
+        """Whether it is one public array, the same on all databases."""
         return self.is_public and bool((self.low == self.high).all())
 
     @property
     def is_finite(self) -> bool:
-        """Whether its range is; that of a constant may not be."""
+        """Whether its range is finite. The range of a constant may not be."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
     def magnitude(self) -> np.ndarray:
+        """Bounds on the magnitude of each entry."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
 
@@ -212,7 +214,7 @@ def over(array: np.ndarray, axis: int | None) -> np.ndarray:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuses dtypes that no rule knows, also those that JAX will have one day."""
+    """Refuses dtypes without rules. The known ones are listed, so future ones are refused too."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise RefusalError("random bits have no rule: draw them outside of the target")
     if dtype not in rounding.KNOWN:
@@ -222,7 +224,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """One public array. It may hold NaN and infinities; few rules take them."""
+    """The value of a constant. It may hold NaN and infinities; few rules take them."""
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
     check_dtype(array.dtype)
@@ -286,7 +288,7 @@ def make(
     pending: Pending = NOTHING,
     apart: float = math.inf,
 ) -> Abstract:
-    """An abstract value whose differences are capped by its range, as is what uses are apart.
+    """An abstract value. Its range caps all differences, and also how far uses are apart.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -328,7 +330,7 @@ def remade(
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses what would be counted at other places than those of the shape."""
+    """Refuses NaN, and arrays that do not fit the shape: a sum would count too few entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
         raise RefusalError(f"a rule gave NaN, or numbers of shape {array.shape} for {shape}")
@@ -352,9 +354,9 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
 
 
 def as_dense(x: Abstract) -> Abstract:
-    """The same array, seen without its axis of records.
+    """The same array without an axis of records.
 
-    One row is within `changed` and n - 1 rows are within `others`, so norms add up like this.
+    One row moves within `changed` and n - 1 rows within `others`, so norms add up as here.
     """
     if x.axis is None:
         return x
@@ -369,13 +371,13 @@ def as_dense(x: Abstract) -> Abstract:
 
 
 def as_rows(x: Abstract, axis: int) -> Abstract:
-    """The same array, seen as rows along an axis: a row differs by at most what all of it does."""
+    """The same array with an axis of records: a row moves by at most as much as the whole."""
     if x.axis == axis:
         return x
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # _surrounded.py refuses sums of it, and would not know it by its rows.
+        # `check_surrounded` refuses sums of it, and would not recognize it by its rows.
         raise RefusalError(f"numbers that move at one place of axis {axis} alone are no rows")
     each = over(each, axis)
     row = difference(each, x.shape, axis, l1=x.others.l1, l2=x.others.l2, whole=x.whole)
@@ -384,7 +386,7 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
 
 
 def without_middle(array: np.ndarray, shape: Sequence[int], axis: int) -> np.ndarray:
-    """All but the middle place of an axis; all of them where none is in the middle."""
+    """All places of an axis except the middle one, if there is one."""
     size = shape[axis]
     if array.shape[axis] == 1 or size % 2 == 0:
         return array
