@@ -516,3 +516,405 @@ def _copy(array: Any) -> Any:
         return array
     with jax.ensure_compile_time_eval():
         return jnp.array(array, copy=True)
+<<<<<<< HEAD
+=======
+
+
+# `jax.jit` of functions that take programs, which keeps what is compiled of the last ones.
+#
+# JAX itself keeps some megabytes for each of 4096 programs: a process that samples and releases one
+# target after the other would grow without end.
+
+
+T = TypeVar("T")
+
+_MOST_KEPT = 64
+
+
+class KeptJit(Generic[T]):
+    """A compiled function, some of whose arguments by keyword are static."""
+
+    def __init__(
+        self, function: Callable[..., T], static: tuple[str, ...], donate: tuple[int, ...]
+    ):
+        """Of the arrays by position, those that are donated are used up."""
+        self._static = static
+
+        @functools.lru_cache(_MOST_KEPT)
+        def compiled(values: tuple[object, ...]) -> Any:
+            known: Any = dict(zip(static, values, strict=True))
+
+            def run(*arguments: Any, **named: Any) -> T:
+                return function(*arguments, **named, **known)
+
+            run.__name__ = run.__qualname__ = function.__name__
+            return jax.jit(run, donate_argnums=donate)
+
+        self._compiled = compiled
+        self._last: tuple[tuple[object, ...], Any] = (), None
+
+    def _of(self, named: dict[str, Any]) -> Any:
+        return self._compiled(tuple(map(named.pop, self._static)))
+
+    def __call__(self, *arguments: Any, **named: Any) -> T:
+        """The value of the function."""
+        values = tuple(map(named.pop, self._static))
+        known, run = self._last
+        # The same objects as in the last call need not be hashed again.
+        if run is None or not all(map(operator.is_, known, values)):
+            run = self._compiled(values)
+            self._last = values, run
+        return run(*arguments, **named)
+
+    def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
+        """The function traced for arguments of these shapes."""
+        return self._of(named).trace(*arguments, **named)
+
+    def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
+        """The same as XLA gets it."""
+        return self._of(named).lower(*arguments, **named)
+
+
+def kept_jit(
+    *static: str, donate: tuple[int, ...] = ()
+) -> Callable[[Callable[..., T]], KeptJit[T]]:
+    """Compiles a function, and keeps that for the last 64 values of its static arguments."""
+    return lambda function: KeptJit(function, static, donate)
+
+
+# Operations that run code which JAX knows nothing of, beside those called a callback.
+_OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
+# Errors of JAX where Python asks for a number that only the compiled program will know.
+_ASKED_FOR_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_OTHER_WAYS = {
+    "target": ", or hand over code of NumPy by dpjax.targets.host",
+    "oracle": ", and draw with jax.random instead of numpy.random",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Program:
+    """A function traced at fixed shapes; equal fingerprints make equal programs.
+
+    Hashable by fingerprint, so it can be a static argument of `jit`: the same function traced anew
+    reuses the compiled program. One that calls the host has the origin of its database as a first
+    input, see `dpjax._tracing._host_calls`; `settings` say where such calls run, and are no part of
+    the fingerprint.
+
+    Nobody else can write to its arrays. So it computes the same for as long as it lives, also for
+    other devices and inside of other programs. The user's rules for `vmap` are left out.
+
+    Attributes:
+        traced: what JAX traced, with views of the arrays of the caller.
+        jaxpr: the same with arrays of its own.
+        inputs: structure, shapes and dtypes of the arguments.
+        outputs: those of the results.
+        configuration: the settings of JAX that change what it computes.
+        settings: where code on the host runs.
+    """
+
+    traced: jex.ClosedJaxpr
+    jaxpr: jex.ClosedJaxpr
+    inputs: TreeSpec
+    outputs: TreeSpec
+    configuration: tuple[object, ...]
+    settings: tuple[object, ...] = ()
+
+    @classmethod
+    def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
+        """Traces `function` on shape structs; messages call it by its `name`.
+
+        Matrix products run at precision "highest": a GPU's default may keep 10 bits of a
+        difference that the sensitivity depends on.
+        """
+        function = _uncached(function)
+        kept = _unchanging(name, function, arguments)
+        fresh = _checked(name, function)
+        settings: list[object] = []
+
+        def with_origin(origin: jax.Array, *args: PyTree) -> PyTree:
+            tracing = _host_calls.Tracing(origin, settings)
+            try:
+                with _host_calls.TRACING(tracing):
+                    return fresh(*args)
+            finally:
+                tracing.origin = None  # JAX's caches keep this object, which would keep the trace.
+
+        precision = jax.default_matmul_precision("highest")
+        with precision, needs_no_values(name):
+            traced = _traced(fresh) if kept is None else kept.traced
+            jaxpr, outputs = traced(*arguments)
+            kind = jaxpr.jaxpr, _configuration()
+            if kept is not None and (program := kept.programs.get(kind)) is not None:
+                return program
+            jaxpr = in_own_operations(name, jaxpr)
+            refuse_outside_code(name, jaxpr)
+            if "pure_callback" in primitives(jaxpr.jaxpr):
+                jaxpr, outputs = _traced(with_origin)(_host_calls.SPEC, *arguments)
+                jaxpr = in_own_operations(name, jaxpr)
+        specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
+        own = with_own_arrays(jaxpr)
+        program = cls(with_views(jaxpr), own, *specs, _configuration(), tuple(settings))
+        if kept is not None:
+            if len(kept.programs) >= _MOST_KEPT:
+                kept.programs.clear()
+            kept.programs[kind] = program
+        return program
+
+    def followed_by(self, function: Callable[[PyTree], PyTree]) -> "Program":
+        """A program of the same arguments: a function of its results."""
+
+        def whole(*arguments: PyTree) -> PyTree:
+            return function(self(*arguments, origin=_host_calls.current().origin))
+
+        return Program.trace("target", whole, *self.inputs.tree())
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of operations, constants and configuration; needs concrete constants."""
+        return digest(self.jaxpr, self.configuration)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the caller's arrays and JAX's configuration are as they were at its trace."""
+        return digest(self.traced, _configuration()) == self.fingerprint
+
+    def check_unchanged(self, name: str) -> None:
+        """Refuses to run where a constant, code on the host or JAX's configuration has changed."""
+        for equation in equations(self.jaxpr.jaxpr):
+            if call := _host_call(equation):
+                call.code.check_unchanged()
+        if not self.is_unchanged:
+            raise ValueError(
+                f"{name} has changed since it was traced: an array that it closes over was written"
+                " to, or JAX's configuration (float64, random numbers, disable_jit) is another"
+            )
+
+    def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
+        """Runs the program on arguments of the traced structure and shapes.
+
+        Databases count as private unless their origin is given.
+        """
+        operands = jax.tree.leaves(arguments)
+        if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
+            operands.insert(0, _host_calls.PRIVATE if origin is None else origin)
+        return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:  # Nearly always where JAX asks.
+            return True
+        return isinstance(other, Program) and (
+            (self.fingerprint, self.inputs, self.outputs, self.settings)
+            == (other.fingerprint, other.inputs, other.outputs, other.settings)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        # JAX asks for it wherever it maps over a program. To print all operations takes .1 s.
+        return f"Program({self.inputs} -> {self.outputs})"
+
+    @property
+    def is_concrete(self) -> bool:
+        """Whether every constant is known; false if `vmap` maps over a closed-over value."""
+        return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
+
+    @functools.cached_property
+    def calls_host(self) -> bool:
+        """Whether it runs code on the host, which has to know where a database comes from."""
+        return "pure_callback" in primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def library_calls(self) -> frozenset[str]:
+        """The operations that a CPU leaves to other libraries than XLA."""
+        return (NAMES | {"fft"}) & primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def is_spread(self) -> bool:
+        """Whether it spreads work over devices itself."""
+        return "shard_map" in primitives(self.jaxpr.jaxpr)
+
+    @functools.cached_property
+    def has_loops(self) -> bool:
+        """Whether a step is repeated, so that a device starts kernels again and again."""
+        return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
+
+    @functools.cached_property
+    def uses_input(self) -> bool:
+        """Whether any of the outputs depends on any of the inputs."""
+        reached = reached_from(self.jaxpr.jaxpr, set(self._inputs))
+        return any(x in reached for x in self.jaxpr.jaxpr.outvars if isinstance(x, jex.Var))
+
+    @functools.cached_property
+    def largest_array(self) -> int:
+        """Bytes of the largest array that depends on an input: the memory that one call adds."""
+        return largest_array(self.jaxpr, self._inputs, fused=False)
+
+    @functools.cached_property
+    def largest_array_on_cpu(self) -> int:
+        """Of the arrays that XLA writes to memory on a CPU."""
+        return largest_array(self.jaxpr, self._inputs, fused=True)
+
+    @property
+    def _inputs(self) -> list[jex.Var]:
+        """The variables of the arguments, without the origin."""
+        invars = self.jaxpr.jaxpr.invars
+        return invars[len(invars) - len(self.inputs.leaves) :]
+
+
+class Unchanging:
+    """A function that computes the same for as long as it lives.
+
+    So JAX keeps its traces, and programs are kept beside them. All that it is made of must be code
+    of dpjax and numbers, or be known to `contents_of`.
+    """
+
+    def __init__(self, name: str, function: Callable[..., PyTree]):
+        """The name is for messages, and for the history of ledgers."""
+        self.__name__ = name
+        self.function = function
+        self._checked = _checked(name, self)
+        self._compiled = jax.jit(self._checked)  # `make_jaxpr` would make it at every call.
+        self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
+
+    def traced(self, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
+        """The function traced on shape structs, and the shapes of its results."""
+        found = self._compiled.trace(*arguments)
+        if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
+            # Traced values that it closes over became inputs.
+            return _traced(self._checked)(*arguments)
+        return found.jaxpr, found.out_info
+
+    def __call__(self, *arguments: PyTree) -> PyTree:
+        """The value of the function."""
+        return self.function(*arguments)
+
+
+# The kept programs of functions, by name, contents and JAX's settings.
+_UNCHANGING: dict[Hashable, Unchanging] = {}
+_MOST_UNCHANGING = 256
+
+
+def _uncached(function: Any) -> Callable[..., PyTree]:
+    """A function without caches around it: traced arrays are no keys of theirs."""
+    while isinstance(function, Cached):
+        function = function.__wrapped__
+    return function
+
+
+def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
+    """Takes shape structs to the traced function and the shapes of its results."""
+    return jax.make_jaxpr(function, return_shape=True)
+
+
+def _unchanging(
+    name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
+) -> Unchanging | None:
+    """The kept programs of a function with these contents; None if its contents are unknown."""
+    if isinstance(function, Unchanging):
+        return function
+    contents = contents_of(function)
+    if contents is None or not is_plain(arguments):
+        return None
+    # JAX's own caches leave out some settings, such as how keys are made.
+    key = name, contents, tuple(jax.config.values.values())
+    try:
+        kept = _UNCHANGING.get(key)
+    except TypeError:  # A setting that has no hash.
+        return None
+    if kept is None:
+        if len(_UNCHANGING) >= _MOST_UNCHANGING:
+            _UNCHANGING.clear()
+        kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
+    # The function that was kept may have got other code since its contents were read.
+    kept.function = function
+    return kept
+
+
+def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A new function, whose value is real arrays.
+
+    JAX keeps traces by the function, and would hide that a closed-over array has changed.
+    """
+
+    def fresh(*args: PyTree) -> PyTree:
+        return _checks.real_arrays(f"the value of the {name}", function(*args))
+
+    return fresh
+
+
+@kept_jit("program")
+def evaluate_alone(database: Database, *, program: Program) -> Value:
+    """The value of one database by itself, as releases compute it."""
+    return apart(program, database)
+
+
+def apart(program: Program, database: Database) -> Value:
+    """The value, computed apart from the operations around it, and so rounded as in a sampling.
+
+    Inside of another program, XLA would compute with a constant database operation by operation. It
+    would also merge operations with those that make the database or use the value.
+    """
+    return lax.optimization_barrier(program(lax.optimization_barrier(database)))
+
+
+@contextlib.contextmanager
+def needs_no_values(name: str) -> Generator[None, None, None]:
+    """Says in our terms that a function asked for numbers that are not there when it is traced."""
+    try:
+        yield
+    except (TypeError, IndexError) as error:
+        if "unhashable type" in str(error) and "Tracer" in str(error):
+            raise TypeError(
+                f"{name} must not call a function that keeps results by its arguments, such as one"
+                " of functools.lru_cache: arrays are no keys. Leave out the decorator"
+            ) from error
+        # For a shape, JAX raises a plain TypeError with these words.
+        if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
+            raise
+        asked, *_ = str(error).splitlines()
+        raise TypeError(
+            f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"
+            f" one ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, float() and"
+            f" int(), choose with jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
+        ) from error
+
+
+def _host_call(equation: Equation) -> HostCall | None:
+    """The call to the host in an operation, if `targets.host` made it."""
+    if equation.primitive.name != "pure_callback":
+        return None
+    called = getattr(equation.params["callback"], "callback_func", None)
+    return called if isinstance(called, HostCall) else None
+
+
+def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
+    """Refuses programs that could raise, print or remember when they see a private database."""
+    for equation in equations(traced.jaxpr):
+        operation = equation.primitive.name
+        if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
+            raise ValueError(
+                f"{name} must not call code outside of JAX by {operation}: on the private database"
+                " it could raise an error or print, and so decide what is released. Call functions"
+                " of NumPy by dpjax.targets.host, programs by dpjax.targets.command_line, and"
+                " leave out debugging and run-time checks (throw=False of lineax, optimistix and"
+                " diffrax)"
+            )
+    effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
+    if effects:
+        raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
+
+
+def _configuration() -> tuple[object, ...]:
+    """The settings of JAX that change what a traced program computes."""
+    # Without `jit`, every operation rounds by itself.
+    of_values = ("jax_enable_x64", "jax_disable_jit")
+    of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
+    return tuple(getattr(jax.config, name) for name in (*of_values, *of_keys))
+>>>>>>> d8c3481 (The row of an operation says on which devices a proof of it holds)

@@ -1,11 +1,14 @@
 """The table of operations: one row for each JAX primitive that a proof knows."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax.extend.core as jex
 import numpy as np
 
+from dpjax._tracing._walks import primitives
 from dpjax.proving import _choices as choices
 from dpjax.proving import _elementwise as elementwise
 from dpjax.proving import _layout as layout
@@ -174,3 +177,9 @@ OPERATIONS: dict[str, Operation] = {
 def operation_of(name: str) -> Operation:
     """The row of a primitive. Those without a row have no rule."""
     return OPERATIONS.get(name, Operation())
+
+
+@functools.lru_cache(maxsize=64)
+def runs_on_cpu_only(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a proof of this program holds on CPUs alone."""
+    return any(operation_of(name).cpu_only for name in primitives(jaxpr))

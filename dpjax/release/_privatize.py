@@ -24,6 +24,7 @@ from dpjax._core._values import (
 from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import Program, Unchanging, apart, evaluate_alone
+from dpjax.proving._operations import runs_on_cpu_only
 from dpjax.random._facade import check_key
 from dpjax.release._database import released_records
 from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
@@ -112,7 +113,7 @@ class PrivateFunction:
         mechanism = kind.inside.mechanism
         program = self._traced(kind)
         if self.mechanism.sensitivity.bounds is not None:
-            _check_platform(records, convolves=program.convolves)
+            _check_platform(records, convolves=runs_on_cpu_only(program.jaxpr.jaxpr))
         draw = _draw_of(mechanism, program.outputs)
         step = _Step(key, records, kind, program, draw)
         release = pay_and_draw(

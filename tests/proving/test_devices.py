@@ -175,7 +175,11 @@ def test_factors_that_overflow_together_are_refused(product):
 def test_a_sum_of_records_is_no_product():
     """A variance of 10^6 records, written out, has 60 bits: those of the mean count twice."""
     records = jax.ShapeDtypeStruct((10**6,), jnp.float32)
-    assert bound(lambda x: ((x - x.mean()) ** 2).mean() * 2.0**-50, records, (0, 1)) > 0
+    try:
+        found = bound(lambda x: ((x - x.mean()) ** 2).mean() * 2.0**-50, records, (0, 1))
+    except NoProofError:
+        found = np.inf
+    assert 0 < found < np.inf
 
 
 def test_factors_of_numbers_that_vanish_are_counted():
