@@ -143,14 +143,7 @@ class _Search:
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
-        if node.name not in ("broadcast_in_dim", "div"):
-            return None
-        if (norm := self.mean(node.operands[0], whole)) is None:
-            return None
-        if node.name == "broadcast_in_dim":
-            return _repeated(node.equation, norm)
-        number = self.number(node.operands[1])
-        return norm._replace(factor=norm.factor / number) if number else None
+        return self.moved(node, lambda at: self.mean(at, whole))
 
     def number(self, at: _At) -> float | None:
         """A public number that is the same at every place."""
@@ -257,7 +250,7 @@ class _Search:
         return self.moved(node, self.below_reciprocal)
 
     def moved(self, node: _Node, of: Callable[[_At], _Norm | None]) -> _Norm | None:
-        """The norm after an operation that scales it by a public number, or repeats it."""
+        """A norm or a sum after an operation that scales it by a public number, or repeats it."""
         name = node.name
         if name in OPERATIONS and OPERATIONS[name].rule is layout.same:
             return of(node.operands[0])

@@ -20,19 +20,20 @@ def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
     return rule(x, index, **parameters)
 
 
+def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
+    """Of a gather: axes that it drops, that places choose, that are batches; axes of rows."""
+    dropped, chosen = numbers.collapsed_slice_dims, numbers.start_index_map
+    return tuple(map(tuple, (dropped, chosen, numbers.operand_batching_dims, numbers.offset_dims)))
+
+
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
     """Rows of a public table at the places of the records: an entry moves where its place does."""
     batch, size = places.shape[:-1], table.shape[1:]
-    plain = (
-        places.shape[-1:] == (1,)
-        and tuple(slice_sizes) == (1, *size)
-        and tuple(dimension_numbers.collapsed_slice_dims) == (0,)
-        and tuple(dimension_numbers.start_index_map) == (0,)
-        and tuple(dimension_numbers.operand_batching_dims) == ()
-        and tuple(dimension_numbers.offset_dims) == tuple(range(len(batch), len(batch) + len(size)))
-    )
+    rows = range(len(batch), len(batch) + len(size))
+    plain = places.shape[-1:] == (1,) and tuple(slice_sizes) == (1, *size)
+    plain = plain and _form_of(dimension_numbers) == ((0,), (0,), (), tuple(rows))
     if not plain or not table.is_known or not table.is_finite:
         raise RefusalError("a gather of this form has no rule: look up rows of a public table")
     check_places(places, table.shape[0])
@@ -69,14 +70,10 @@ def _take(
 ) -> Abstract:
     """All entries at one public place of an axis, as of sorted records."""
     axes = tuple(dimension_numbers.start_index_map)
-    plain = (
-        index.shape == (1,)
-        and len(axes) == 1
-        and tuple(dimension_numbers.collapsed_slice_dims) == axes
-        and tuple(dimension_numbers.operand_batching_dims) == ()
-        and tuple(dimension_numbers.offset_dims) == tuple(range(len(x.shape) - 1))
-        and list(slice_sizes) == [1 if k in axes else s for k, s in enumerate(x.shape)]
-    )
+    sizes = [1 if k in axes else s for k, s in enumerate(x.shape)]
+    plain = index.shape == (1,) and len(axes) == 1 and list(slice_sizes) == sizes
+    rest = tuple(range(len(x.shape) - 1))
+    plain = plain and _form_of(dimension_numbers) == (axes, axes, (), rest)
     if not plain:
         raise RefusalError("a gather of this form has no rule: take one place of one axis")
     start, axis = int(index.low.flat[0]), axes[0]

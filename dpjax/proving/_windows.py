@@ -54,6 +54,7 @@ class Windows:
     gaps: tuple[int, ...]
     dilation: tuple[int, ...]
 
+    @property
     def taps(self) -> Iterator[tuple[int, ...]]:
         """The places of a window."""
         return itertools.product(*map(range, self.sizes))
@@ -101,7 +102,7 @@ class Windows:
             placed[k] = slice(start + inside[0] * gap, start + inside[-1] * gap + 1, gap)
         made[tuple(placed)] = array[tuple(kept)]
         counts = self.results(shape)
-        for tap in self.taps():
+        for tap in self.taps:
             starts = [t * by for t, by in zip(tap, self.dilation, strict=True)]
             ends = [s + (c - 1) * step + 1 for s, c, step in zip(starts, counts, self.strides)]  # noqa: B905
             chosen = tuple(
@@ -118,7 +119,7 @@ class Windows:
         if there is no gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
-        for tap in self.taps():
+        for tap in self.taps:
             rest = tuple(t * by % s for t, by, s in zip(tap, self.dilation, steps, strict=True))
             groups.setdefault(rest, []).append(tap)
         return list(groups.values())
