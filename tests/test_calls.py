@@ -7,7 +7,7 @@ LIMITS = {
     "warm mean, 1,000 records": (80, 8),
     "warm histogram, 1,000 records": (120, 10),
     "trace of a step of DP-SGD": (2967, 20),
-    "warm sampling in one chunk": (390, 26),
+    "warm sampling in one chunk": (360, 26),
     "10 further chunks of a sampling": (176, 8),
 }
 
