@@ -107,6 +107,18 @@ def outward(number: Any, toward: float) -> Any:
     return float(narrow) if isinstance(number, float) else narrow
 
 
+def bisect(
+    holds: Callable[[float], bool], low: float, high: float, *, in_logarithms: bool = False
+) -> tuple[float, float]:
+    """Where a predicate stops holding: it holds at the first end that is returned, if at `low`.
+
+    The ends are neighboring floats, or nearly so.
+    """
+    while low < (middle := math.sqrt(low * high) if in_logarithms else (low + high) / 2) < high:
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
+
+
 def sum_up(terms: Iterable[SupportsFloat]) -> float:
     """The sum of concrete numbers, as the least float64 that is not below it."""
     numbers = [float(term) for term in terms]

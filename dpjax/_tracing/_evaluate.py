@@ -41,6 +41,7 @@ NAMES = frozenset(
 _CONVOLUTION = "conv_general_dilated"
 _CONCERNED = NAMES | {_CONVOLUTION}
 _BYTES = frozenset(("int8", "uint8"))
+_NARROW = _BYTES | {"bfloat16"}
 _CAST = "convert_element_type"
 # Operations that compute each number from numbers in the same place, except those on bits.
 _ARITHMETIC = frozenset(
@@ -247,8 +248,18 @@ def may_differ(jaxpr: jex.Jaxpr) -> bool:
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
+def _is_concerned(equation: Equation) -> bool:
+    """Whether an operation is an extremum, or on 8 bits or bfloat16: most are none of these."""
+    if equation.primitive.name in _EXTREMA or equation.primitive.name in _CHOICES:
+        return True
+    atoms = (*equation.invars, *equation.outvars)
+    return any(str(getattr(aval(x), "dtype", "")) in _NARROW for x in atoms)
+
+
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
     """The outputs of an operation that needs help; None for other operations."""
+    if not _is_concerned(equation):
+        return None
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)
         return None if output is None else [output]

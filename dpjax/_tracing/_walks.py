@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -36,9 +37,8 @@ _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdi
 _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
-def aval(atom: Atom) -> Any:
-    """The shape and dtype of a variable or literal; JAX has no type annotation for it."""
-    return atom.aval
+# The shape and dtype of a variable or literal, which JAX does not tell type checkers.
+aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 
 def called(equation: Equation) -> Any:
@@ -83,13 +83,13 @@ def run(
     values = dict(zip(jaxpr.constvars, map(known, constants), strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
-    def read(atom: Atom) -> V:
-        return known(atom.val) if isinstance(atom, jex.Literal) else values[atom]
+    def read(atoms: Iterable[Atom]) -> list[V]:
+        return [known(x.val) if isinstance(x, jex.Literal) else values[x] for x in atoms]
 
     for equation in jaxpr.eqns:
-        outputs = operation(equation, [read(atom) for atom in equation.invars])
+        outputs = operation(equation, read(equation.invars))
         values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return read(jaxpr.outvars)
 
 
 def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
@@ -114,32 +114,30 @@ def replaced(
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
         with _holding(equation):
-            return outputs_of(equation, operands)
-
-    def outputs_of(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
-        outputs = replacement(equation, operands)
-        if outputs is not None:
-            return outputs
-        name = equation.primitive.name
-        if name not in JITS and (inner := called(equation)):
-            return replaced(inner, operands, replacement)
-        if name == "shard_map":
-            # Made anew, because its program can be traced only where the mesh has its axes.
-            given = equation.params
-            return jax.shard_map(
-                lambda *operands: replaced(given["jaxpr"], operands, replacement),
-                mesh=given["mesh"],
-                in_specs=given["in_specs"],
-                out_specs=list(given["out_specs"]),
-                axis_names=given["newly_manual_axes"],
-                check_vma=given["check_vma"],
-            )(*operands)
-        if name == "custom_vmap_call":  # Only dpjax's rules are left, see `_evaluate.py`.
-            return bind(equation, equation.params, operands)
-        parameters = {
-            name: _replaced_inside(value, replacement) for name, value in equation.params.items()
-        }
-        return bind(equation, parameters, operands)
+            outputs = replacement(equation, operands)
+            if outputs is not None:
+                return outputs
+            name = equation.primitive.name
+            if name in _CALLS and name not in JITS:
+                return replaced(called(equation), operands, replacement)
+            if name == "shard_map":
+                # Made anew, because its program can be traced only where the mesh has its axes.
+                given = equation.params
+                return jax.shard_map(
+                    lambda *operands: replaced(given["jaxpr"], operands, replacement),
+                    mesh=given["mesh"],
+                    in_specs=given["in_specs"],
+                    out_specs=list(given["out_specs"]),
+                    axis_names=given["newly_manual_axes"],
+                    check_vma=given["check_vma"],
+                )(*operands)
+            if name == "custom_vmap_call":  # Only dpjax's rules are left, see `_evaluate.py`.
+                return bind(equation, equation.params, operands)
+            parameters = {
+                name: _replaced_inside(value, replacement)
+                for name, value in equation.params.items()
+            }
+            return bind(equation, parameters, operands)
 
     return run(program, operands, operation)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, Mechanism
-from dpjax._exact._numerics import sum_up
+from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._compose_events import pld_epsilon, renyi_epsilon
 from dpjax.accounting._composition import SHARE, charged, common_relation, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, zcdp_to_epsilon
@@ -188,17 +188,9 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300
-    low, high = 0.0, total
-    if allowed > 0 and delta_at(low) <= allowed:
-        high = low
-    for _ in range(100):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        if delta_at(middle) <= allowed:
-            high = middle
-        else:
-            low = middle
+    high = 0.0
+    if allowed <= 0 or not delta_at(high) <= allowed:
+        _, high = bisect(lambda epsilon: not delta_at(epsilon) <= allowed, 0.0, total)
     # The last term covers the rounding of the losses.
     return min(total * (1 + 2**-50), high + total * 2.0**-40)
 

@@ -7,6 +7,7 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee, guarantee_in
+from dpjax._exact._numerics import bisect
 from dpjax.accounting._composition import concrete
 
 # Bounds the rounding in float64, relative to the terms of a sum.
@@ -101,39 +102,21 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:
-        return _at_order(rho, log, x)
+        """At order 1 + e^x, rounded up."""
+        above, more = math.exp(x), math.log1p(math.exp(x))
+        terms = (1 + above) * rho, log / above, -more / above, x - more
+        return math.fsum(terms) + _ROUNDING * math.fsum(map(abs, terms))
 
+    ends = start - 12, start + 3
     found = scipy.optimize.minimize_scalar(
-        bound,
-        bounds=(start - 12, start + 3),
-        method="bounded",
-        options={"xatol": 1e-9},
+        bound, bounds=ends, method="bounded", options={"xatol": 1e-9}
     )
     return max(0.0, min(simple, bound(float(found.x))))
 
 
-def _at_order(rho: float, log: float, x: float) -> float:
-    """The bound at order 1 + e^x, rounded up."""
-    above_one = math.exp(x)
-    order = 1 + above_one
-    terms = (
-        order * rho,
-        log / above_one,
-        -math.log1p(above_one) / above_one,
-        x - math.log1p(above_one),
-    )
-    return math.fsum(terms) + _ROUNDING * math.fsum(map(abs, terms))
-
-
 def largest_rho(epsilon: float, delta: float) -> float:
     """The largest rho, up to rounding, that implies (epsilon, delta)-DP."""
-    low, high = 0.0, epsilon + 1.0
+    high = epsilon + 1.0
     while zcdp_to_epsilon(high, delta=delta) <= epsilon:
         high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if zcdp_to_epsilon(middle, delta=delta) <= epsilon:
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect(lambda rho: zcdp_to_epsilon(rho, delta=delta) <= epsilon, 0.0, high)[0]

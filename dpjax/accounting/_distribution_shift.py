@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dpjax._core import _checks
 from dpjax._core._guarantee import concrete
 from dpjax._core._values import Guarantee, SampledEvent
-from dpjax._exact._numerics import sum_up
+from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._composition import distinct_events, joint
 
 # Bounds the relative error of a few operations in float64, logarithms included.
@@ -159,13 +159,7 @@ def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -
     """
     if limit == 0:
         return gamma
-    within, beyond = gamma, 1.0
-    while within < (middle := (within + beyond) / 2) < beyond:
-        if divergence(middle) > limit:
-            beyond = middle
-        else:
-            within = middle
-    return beyond
+    return bisect(lambda q: not divergence(q) > limit, gamma, 1.0)[1]
 
 
 def _least_divergence(a: float, b: float) -> float:

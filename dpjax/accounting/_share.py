@@ -12,6 +12,7 @@ import scipy
 
 from dpjax._core._open_ledgers import Account, Drawing, Payment, Request
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
+from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_chain import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
@@ -180,11 +181,8 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
         rho, missed = mechanism.zcdp
-        return (
-            None
-            if missed > 0 or not math.isfinite(rho)
-            else shift * math.sqrt(2 * rho) * (1 + _MARGIN)
-        )
+        known = missed == 0 and math.isfinite(rho)
+        return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
     # Phi(mu / 2) = 1 / (1 + e^-epsilon), through the smaller tail.
@@ -207,27 +205,16 @@ def _log_delta(epsilon: float, mu: float) -> float:
 
 def largest_mu(epsilon: float, delta: float) -> float:
     """The largest mu for which Gaussian noise is (epsilon, delta)-DP, rounded down."""
-    low, high = 1e-40, 100.0
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        if _log_delta(epsilon, middle) <= math.log(delta) - _MARGIN:
-            low = middle
-        else:
-            high = middle
-    return low * (1 - _MARGIN)
+    allowed = math.log(delta) - _MARGIN
+    mu, _ = bisect(lambda mu: _log_delta(epsilon, mu) <= allowed, 1e-40, 100.0, in_logarithms=True)
+    return mu * (1 - _MARGIN)
 
 
 def epsilon_of(mu: float, delta: float) -> float:
     """An epsilon for which Gaussian noise of at most this mu is calibrated, rounded down."""
-    low, high = 0.0, 1000.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        # Still too small: noise of this mu is not (middle, delta)-DP.
-        if middle == 0 or _log_delta(middle, mu) > math.log(delta):
-            low = middle
-        else:
-            high = middle
-    return low * (1 - _MARGIN)
+    # Below it, noise of this mu is not (epsilon, delta)-DP.
+    epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
+    return epsilon * (1 - _MARGIN)
 
 
 def _down(number: Fraction) -> float:

@@ -85,7 +85,7 @@ def clipped_in_parts(
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
     drawn = sampling(key, present)
-    mask = Batch.filled_slots(drawn, sampling.capacity, frozenset())
+    mask, _ = Batch.filled_slots(drawn, sampling.capacity)
     indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 
     def sum_from(start: int) -> ClippedSum:
@@ -110,8 +110,7 @@ def clipped_in_parts(
             of_records.append((one.private_losses, one.private_aux))
         value, bound = _whole(total, first.value, scale, bound, batch)
         losses, aux = jax.tree.map(joined, *of_records)
-        of_batch = {"slots": batch, "drawn_by": drawn.drawn_by}
-        return sealed(value, bound, within, **of_batch, losses=losses, aux=aux)
+        return sealed(value, bound, within, losses, aux, batch, drawn.drawn_by)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

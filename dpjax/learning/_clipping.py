@@ -100,20 +100,8 @@ class ClippedSum:
         return assume_sensitivity(records * self.norm_bound, norm="l2", relation=relation)
 
 
-def sealed(
-    value: PyTree,
-    norm_bound: Scalar,
-    within: jax.Array,
-    *,
-    slots: int,
-    drawn_by: int = 0,
-    losses: jax.Array | None = None,
-    aux: PyTree = None,
-) -> ClippedSum:
-    """A sum whose norm bound is known to be right."""
-    losses = jnp.zeros(slots) if losses is None else losses
-    kept = jax.tree.map(jnp.asarray, value)
-    parts: tuple[object, ...] = (kept, norm_bound, within, losses, aux, slots, drawn_by)
+def sealed(*parts: object) -> ClippedSum:
+    """A sum whose norm bound is known to be right, of parts in the order of the fields."""
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)
@@ -178,16 +166,14 @@ class ClippedGradients:
             )
         *given, examples, batch = arguments
         size = _batch_size(examples)
-        axes = _shards.varying_axes(examples)
-        mask, slots = Batch.filled_slots(batch, size, axes), size * _shards.shard_count(axes)
-        norm = _checked_norms(self.clip_norm if clip_norm is None else clip_norm)
-        _groups(norm, self._parameters(given))
+        mask, slots = Batch.filled_slots(batch, size, _shards.varying_axes(examples))
+        norm = self._norm if clip_norm is None else _checked_norms(clip_norm)
+        self._parameters(given)
         # A NaN in a private loss or gradient is not an error to stop at.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
-            drawn_by = batch.drawn_by if isinstance(batch, Batch) else 0
-            of_records = {"losses": losses, "aux": aux}
-            return sealed(value, bound, within, slots=slots, drawn_by=drawn_by, **of_records)
+        drawn_by = batch.drawn_by if isinstance(batch, Batch) else 0
+        return sealed(value, bound, within, losses, aux, slots, drawn_by)
 
     def explain(self, *arguments: PyTree) -> PyTree:
         """Says of every parameter how its gradients are clipped.
@@ -241,6 +227,10 @@ class ClippedGradients:
                 f" {_checks.described(found)}"
             )
         return found if isinstance(self.argnums, tuple) else found[0]
+
+    @functools.cached_property
+    def _norm(self) -> PyTree:
+        return _checked_norms(self.clip_norm)
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]]:
@@ -394,6 +384,8 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
 def _batch_size(examples: Database) -> int:
     leaves = jax.tree.leaves(examples)
     for leaf in leaves:
+        if isinstance(leaf, jax.Array):
+            continue
         _checks.refuse_foreign_dtype("examples", leaf)
         if getattr(getattr(leaf, "dtype", None), "kind", "") in set("OSUMm"):
             raise TypeError(

@@ -12,20 +12,19 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
-from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._pytree import down, frozen_pytree, static
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
-from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum, sealed
+from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
 from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
 from dpjax.random._facade import (
     GAUSSIAN,
     Calibration,
-    Noise,
     add_noise,
     check_key,
     is_seeded,
@@ -63,7 +62,7 @@ class NoiseState(TrainingState):
 
     key: Key
     step: jax.Array
-    noise_multiplier: Scalar
+    noise_multiplier: Scalar = down()
     drawn_by: jax.Array
     dims: int = static()
     noise: NoiseKind = static()
@@ -145,7 +144,7 @@ def gaussian_noise(
     check_key(key)
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     size = _checks.positive("batch_size", batch_size)
-    distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
+    check_noise(noise)
     trainings = Trainings(key)
 
     def init(parameters: PyTree) -> NoiseState:
@@ -158,10 +157,12 @@ def gaussian_noise(
         updates: PyTree, state: NoiseState, params: PyTree = None
     ) -> tuple[PyTree, NoiseState]:
         del params
-        check_step(updates, state, noise)
-        next_key, step_key = jax.random.split(key_of_each_lane(state.key))
-        noisy = with_noise(step_key, updates, multiplier, distribution)
-        return averaged(noisy, size), after_a_step(state, updates, next_key, multiplier)
+        check_clipped(updates)
+        state.refuse_if_closed_over()
+        bound, least = outward(updates.norm_bound, math.inf), outward(multiplier, -math.inf)
+        drawn_by = np.uint32(updates.drawn_by)
+        noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
+        return averaged(noisy, size), after
 
     return transformation(init, update)
 
@@ -175,16 +176,32 @@ def transformation(
     return optax.GradientTransformation(init, update)
 
 
-def with_noise(key: Key, clipped: ClippedSum, multiplier: Scalar, noise: Noise) -> PyTree:
-    """The sum with noise of a multiple of its norm bound."""
-    bound = outward(clipped.norm_bound, math.inf)
-    return _with_noise(key, clipped.value, bound, multiplier, noise)
+@functools.partial(jax.jit, static_argnames="noise")
+def _noisy_sum(
+    state: NoiseState,
+    value: PyTree,
+    norm_bound: Scalar,
+    multiplier: Scalar,
+    least: Scalar,
+    drawn_by: Scalar,
+    noise: NoiseKind,
+) -> tuple[PyTree, NoiseState]:
+    """A step as one program: the sum with noise, and the state after it.
+
+    The division by the batch size stays outside. XLA would join it with the last operation here,
+    and round otherwise.
+    """
+    _check_step(state, value, noise)
+    next_key, step_key = jax.random.split(key_of_each_lane(state.key))
+    noisy = _with_noise(step_key, value, norm_bound, multiplier, noise)
+    return noisy, after_a_step(state, drawn_by, next_key, least)
 
 
 @functools.partial(jax.jit, static_argnames="noise")
 def _with_noise(
-    key: Key, value: PyTree, norm_bound: Scalar, multiplier: Scalar, noise: Noise
+    key: Key, value: PyTree, norm_bound: Scalar, multiplier: Scalar, noise: NoiseKind
 ) -> PyTree:
+    """The sum with noise of a multiple of its norm bound."""
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
     _refuse_shards(key, (value, bound, multiplier))
@@ -199,7 +216,8 @@ def _with_noise(
         False,
         grid_dtype(value),
     )
-    return add_noise(key, value, calibration, noise)
+    distribution = GAUSSIAN if noise == "exact" else GAUSSIAN.in_floats()
+    return add_noise(key, value, calibration, distribution)
 
 
 def _refuse_shards(key: Key, others: PyTree) -> None:
@@ -223,17 +241,15 @@ def check_clipped(updates: object) -> None:
         )
 
 
-def check_step(updates: PyTree, state: NoiseState, noise: NoiseKind, *, more: int = 0) -> None:
-    """Refuses a sum, or a kind of noise, that is not that of the state."""
-    check_clipped(updates)
-    state.refuse_if_closed_over()
-    size = more + sum(jnp.size(leaf) for leaf in jax.tree.leaves(updates.value))
+def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
+    """Refuses a state that is not for the arrays that get noise, or for this kind of noise."""
+    check_precision(state)
+    size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
         raise ValueError(
             f"state must be of dims={size} and noise={noise!r}, as this step is, got one of"
             f" dims={state.dims} and noise={state.noise!r}: make it by init, of all parameters"
         )
-    check_precision(state)
 
 
 def check_precision(state: NoiseState) -> None:
@@ -248,19 +264,14 @@ def check_precision(state: NoiseState) -> None:
 
 def averaged(tree: PyTree, size: Scalar) -> PyTree:
     """Post-processing: a sum over a batch as an average."""
-
-    def average(total: jax.Array) -> jax.Array:
-        return total / jnp.asarray(size).astype(total.dtype)
-
-    return jax.tree.map(average, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return structure.unflatten([x / jnp.asarray(size).astype(x.dtype) for x in leaves])
 
 
-def after_a_step(
-    state: NoiseState, updates: ClippedSum, key: Key, multiplier: Scalar
-) -> NoiseState:
+def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar) -> NoiseState:
     """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
-    drawn_by = jnp.uint32(updates.drawn_by)
+    drawn_by = jnp.uint32(drawn_by)
     same = (state.step == 0) | (state.drawn_by == drawn_by)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
     return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
@@ -361,7 +372,6 @@ def adaptive_noise(
     counted = max(size / 20, total) if count_noise is None else count_noise
     counted = _checks.positive("count_noise", counted)
     multiplier = gradient_noise_multiplier(total, counted)
-    distribution = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     plain = gaussian_noise(key, noise_multiplier=total, batch_size=size, noise=noise)
 
     def init(parameters: PyTree) -> AdaptiveNoiseState:
@@ -374,17 +384,19 @@ def adaptive_noise(
         updates: PyTree, state: AdaptiveNoiseState, params: PyTree = None
     ) -> tuple[PyTree, AdaptiveNoiseState]:
         del params
-        check_step(updates, state.noise, noise, more=1)
+        check_clipped(updates)
+        state.noise.refuse_if_closed_over()
+        _check_step(state.noise, (updates._value, updates.within), noise)
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
-        gradient = averaged(with_noise(gradient_key, updates, multiplier, distribution), size)
+        bound = outward(updates.norm_bound, math.inf)
+        gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
         # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
-        count = sealed(updates.within, 1.0, updates.within, slots=updates.slots)
-        noisy = with_noise(count_key, count, 2 * counted, distribution)
+        noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
-        after = after_a_step(state.noise, updates, next_key, total)
-        return gradient, AdaptiveNoiseState(after, norm)
+        after = after_a_step(state.noise, updates.drawn_by, next_key, total)
+        return averaged(gradient, size), AdaptiveNoiseState(after, norm)
 
     return transformation(init, update)
 

@@ -45,15 +45,17 @@ class Batch:
     drawn_by: int = static(default=0)
 
     @staticmethod
-    def filled_slots(batch: object, size: int, axes: frozenset[str]) -> jax.Array:
-        """A mask of the slots that hold a record.
+    def filled_slots(
+        batch: object, size: int, axes: frozenset[str] = frozenset()
+    ) -> tuple[jax.Array, int]:
+        """A mask of the slots at hand that hold a record, and the number of all slots.
 
         Args:
             batch: a `Batch`; outside of shards also booleans or True, for other records.
             size: the number of slots at hand.
             axes: of devices, over which `jax.shard_map` spreads slots.
         """
-        shards = _shards.shard_count(axes)
+        shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
             # Two batches that were joined have more slots, and so have slots that shards share.
@@ -63,19 +65,19 @@ class Batch:
                     f" in {shards} shards, and a batch of {len(mask)} there: hand on the records"
                     " at batch.indices, and neither join batches nor gather or copy slots"
                 )
-            return mask
+            return mask, batch.capacity
         if axes:
             raise ValueError(
                 "batch must be what sampling(key) returned inside jax.shard_map, got"
                 f" {_checks.described(batch)}: its capacity shows that no shards share a record"
             )
         if batch is True:
-            return jnp.ones(size, bool)
+            return jnp.ones(size, bool), size
         if isinstance(batch, (jax.Array, np.ndarray)) and (batch.shape, batch.dtype) == (
             (size,),
             bool,
         ):
-            return jnp.asarray(batch)
+            return jnp.asarray(batch), size
         raise ValueError(
             f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
             f" True if no slot is empty; got {_checks.described(batch)}: else empty slots count as"

@@ -22,7 +22,7 @@ from jax.tree_util import GetAttrKey
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import fingerprint_of_key
-from dpjax._core._pytree import static
+from dpjax._core._pytree import down, static
 from dpjax._core._types import Key, PyTree
 from dpjax._exact._numerics import outward
 from dpjax.random._facade import is_seeded
@@ -113,7 +113,7 @@ class TrainingState:
 
 
 @dataclass_transform(
-    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static)
+    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, down)
 )
 def training_state(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass that JAX takes apart only where it was made.
@@ -123,21 +123,29 @@ def training_state(cls: type[T]) -> type[T]:
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
-    names = [field.name for field in fields if "static" not in field.metadata]
     constants = [field.name for field in fields if "static" in field.metadata]
+    leaves = {field.name: "toward" in field.metadata for field in fields}
+    leaves = {name: rounded for name, rounded in leaves.items() if name not in constants}
 
-    def flatten(state: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
-        parts: list[tuple[object, PyTree]] = [
-            (GetAttrKey(name), outward(getattr(state, name), -math.inf)) for name in names
-        ]
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(parts)):
+    def flatten(state: T) -> tuple[list[PyTree], tuple[object, ...]]:
+        known = vars(state)
+        moved = known["_trace"] != get_opaque_trace_state()
+        if moved and any(isinstance(x, jax.Array) for x in jax.tree.leaves([*known.values()])):
             state.refuse_if_closed_over()
-        return parts, tuple(getattr(state, name) for name in constants)
+        parts = [
+            outward(known[name], -math.inf) if rounded else known[name]
+            for name, rounded in leaves.items()
+        ]
+        return parts, tuple(known[name] for name in constants)
 
-    def unflatten(static: tuple[object, ...], parts: Iterable[PyTree]) -> T:
-        return made(**dict(zip((*names, *constants), (*parts, *static), strict=True)))
+    def flatten_with_keys(state: T) -> tuple[list[tuple[object, PyTree]], tuple[object, ...]]:
+        parts, others = flatten(state)
+        return list(zip(map(GetAttrKey, leaves), parts, strict=True)), others
 
-    jax.tree_util.register_pytree_with_keys(made, flatten, unflatten)
+    def unflatten(others: tuple[object, ...], parts: Iterable[PyTree]) -> T:
+        return made(**dict(zip((*leaves, *constants), (*parts, *others), strict=True)))
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
 
 

@@ -26,9 +26,14 @@ def linear(w, x):
 PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 
+def summed(value, norm_bound, within, slots=1):
+    """A sum of gradients, without losses."""
+    return sealed(value, norm_bound, within, jnp.zeros(slots), None, slots, 0)
+
+
 def nothing(norm_bound=1.0):
     """A sum of no gradients."""
-    return sealed(PARAMETERS, norm_bound, jnp.int32(0), slots=1)
+    return summed(PARAMETERS, norm_bound, jnp.int32(0), slots=1)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +183,7 @@ def test_what_was_transformed_has_no_norm_bound(before, keys):
     Everything that reaches the noise has the parts that left `clipped`: a sum cannot be taken
     apart, made anew, or be written to, so no dtype and no function of a transformation matters.
     """
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
+    sums = summed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     noise = learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4)
     chained = optax.chain(before, noise)
     with (
@@ -189,7 +194,7 @@ def test_what_was_transformed_has_no_norm_bound(before, keys):
 
 
 def test_what_passes_a_sum_on_is_allowed(keys):
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
+    sums = summed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     noise, same = (
         learning.gaussian_noise(keys(3), noise_multiplier=1.0, batch_size=4) for _ in range(2)
     )
@@ -200,7 +205,7 @@ def test_what_passes_a_sum_on_is_allowed(keys):
 
 def test_the_parts_of_a_sum_cannot_be_written_to():
     """A dictionary can, so `value` is another one each time."""
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
+    sums = summed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     sums.value["a"] = jnp.zeros(3)
     assert sums.value["a"].tolist() == [1, 1, 1]
     for name in ("norm_bound", "within", "_value"):
@@ -213,7 +218,7 @@ def test_steps_of_noise_are_accumulated_after_it(kind, keys):
     """Sums are of one batch each: two batches that were added up would need an account of both."""
     settings = {"initial_clip_norm": 1.0} if kind is learning.adaptive_noise else {}
     noise = kind(keys(3), noise_multiplier=1.0, batch_size=4, **settings)
-    sums = sealed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
+    sums = summed({"a": jnp.ones(3)}, jnp.float32(1), jnp.int32(3), slots=1)
     before = optax.MultiSteps(noise, 2)
     with pytest.raises(TypeError, match=r"use learning\.clipped_in_parts"):
         before.update(sums, before.init(sums.value), sums.value)
@@ -231,7 +236,7 @@ def test_steps_of_noise_are_accumulated_after_it(kind, keys):
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.lion(0.1)], ids=["sgd", "lion"])
 def test_a_sum_without_noise_says_to_add_it(optimizer):
     """Whatever an optimizer, or a step that was written by hand, computes with it first."""
-    sums = sealed(jnp.ones(3), jnp.float32(1), jnp.int32(3), slots=1)
+    sums = summed(jnp.ones(3), jnp.float32(1), jnp.int32(3), slots=1)
     weights = jnp.ones(3)
     for used in (
         lambda: optimizer.update(sums, optimizer.init(weights), weights),
@@ -252,7 +257,7 @@ def test_a_bound_that_is_none_gives_nan(keys):
 
     @jax.jit
     def update(norm_bound, state):
-        return noise.update(sealed(small, norm_bound, jnp.int32(0), slots=1), state)[0]
+        return noise.update(summed(small, norm_bound, jnp.int32(0), slots=1), state)[0]
 
     for norm_bound in (0.0, -1.0, np.nan, np.inf):
         released = update(np.float32(norm_bound), noise.init(small))["a"]
@@ -277,7 +282,7 @@ def test_trainings_at_once_need_a_key_each(keys):
     state = noise.init({"a": jnp.zeros(3)})
 
     def update(x, state):
-        return noise.update(sealed({"a": x}, jnp.float32(1), jnp.int32(0), slots=1), state)
+        return noise.update(summed({"a": x}, jnp.float32(1), jnp.int32(0), slots=1), state)
 
     values = jnp.zeros((2, 3))
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -411,7 +416,7 @@ def test_the_division_of_a_sum_by_its_bound_is_charged():
     one = 1e6 + jnp.arange(3000, dtype=jnp.float32).reshape(1000, 3)
     other = one + jnp.array([[1.0, 2.0, 2.0]], jnp.float32)
     for value in (one, other):
-        noise.update(sealed(value, bound, jnp.int32(0), slots=slots), state)
+        noise.update(summed(value, bound, jnp.int32(0), slots=slots), state)
     naive, charged = (
         np.max(np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1))
         for x, y in ((one / bound, other / bound), seen)
@@ -427,7 +432,7 @@ def test_noise_multipliers_may_be_swept(kind, keys):
     def drawn(key, multiplier):
         noise = learning.gaussian_noise(key, noise_multiplier=multiplier, batch_size=4, noise=kind)
         values = {"a": jnp.zeros(400)}
-        sums = sealed(values, 1.0, jnp.int32(0), slots=1)
+        sums = summed(values, 1.0, jnp.int32(0), slots=1)
         return noise.update(sums, noise.init(values))[0]["a"]
 
     swept = jax.jit(jax.vmap(drawn))(jax.random.split(keys(7), 3), jnp.array([1.0, 100.0, -1.0]))
@@ -446,7 +451,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
             keys(7), noise_multiplier=multiplier, batch_size=4, noise=kind
         )
         values = {"a": jnp.zeros(400)}
-        sums = sealed(values, 1.0, jnp.int32(0), slots=1)
+        sums = summed(values, 1.0, jnp.int32(0), slots=1)
         return noise.update(sums, noise.init(values))[0]["a"]
 
     with pytest.raises(ValueError, match="key must be one for each value"):
@@ -455,7 +460,7 @@ def test_one_key_for_several_multipliers_is_refused(kind, keys):
 
 def test_a_guarantee_is_that_of_the_least_noise(keys):
     """Whatever a state is told afterwards, and if other noise goes on with it."""
-    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
+    sums = summed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
     little, much = (
         learning.gaussian_noise(keys(0), noise_multiplier=z, batch_size=4) for z in (1.1, 2.0)
     )
@@ -471,7 +476,7 @@ def test_a_guarantee_is_that_of_the_least_noise(keys):
 
 
 def test_a_state_of_another_training_is_refused(keys):
-    sums = sealed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
+    sums = summed({"a": jnp.zeros(3)}, 1.0, jnp.int32(0), slots=1)
     settings = {"noise_multiplier": 1.0, "batch_size": 4}
     exact, floats = (
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
@@ -632,7 +637,7 @@ def test_the_count_gets_noise_of_its_scale(keys):
 
     def norm(key):
         state = dataclasses.replace(start, noise=dataclasses.replace(start.noise, key=key))
-        batch = sealed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20), slots=1)
+        batch = summed({"a": jnp.zeros(1)}, 1.0, jnp.int32(20), slots=1)
         return noise.update(batch, state)[1].clip_norm
 
     norms = jax.jit(jax.vmap(norm))(jax.random.split(keys(6), 600))
@@ -684,13 +689,13 @@ def test_noise_of_others_is_for_vectors_of_norm_one():
     noise = learning.with_privatizer(other, batch_size=2)
     values = {"a": jnp.array([2.0, 4.0])}
     state = noise.init(values)
-    clipped = sealed(values, jnp.float32(4), jnp.int32(0), slots=1)
+    clipped = summed(values, jnp.float32(4), jnp.int32(0), slots=1)
     gradient, state = noise.update(clipped, state)
     np.testing.assert_allclose(seen[0], [0.5, 1.0], rtol=1e-5)
     np.testing.assert_allclose(gradient["a"], [3.0, 4.0], rtol=1e-5)
     assert state.inner == 1
     # Correlated noise is for one norm bound.
-    gradient, _ = noise.update(sealed(values, jnp.float32(5), jnp.int32(0), slots=1), state)
+    gradient, _ = noise.update(summed(values, jnp.float32(5), jnp.int32(0), slots=1), state)
     assert np.all(np.isnan(gradient["a"]))
 
 
