@@ -1,4 +1,4 @@
-"""How many calls a reader has to follow: `python tests/calls.py` counts those of four runs.
+"""How many calls a reader has to follow: `python tests/calls.py` counts those of several runs.
 
 A call is one of a Python function of dpjax; comprehensions and generator expressions are part of
 the function that they stand in. A warm run has compiled its programs before. A step of DP-SGD is
@@ -89,6 +89,44 @@ def dp_sgd_step():
     return run
 
 
+def warm_dp_sgd_step():
+    """A warm step of DP-SGD outside of `jit`: a batch, its clipped sum, and noise."""
+    weights, examples = jnp.zeros(3), jnp.ones((100, 3))
+    sampling = learning.poisson_sampling(100, batch_size=10)
+    clipped = learning.clipped_gradients(jnp.dot, clip_norm=1.0)
+    noise = learning.gaussian_noise(KEY, noise_multiplier=1.0, batch_size=10)
+    state = noise.init(weights)
+
+    def run():
+        batch = sampling(KEY)
+        noise.update(clipped(weights, examples[batch.indices], batch), state)
+
+    run()
+    return run
+
+
+def further_steps_of_fit():
+    """What 10 further steps of `fit` add."""
+
+    def run(epochs):
+        return lambda: learning.fit(
+            KEY,
+            jnp.dot,
+            jnp.zeros(3),
+            database=jnp.ones((100, 3)),
+            optimizer=optax.sgd(0.1),
+            epochs=epochs,
+            batch_size=10,
+            clip_norm=1.0,
+            noise_multiplier=10.0,
+            delta=1e-5,
+        )
+
+    run(1)()
+    run(2)()
+    return calls_of(run(2)) - calls_of(run(1))
+
+
 def sampling(chunks=1):
     """A warm sampling of the sensitivity of a mean."""
 
@@ -117,6 +155,8 @@ def counted():
         "warm mean, 1,000 records": calls_of(mean()),
         "warm histogram, 1,000 records": calls_of(histogram()),
         "trace of a step of DP-SGD": calls_of(dp_sgd_step()),
+        "warm step of DP-SGD": calls_of(warm_dp_sgd_step()),
+        "10 further steps of fit": further_steps_of_fit(),
         "warm sampling in one chunk": calls_of(sampling()),
         "10 further chunks of a sampling": further_chunks(),
     }

@@ -143,7 +143,10 @@ def training_state(cls: type[T]) -> type[T]:
         return list(zip(map(GetAttrKey, leaves), parts, strict=True)), others
 
     def unflatten(others: tuple[object, ...], parts: Iterable[PyTree]) -> T:
-        return made(**dict(zip((*leaves, *constants), (*parts, *others), strict=True)))
+        state = object.__new__(made)
+        values = (*parts, *others, get_opaque_trace_state())
+        vars(state).update(zip((*leaves, *constants, "_trace"), values, strict=True))
+        return state
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
     return made
