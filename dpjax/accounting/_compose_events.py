@@ -39,8 +39,8 @@ def left_out_orders_hidden() -> Generator[None]:
         logger.removeFilter(passes)
 
 
-# Accountants of dp-accounting forget the counts of these: PLDAccountant in 0.6.0, and RdpAccountant
-# in later versions.
+# dp-accounting composes these events once, whatever the count: PLDAccountant does in 0.6.0, and
+# RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
 # Their noise multiplier is relative to a sensitivity, so it means the same under both relations.
 _OF_A_SENSITIVITY = (
@@ -81,9 +81,9 @@ def compose_events(
             response or the exponential mechanism is repeated more than 10^5 times.
 
     Formal guarantees:
-        Those of the accountant. It forgets some counts: those of randomized response in
-        dp-accounting 0.6, and of the exponential mechanism in later versions. dpjax composes these
-        events one by one.
+        Those of the accountant. An accountant may ignore how often an event is repeated: randomized
+        response in dp-accounting 0.6, and the exponential mechanism in later versions. dpjax
+        composes these events one by one.
 
     Source:
         dp-accounting.

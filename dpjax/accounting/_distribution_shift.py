@@ -1,4 +1,4 @@
-"""What a guarantee is worth where the records come from another distribution than the oracle.
+"""Guarantees for records that come from another distribution than the oracle's.
 
 docs/proofs/distribution-shift.md has the proofs.
 """
@@ -31,9 +31,9 @@ def under_distribution_shift(
 ) -> Guarantee:
     """Turns a guarantee under the oracle P into one for records that really come from Q.
 
-    A pair of databases that differ in t records holds N = n + t of them. If two records decide the
-    distance of a pair, records=2 makes that N = 2 t. Let a pair be bad with
-    probability gamma under P and q under Q. Give one bound for a single record:
+    Two databases that differ in t records hold N = n + t records together. If two records decide
+    the distance of a pair, records=2 makes N = 2 t. A pair exceeds the estimate with probability
+    gamma under P, and with probability q under Q. Give one bound for a single record:
 
         kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
         reverse_kl:  tau >= KL(Q || P),       kl(q || gamma) <= N tau
@@ -142,7 +142,7 @@ def _by_ratio(gamma: float, most: float, records: int) -> float:
     return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
 
 
-# What each bound on a record makes of gamma: a function of gamma, the bound and N.
+# The new gamma by the bound that is given: a function of gamma, the bound and N.
 _WORST: dict[str, Callable[[float, float, int], float]] = {
     "kl": _by_kl,
     "reverse_kl": _by_reverse_kl,

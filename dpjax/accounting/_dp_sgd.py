@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, Self, get_args
 
 import numpy as np
 import scipy
@@ -29,9 +29,9 @@ _OUTWARD = 1 + 1e-9
 # The search for a noise multiplier begins with intervals of losses that are wider by this factor.
 _COARSE = 16.0
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
-# An epsilon that is asked for is met up to this factor.
+# The noise multiplier that is found has an epsilon of at least this part of the one asked for.
 _MET = 0.99
-# The part of delta that noise and batches may use up which leave their distributions.
+# The largest part of delta for noise and batches that leave their distributions.
 _LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
@@ -126,17 +126,18 @@ def dp_sgd(
         ... )
         (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
-    run = _Run.of(sampling, steps, delta, dims, relation, method)
+    run = _Run(sampling, steps, delta, dims, relation, method).checked()
     z = _positive("noise_multiplier", noise_multiplier)
     epsilon = run.epsilon(z)
     if run.replaced:
-        return Guarantee(epsilon, run.delta, relation=run.relation)
+        return Guarantee(epsilon, run.delta)
     replacing = None
     with contextlib.suppress(NoEpsilonError):
         other = run._replace(relation=NeighboringRelation.REPLACE_ONE).epsilon(z)
         replacing = other, run.delta, epsilon, run.delta
     notes = (f"in {sampling.n} public slots",)
-    return Guarantee(epsilon, run.delta, relation=run.relation, notes=notes, replacing=replacing)
+    added = NeighboringRelation.ADD_OR_REMOVE_ONE
+    return Guarantee(epsilon, run.delta, relation=added, notes=notes, replacing=replacing)
 
 
 def dp_sgd_noise_multiplier(
@@ -185,7 +186,7 @@ def dp_sgd_noise_multiplier(
         >>> round(z, 2)
         1.44
     """
-    run = _Run.of(sampling, steps, delta, dims, relation, method)
+    run = _Run(sampling, steps, delta, dims, relation, method).checked()
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
@@ -210,31 +211,29 @@ class _Run(NamedTuple):
     steps: int
     delta: float
     dims: int
-    relation: NeighboringRelation
+    relation: NeighboringRelation | None
     method: AccountingMethod
 
-    @staticmethod
-    def of(
-        sampling: Sampling,
-        steps: int,
-        delta: float,
-        dims: int,
-        relation: NeighboringRelation | None,
-        method: AccountingMethod,
-    ) -> "_Run":
-        relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
-        _checks.choice("method", method, get_args(AccountingMethod))
-        steps = _checks.integer("steps", steps, least=1, most=10**9)
-        dims = _checks.integer("dims", dims, least=1)
-        delta = _checks.fraction("delta", delta)
+    def checked(self) -> Self:
+        """The same run, with the relation that it inherits; refuses what is out of range."""
+        relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
+        _checks.choice("method", self.method, get_args(AccountingMethod))
+        steps = _checks.integer("steps", self.steps, least=1, most=10**9)
+        dims = _checks.integer("dims", self.dims, least=1)
+        delta = _checks.fraction("delta", self.delta)
         _checks.host_only("delta", delta, "a concrete number")
-        _check_sampling(sampling)
+        sampling = self.sampling
+        _checks.choice("sampling.kind", sampling.kind, ("poisson", "fixed"))
+        if not 0 < sampling.rate <= 1:
+            raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
+        _checks.integer("sampling.capacity", sampling.capacity, least=1)
+        _checks.integer("sampling.n", sampling.n, least=1)
         if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
                 " poisson_sampling, or replace-one"
             )
-        return _Run(sampling, steps, delta, dims, relation, method)
+        return self._replace(steps=steps, delta=delta, dims=dims, relation=relation)
 
     @property
     def replaced(self) -> bool:
@@ -248,14 +247,14 @@ class _Run(NamedTuple):
 
     @property
     def missed_anyway(self) -> float:
-        """The same without batches that exceed their capacity."""
+        """The probability that noise leaves its distribution, or that random words are equal."""
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
         return self.steps * (of_noise + _probability_of_ties(self.sampling))
 
     @property
     def missed(self) -> float:
-        """The probability that the noise or the batch of some step leaves its distribution."""
+        """The same, or that a batch exceeds its capacity, in any step."""
         return self.missed_anyway + self.steps * _probability_of_a_cut(self.sampling)
 
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
@@ -301,7 +300,7 @@ class _Run(NamedTuple):
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _charged_at(self, epsilon: float) -> float:
-        """The part of delta for what leaves its distribution, where the run has this epsilon."""
+        """The part of delta for noise and batches that leave their distributions, at an epsilon."""
         above = epsilon + self.loss
         return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
@@ -463,14 +462,6 @@ def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
     total = scipy.special.logsumexp(order * log_p + (1 - order) * log_q)
     log_moment = total + math.log(step) - math.log(2 * math.pi) / 2
     return max(0.0, log_moment) / (order - 1) * (1 + 1e-7) + 1e-12
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    _checks.choice("sampling.kind", sampling.kind, ("poisson", "fixed"))
-    if not 0 < sampling.rate <= 1:
-        raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
-    _checks.integer("sampling.capacity", sampling.capacity, least=1)
-    _checks.integer("sampling.n", sampling.n, least=1)
 
 
 def _positive(name: str, value: float) -> float:

@@ -52,13 +52,13 @@ class PairCurve:
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """What a release of this loss adds to the divergence; it grows with the loss."""
+        """How much a release adds to the divergence, by its privacy loss, with which it grows."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """A divergence falls with epsilon, but what is charged for the tables grows."""
+        """A divergence falls with epsilon, but the charge for the tables grows: so epsilon is capped."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
@@ -113,7 +113,7 @@ def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _both_signs(epsilon: np.ndarray, at: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """A divergence at any epsilon, from one at epsilon >= 0 of families that know no order."""
+    """Extends a divergence to epsilon < 0, in families where both databases play the same role."""
     found = np.maximum(at(np.abs(epsilon)), 0.0)
     with np.errstate(under="ignore"):
         return np.where(epsilon >= 0, found, 1 - np.exp(-np.abs(epsilon)) * (1 - found))

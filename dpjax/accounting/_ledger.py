@@ -58,20 +58,14 @@ class LedgerReport:
     def rows(self) -> list[dict[str, object]]:
         """One dict for each payment, of strings, floats and exact decimals."""
         epsilon, delta = self.budget
-        return [
-            {
-                "time": row["time"],
-                "what": row["what"],
-                "name": row["name"],
-                "version": row["version"],
-                "guarantee": row["guarantee"],
-                "epsilon": row["epsilon"],
-                "delta": row["delta"],
-                "epsilon left": epsilon - _decimal(row["spent_epsilon"]),
-                "delta left": delta - _decimal(row["spent_delta"]),
-            }
-            for row in self.history
-        ]
+        columns = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
+        rows: list[dict[str, object]] = []
+        for payment in self.history:
+            row = {column: payment[column] for column in columns}
+            row["epsilon left"] = epsilon - _decimal(payment["spent_epsilon"])
+            row["delta left"] = delta - _decimal(payment["spent_delta"])
+            rows.append(row)
+        return rows
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows as a pandas DataFrame, with Decimals in the columns of costs.

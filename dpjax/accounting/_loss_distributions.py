@@ -64,7 +64,15 @@ def epsilons_by_losses(
     else:
         interval = _interval(sigma, rate, steps) * coarseness
         if kind == "poisson":
-            one = _poisson(accounting, rate, z, interval, replaced)
+            relations = accounting.NeighboringRelation
+            one = accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
+                z,
+                sampling_prob=rate,
+                neighboring_relation=(
+                    relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
+                ),
+                value_discretization_interval=interval,
+            )
         else:
             one = _fixed_size(accounting, rate, sigma, interval)
         composed = _self_composed(one, steps)
@@ -103,19 +111,6 @@ def _self_composed(
     whole, rest = divmod(steps, _MOST_AT_ONCE)
     composed = _self_composed(distribution.self_compose(_MOST_AT_ONCE), whole)
     return composed.compose(distribution.self_compose(rest)) if rest else composed
-
-
-def _poisson(
-    accounting: ModuleType, rate: float, z: float, interval: float, replaced: bool
-) -> "PrivacyLossDistribution":
-    """The losses of a Gaussian mechanism on a batch that each record joins independently."""
-    relations = accounting.NeighboringRelation
-    return accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
-        z,
-        sampling_prob=rate,
-        neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE,
-        value_discretization_interval=interval,
-    )
 
 
 def _fixed_size(

@@ -102,10 +102,10 @@ class Share(Account):
         up epsilons, and every release pays its own.
 
         A share with a delta adds up squares of mu, the sensitivity over the scale of Gaussian
-        noise. The first release debits the whole part, before its noise is drawn, and nothing
-        returns. A smaller cost that is read off at the end would be chosen by the answers, and no
-        guarantee. A part that was never used costs nothing. If a process is killed, what it had
-        left of a share is lost.
+        noise. The first release debits the whole part, before its noise is drawn, and nothing is
+        paid back. A smaller cost, read off at the end, would depend on the answers, and would be no
+        guarantee. A part that was never used costs nothing. If a process is killed, the rest of its
+        shares is lost.
 
         All releases of such a part are together a random function of one draw of Gaussian noise of
         the largest mu that is (epsilon, delta)-DP, less what the tables of the noise need. They may

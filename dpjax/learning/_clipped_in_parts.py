@@ -28,16 +28,16 @@ def clipped_in_parts(
 ) -> ClippedSum:
     """The clipped sum of a batch that is too large to be held at once.
 
-    Draws one batch, and cuts its slots into parts. Batches that were drawn one by one are not the
-    parts of one: a record may be in several, which the accounting does not know.
+    Draws one batch, and cuts its slots into parts. Batches that were drawn separately cannot be
+    joined into one: a record could be in several of them, which the accounting does not cover.
 
     Args:
         key: as for `sampling`, another one for each step.
         clipped: of the loss.
         parameters: a pytree of float arrays.
         sampling: draws the batch.
-        examples: `examples(indices)` loads the records at these indices; a pytree of arrays with
-            one row for each index, whatever the other indices are.
+        examples: `examples(indices)` loads the records at these indices: a pytree of arrays with
+            one row for each index. A row depends on its own index alone.
         parts: how many, from 1 to the number of slots; all have one size and share a program.
         present: the slots that hold a record, as for `sampling`; None if all do.
         clip_norm: as for `clipped`.
@@ -51,7 +51,7 @@ def clipped_in_parts(
 
     Formal guarantees:
         Those of `clipped_gradients`, for the batch: a record is in one slot of one part. Parts are
-        added up as integers, and what that rounds is charged to the norm bound.
+        added up as integers, and the rounding of their sum is charged to the norm bound.
 
     Source:
         That of `clipped_gradients`.
@@ -115,11 +115,9 @@ def clipped_in_parts(
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
-
-    def written(x: jax.Array) -> list[jax.Array]:
-        return Digits.of(x.dtype, clip_norm=jnp.asarray(scale), batch=batch).write(x)
-
-    return jax.tree.map(written, value)
+    """A sum as integers, which add up without rounding."""
+    scale = jnp.asarray(scale)
+    return jax.tree.map(lambda x: Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x), value)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

@@ -44,12 +44,13 @@ class ClippedSum:
         norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
         within: the number of examples within the clip norm minus the number of others; for adaptive
             clipping. Private.
-        private_losses: shape (batch,), the loss of each example; 0 in empty slots. No noise covers
-            them: who sees them, or their mean, sees the records.
-        private_aux: what the loss returns besides, for each example, with a leading axis of the
-            batch; 0 in empty slots. None without `has_aux`. As private as the losses.
-        slots: how many the batch has, public. The sum is at most so many norm bounds long.
-        drawn_by: says which sampling drew the batch; 0 if it is of the caller's own choice.
+        private_losses: shape (batch,), the loss of each example; 0 in empty slots. They carry no
+            noise: publishing them, or their mean, reveals the records.
+        private_aux: the aux that the loss returns, with a leading axis of examples; 0 in empty
+            slots. None without `has_aux`. As private as the losses.
+        slots: the number of slots of the batch, public. The sum is at most `slots * norm_bound`
+            long.
+        drawn_by: a number for the sampling that drew the batch; 0 if the caller chose the records.
 
     Formal guarantees:
         Those of `clipped_gradients`, which alone makes it.
@@ -69,8 +70,8 @@ class ClippedSum:
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
-            "a ClippedSum is made by learning.clipped_gradients alone, and has no other parts than"
-            " those it was made with"
+            "a ClippedSum is made by learning.clipped_gradients alone, and no field of it can be"
+            " replaced"
         )
 
     @property
@@ -85,8 +86,8 @@ class ClippedSum:
     ) -> Sensitivity:
         """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
 
-        Of the sum as it is: divide by a batch size after the noise, for a quotient of floats is
-        rounded once more.
+        It holds for the sum itself. Divide by a batch size after adding noise: a division before
+        would round the sum once more.
 
         Args:
             relation: which batches are neighbors; None for that of an open ledger, else
@@ -141,15 +142,15 @@ class ClippedGradients:
         """The sum over a batch: `clipped(parameters, examples, batch)`.
 
         Args:
-            *arguments: those of the loss, with examples in place of the example, then the batch.
-                Parameters are pytrees of float arrays; they and other arguments are public, and
-                inside `jax.shard_map` the same on all shards. Examples are a pytree of arrays with
-                a leading axis of slots; inside `jax.shard_map`, the slots of this shard. The batch
-                is the `Batch` that the sampling drew; or, outside of `jax.shard_map` and for
-                records of your own choice, booleans that say which slots hold a record, or True if
-                all do. No record may be in two slots.
-            clip_norm: instead of that of the object, for adaptive clipping; a traced one out of
-                range gives NaN.
+            *arguments: the arguments of the loss, with examples in place of the example, and then
+                the batch. Parameters are pytrees of float arrays. They and other arguments are
+                public, and inside `jax.shard_map` equal on all shards. Examples are a pytree of
+                arrays with a leading axis of slots; inside `jax.shard_map`, the slots of this
+                shard. The batch is the `Batch` that the sampling drew. Outside of `jax.shard_map`
+                you may choose the records yourself. Then the batch is a mask of the slots that hold
+                a record, or True if all do. No record may be in two slots.
+            clip_norm: replaces the clip norm of the object, for adaptive clipping. A traced one
+                that is out of range gives NaN.
 
         Returns:
             A `ClippedSum`.
@@ -179,7 +180,8 @@ class ClippedGradients:
         """Says of every parameter how its gradients are clipped.
 
         Args:
-            *arguments: those of the loss; of the example, the last one, shapes are enough.
+            *arguments: the arguments of the loss. The last one, the example, may be given by its
+                shapes alone.
 
         Returns:
             A pytree like the parameters of texts that begin with "dense", "embedding" or
@@ -196,7 +198,7 @@ class ClippedGradients:
         """The norm of each example's gradient, as private as the examples.
 
         Args:
-            *arguments: those of the loss, with examples in place of the example.
+            *arguments: the arguments of the loss, with examples in place of the example.
 
         Returns:
             An array of shape (batch,), or a tree of them like the clip norm, to choose it by on
@@ -316,7 +318,7 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
     if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
         raise ValueError(
             f"examples must all be sharded over {sorted(axes)}, as the mask or some of them are:"
-            " an example that every shard holds would count once for each"
+            " an array that is not sharded would count once on every shard"
         )
     return axes
 
@@ -340,7 +342,7 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum; and losses and aux, 0 in empty slots, which repeat some record."""
+    """The clipped sum, and losses and aux. Empty slots repeat some record, so there both are 0."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
@@ -412,20 +414,20 @@ def clipped_gradients(
 ) -> ClippedGradients:
     """Sums of per-example gradients, each clipped to a norm, at about the cost of one gradient.
 
-    Computes sum_i min(1, C / ||g_i||) g_i, where g_i is the gradient of the loss of example i, and
-    forms no g_i where it need not: of a dense layer that sees one vector of every example, g_i is
-    the outer product of what goes in and the gradient of what comes out, so its norm is the product
-    of two norms, and the sum is one matrix product. The loss is any JAX function, of plain JAX,
-    Equinox or Flax: its layers are found in the traced program, none is wrapped. The object's
-    `explain` says which way each parameter goes.
+    Computes sum_i min(1, C / ||g_i||) g_i, where g_i is the gradient of the loss of example i. Few
+    of the g_i are formed. For example, let a dense layer see one vector of every example. Then g_i
+    is the outer product of the layer's input and the gradient of its output. Its norm is the
+    product of two norms, and the sum is one matrix product. The loss is any JAX function, of plain
+    JAX, Equinox or Flax: its layers are found in the traced program, and no layer is wrapped.
+    `explain` says how the gradients of each parameter are clipped.
 
-    The loss may take more arguments, in front of the example, and return more than a number, as for
-    `jax.value_and_grad`. Losses and the rest come with the sum, as `private_losses` and
-    `private_aux`. They are the records' own numbers, not private until a mechanism releases
-    them. The noise takes the sum alone, so a training does not show them unless it returns them.
+    As for `jax.value_and_grad`, the loss may take more arguments in front of the example, and may
+    return aux. Losses and aux come with the sum, as `private_losses` and `private_aux`. They are
+    private numbers of the records, and no noise protects them. Noise is added to the sum alone, so
+    a training does not show them unless it returns them.
 
     A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
-    clips its own examples, the sum is that over all shards, and it is the same on each of them.
+    clips its own examples, and every shard gets the sum over all shards.
 
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
@@ -433,7 +435,7 @@ def clipped_gradients(
         clip_norm: C, from 1e-10 to 1e10, public. A tree of several, one for each part of the
             parameters, clips each part to its own: `{"body": 1.0, "head": 0.1}`. `norm_bound` is
             then the root of the sum of their squares.
-        argnums: which argument, or arguments, gradients are taken with respect to, from 0. With
+        argnums: the argument, or arguments, with respect to which gradients are taken, from 0. With
             several, one norm bounds all gradients together, and the sum is a tuple.
         has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
         microbatch_size: how many examples are in memory together; larger batches are cut up.
@@ -449,20 +451,21 @@ def clipped_gradients(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Let two batches have the same slots, one of which holds a record in one batch and none in
-        the other (its mask is False), or there the last record, whose own slot is then empty. Then
-        the sums, as they are computed in floats, are at most `norm_bound` = C (1 + rho) apart in
-        the norm l2; where the slot holds any other record, twice that. rho covers the rounding of
-        norms, of factors and of sums, for any order in which XLA
-        adds. An example whose loss or gradient is not finite counts as zero, and does not touch
-        what others contribute. Assumed is that what an example contributes depends on it and its
-        slot alone, as in every program that `vmap` makes: the loss neither closes over nor takes
-        anything that is made of the batch, such as its mean. Losses and aux have no bound.
+        Take a batch, and remove the record in one slot. The slot is then empty (its mask is False),
+        or the record in the last slot takes its place. The two computed sums are at most
+        `norm_bound` = C (1 + rho) apart in the norm l2. If any other record takes the place, they
+        are at most twice that apart. rho covers the rounding of norms, factors and sums, for any
+        order in which XLA adds. An example whose loss or gradient is not finite counts as zero, and
+        does not affect other examples. This assumes that the contribution of an example depends on
+        this example and its slot alone, as in every program that `vmap` makes. So the loss must
+        neither close over nor take anything that is made of the batch, such as its mean. Losses and
+        aux have no bound.
 
-        Over shards the bound is that of one shard, not a sum of bounds. A slot is on one shard, so
-        the sums of the others are equal in both batches. Shards are added up as integers, so the
-        totals differ by what that one shard differs by. The bound is charged for microbatches of
-        one device, which round more. So it does not depend on the number of shards.
+        Over shards, the bound is the bound of one shard, not a sum of bounds. A slot is on one
+        shard, so the sums of the other shards are equal in both batches. Shards are added up as
+        integers, so the totals differ exactly as the sums of that one shard do. rho is computed for
+        the microbatches of a single device, which round more. So the bound does not depend on the
+        number of shards.
 
     Source:
         Goodfellow, "Efficient per-example gradient computations" (2015); Lee and Kifer, "Scaling up

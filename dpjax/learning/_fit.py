@@ -185,7 +185,10 @@ def fit(
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
     unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
     with optax_promotion():
-        inner = jax.tree.map(_array, optimizer.init(parameters))
+        # Arrays of a dtype that a file keeps: those made of Python's floats adapt to others.
+        inner = jax.tree.map(
+            lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
+        )
     now = _Training(parameters, inner, unkeyed, key)
     jax.eval_shape(step, now, records)
     last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
@@ -193,7 +196,7 @@ def fit(
     run: Json = {}
     if checkpoint is not None:
         run = {
-            "loss": _of_loss(loss, parameters, records),
+            "loss": Program.trace("loss", loss, parameters, _example(records)).fingerprint,
             "parameters": digest(jax.tree.leaves(parameters)),
             "optimizer": _of_optimizer(optimizer, parameters, inner),
             "database": _shapes(records),
@@ -266,14 +269,11 @@ def _training_step(
     return step
 
 
-def _of_loss(
-    loss: Callable[[PyTree, PyTree], PyTree], parameters: PyTree, records: Database
-) -> str:
-    """The fingerprint of the loss of one example, as `privatize` has one of a target."""
+def _example(records: Database) -> PyTree:
+    """The shapes and dtypes of one record."""
     if isinstance(records, PaddedRecords):
         records = records.records
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
-    return Program.trace("loss", loss, parameters, example).fingerprint
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
 
 
 def _of_optimizer(
@@ -287,11 +287,6 @@ def _of_optimizer(
 
     program = Program.trace("optimizer", update, parameters, state, parameters)
     return digest(program.fingerprint, [words(leaf) for leaf in jax.tree.leaves(state)])
-
-
-def _array(leaf: PyTree) -> jax.Array:
-    """An array of a dtype that a file keeps: arrays made of Python's floats adapt to others."""
-    return jnp.asarray(leaf, jnp.result_type(leaf))
 
 
 def _shapes(tree: PyTree) -> list[str]:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import optax
 
 
-# Stands for batches that were not all drawn in one way.
+# The `drawn_by` of a training whose batches were not all drawn in one way.
 SEVERAL = np.uint32(2**32 - 1)
 
 
@@ -288,7 +288,7 @@ class AdaptiveNoiseState:
 
     Attributes:
         noise: the `NoiseState`, which `learning.guarantee` takes.
-        clip_norm: for the next `clipped(..., clip_norm=)`; public.
+        clip_norm: of the next step, public; for `clipped(..., clip_norm=)`.
 
     Formal guarantees:
         None of its own.
@@ -443,7 +443,8 @@ def guarantee(
     Formal guarantees:
         Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
         `clipped_gradients` took the batch and its records, and every state followed the last one.
-        Batches of your own choice, with a mask or True, are taken for batches of the sampling.
+        If you chose the records yourself, with a mask or True, the guarantee assumes that the
+        sampling drew them.
 
     Source:
         Those of `accounting.dp_sgd`.

@@ -29,10 +29,10 @@ _MOST_OFFSETS = 81
 
 
 class Gradients(NamedTuple):
-    """The gradients of one parameter, an example each.
+    """The gradients of one parameter, one for each example.
 
     Attributes:
-        squared_norms: shape (batch,), rounded up by what underflow may have taken.
+        squared_norms: shape (batch,), rounded up to cover underflow.
         total: takes factors of shape (batch,) to the sum, in the shape of the operand.
         terms: an upper bound on the number of roundings in a squared norm.
     """
@@ -47,9 +47,9 @@ class Layer(NamedTuple):
 
     Attributes:
         name: of the layer.
-        why: what makes it cheap.
-        takes: whether an equation with the parameter at an operand is such a layer.
-        saved: which of the operands is the other one.
+        why: why its norms are cheap.
+        takes: whether an equation, with the parameter at this operand, is such a layer.
+        saved: the number of the other operand, x.
         gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
     """
 
@@ -91,7 +91,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
-    """Zero in place of the examples whose factor is zero, whatever they hold."""
+    """Sets the rows of examples whose factor is 0 to 0, even rows of NaN."""
     return jnp.where(_column(factors, x) != 0, x, 0)
 
 

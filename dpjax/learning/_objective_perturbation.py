@@ -17,7 +17,7 @@ from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
 from dpjax.mechanisms._multipliers import analytic_multiplier
-from dpjax.random._facade import GAUSSIAN, Calibration, Lattice, add_noise, check_key, key_for_each
+from dpjax.random._facade import GAUSSIAN, Calibration, add_noise, check_key, key_for_each
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype, unit
@@ -200,9 +200,9 @@ def objective_perturbation(
         computations. The proof is in `docs/proofs/objective-perturbation.md`. The determinants of
         the Hessians of neighbors differ by a factor of 1 + 1 / (4 n lambda) at most. The change of
         the gradient depends on b by way of w, so its product with b is bounded by that of the
-        records. For any data, w is within E of the exact minimizer: steps along the gradient, which
-        bring any point there, follow Newton's method. The noise on w covers E and the rounding of
-        b. All noise is exact integer noise. Pure DP is impossible in this way, because E cannot
+        records. For any data, w is within E of the exact minimizer: after Newton's method, steps
+        along the gradient bring any point there. The noise on w covers E and the rounding of b.
+        All noise is exact integer noise. Pure DP is impossible in this way, because E cannot
         hold for every b.
 
     Source:
@@ -249,6 +249,8 @@ _OUTWARD = 1 + 1e-9
 _MOST_STEPS = 1e7
 # A bound on the drawn scale over the planned one, without the charge for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
+assert GAUSSIAN.lattice is not None
+_LATTICE = GAUSSIAN.lattice
 
 
 def perturbation_plan(
@@ -296,7 +298,7 @@ def perturbation_plan(
             f" {plan.solver.most_steps:.2g} steps, more than {_MOST_STEPS:g}"
         )
     for calibration in calibrations(plan, d, dtype):
-        if not calibration.fits(_lattice(), dtype):
+        if not calibration.fits(_LATTICE, dtype):
             raise ValueError(f"no grid of {dtype} can carry the noise of epsilon={epsilon:g}")
     return plan
 
@@ -305,17 +307,17 @@ def calibrations(
     plan: PerturbationPlan, d: int, dtype: np.dtype
 ) -> tuple[Calibration, Calibration]:
     """The calibrations of the noise of b and of the noise of the weights."""
-
-    def one(scale: Scalar, sensitivity: Scalar) -> Calibration:
-        # The certificate of the tables is charged by the plan.
-        return Calibration(scale, sensitivity, math.inf, math.sqrt(d), d, False, dtype)
-
-    return one(plan.linear_scale, _REACH), one(plan.output_scale, 2 * plan.error)
+    shape = math.sqrt(d), d, False, dtype
+    # inf: the certificate of the tables is charged by the plan.
+    return (
+        Calibration(plan.linear_scale, _REACH, math.inf, *shape),
+        Calibration(plan.output_scale, 2 * plan.error, math.inf, *shape),
+    )
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
     """Epsilon and delta without the certificate of 2 d coordinates and without too long noise."""
-    certificate = _lattice().certificate
+    certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
     left = delta * (math.exp(-loss) / _OUTWARD - _LONGER) - outside * _OUTWARD
@@ -366,13 +368,8 @@ def _longest(sigma: float, d: int, delta: float) -> float:
 
 def _grid(sigma: float, d: int) -> float:
     """A bound on the grid of b: twice the number to which the fit's power of two is nearest."""
-    balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _lattice().resolution)
+    balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _LATTICE.resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
-
-
-def _lattice() -> Lattice:
-    assert GAUSSIAN.lattice is not None
-    return GAUSSIAN.lattice
 
 
 _NEWTON_STEPS = 30

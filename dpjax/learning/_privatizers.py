@@ -1,4 +1,4 @@
-"""Noise of others: a transformation that adds noise to sums of vectors of norm at most 1."""
+"""Noise of other libraries: transformations that add noise to sums of vectors of norm at most 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -41,9 +41,9 @@ def with_privatizer(
     """Noise of another library instead of `gaussian_noise`, such as that of a matrix mechanism.
 
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
-    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So sums
-    are divided by their norm bound first, a little enlarged for the rounding of the division, and
-    multiplied by it again.
+    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So a sum
+    is first divided by its norm bound, and multiplied by it after the noise. The divisor is a
+    little larger than the norm bound, to cover the rounding of the division.
 
     Args:
         privatizer: a transformation that adds noise, for sums in which a record counts 1 at most.
@@ -110,15 +110,9 @@ def with_privatizer(
             charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged
 
-        def divided(x: jax.Array) -> jax.Array:
-            return x / divisor(x.dtype)
-
-        def multiplied(x: jax.Array) -> jax.Array:
-            return x * divisor(x.dtype)
-
-        unit = jax.tree.map(divided, updates.value)
+        unit = jax.tree.map(lambda x: x / divisor(x.dtype), updates.value)
         noisy, inner = privatizer.update(unit, state.inner, params)
-        noisy = jax.tree.map(multiplied, noisy)
+        noisy = jax.tree.map(lambda x: x * divisor(x.dtype), noisy)
         return averaged(noisy, size), PrivatizerState(inner, bound)
 
     return transformation(init, update)

@@ -1,9 +1,9 @@
-"""What rounding adds to how far a sum of clipped gradients moves, and sums that are exact.
+"""How far rounding lets one record move a sum of clipped gradients, and sums in exact integers.
 
-A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may turn the error
-around. So only the examples of a microbatch are added up in floats. Sums of microbatches become
-integers, and one record changes one of these sums, or two where another record takes its place. The
-rest of the error, relative to C, is charged to the noise. docs/proofs/dp-sgd.md has the proof.
+A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may reverse the sign
+of this error. So only the examples of a microbatch are added up in floats. Sums of microbatches
+become integers. One record changes one of these sums, or two if another record takes its place. The
+remaining error, relative to C, is charged to the noise. docs/proofs/dp-sgd.md has the proof.
 """
 
 import math
@@ -19,16 +19,16 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 
-# The sum of a microbatch, and how many more examples are within the clip norm than not.
+# The sum of a microbatch, and the number of examples within the clip norm minus that of others.
 Sum = tuple[list[jax.Array], jax.Array]
 # Bits below the clip norm that integers keep.
 _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
-    """How much more than the clip norm one record may move a sum, relative to it.
+    """The rho for which one record moves the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms this holds for each part, so also for the root of their squares.
+    With several clip norms it holds for each part, and so for the root of the sum of squares.
 
     Args:
         leaves: of the parameters.
@@ -118,10 +118,10 @@ def in_microbatches(
     leaves: Sequence[jax.Array],
     written: Sequence[Digits],
 ) -> tuple[PyTree, PyTree]:
-    """Adds up microbatches one after the other, in integers: no order of them counts.
+    """Adds up microbatches one after the other, in integers: their order does not matter.
 
-    Microbatches are padded with the first example, and with False in a mask. Each has a slot in
-    every stretch of the batch: where devices hold a stretch each, all have work.
+    Microbatches are padded with the first example, and with False in the mask. A microbatch takes
+    slots from all over the batch. So if each device holds a stretch of it, all devices have work.
     """
     held = len(batch[1])
 

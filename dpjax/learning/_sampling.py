@@ -127,26 +127,23 @@ class BatchSampling:
                 `present` is not such an array, or is given for batches of a fixed size.
         """
         check_key(key)
+        if present is not None and self.kind == "fixed":
+            raise ValueError(
+                "present must be None for batches of a fixed size, which have no empty slots: use"
+                f" poisson_sampling, got {_checks.described(present)}"
+            )
         if present is not None:
-            present = self._checked(present)
+            if jnp.shape(present) != (self.n,) or jnp.result_type(present) != np.dtype(bool):
+                raise ValueError(
+                    f"present must be booleans of shape ({self.n},), one for each slot, got"
+                    f" {_checks.described(present)}"
+                )
+            present = jnp.asarray(present)
         # Under one key all shards would choose the same places, which the accounting rules out.
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
         return _poisson(key, self, present) if self.kind == "poisson" else _fixed(key, self)
-
-    def _checked(self, present: jax.Array) -> jax.Array:
-        if self.kind == "fixed":
-            raise ValueError(
-                "present must be None for batches of a fixed size, which have no empty slots: use"
-                f" poisson_sampling, got {_checks.described(present)}"
-            )
-        if jnp.shape(present) != (self.n,) or jnp.result_type(present) != np.dtype(bool):
-            raise ValueError(
-                f"present must be booleans of shape ({self.n},), one for each slot, got"
-                f" {_checks.described(present)}"
-            )
-        return jnp.asarray(present)
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:

@@ -1,4 +1,4 @@
-"""One key, one training: two trainings under one key share their noise, and publish a difference.
+"""One key, one training: trainings that share a key share noise, and reveal differences of sums.
 
 `init` of an optimizer looks pure. So programs call it again for the next fold or restart, map over
 it, compile it, or send the optimizer to other processes. A state looks like a value. So programs
@@ -184,7 +184,7 @@ def key_of_each_lane(key: Key) -> Key:
 def _numbers_of(key: Key) -> Iterator[int]:
     """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many.
 
-    What comes from a seed must come again, and a traced key is known to nobody yet.
+    Trainings from a seed must be reproducible, and the value of a traced key is not known yet.
     """
     if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
         return itertools.count()

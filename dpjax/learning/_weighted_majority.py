@@ -216,13 +216,13 @@ Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]
 def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax.Array:
     """A sequence of losses against which following a leader, or exploring for long, is bad.
 
-    - "punish-the-likeliest": the expert with the least loss so far, the first of several, errs, and
-      no other. Randomized weighted majority is likeliest to follow this expert at any learning
-      rate. Always following it errs at every step, and the best expert errs at one step in k.
-    - "alternating": the first two experts take turns, half a step apart, so that the leader is
-      always the one to err next; the others always err.
-    - "one-good-expert": the last one never errs, the others always do. A low learning rate costs
-      the most here: the regret comes near ln k / (eta T).
+    - "punish-the-likeliest": only the expert with the least loss so far errs (the first one, if
+      several tie). Randomized weighted majority is likeliest to follow this expert, at any learning
+      rate. Always following it errs at every step; the best expert errs at one step in k.
+    - "alternating": the first two experts take turns, half a step apart, so the leader always errs
+      next. The others always err.
+    - "one-good-expert": the last expert never errs, and the others always do. A low learning rate
+      costs the most here: the regret comes near ln k / (eta T).
 
     Args:
         adversary: one of the words above.
@@ -269,7 +269,7 @@ _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
 def replaced_steps(difference: Value) -> jax.Array:
-    """The norm of private weighted majority: the number of steps with other losses."""
+    """The norm of private weighted majority: the number of steps whose losses differ."""
     (moved,) = jax.tree.leaves(difference)
     return jnp.sum(jnp.any(moved != 0, axis=-1), dtype=moved.dtype)
 
@@ -363,7 +363,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on the loss so far of an expert that is followed, minus that of the best.
+        """A bound on how far the loss so far of a followed expert exceeds that of the best one.
 
         Args:
             confidence: the probability, at least, that the bound is kept; in (0, 1).
@@ -388,11 +388,12 @@ def private_weighted_majority(
 
     The learning rate is the largest at which all T choices together keep (epsilon, delta), by
 
-    - "zcdp": T eta^2 / 2-zCDP, since every choice has bounded range. Where epsilon is traced by the
-      conversion in closed form, sqrt(T eta^2 / 2) = sqrt(ln(1 / delta) + epsilon) - sqrt(ln(1 /
-      delta)); else by the optimal one, which leaves more: 18% at epsilon = 1, delta = 1e-6.
+    - "zcdp": T eta^2 / 2-zCDP, since every choice has bounded range. If epsilon is traced, zCDP is
+      converted in closed form: sqrt(T eta^2 / 2) = sqrt(ln(1 / delta) + epsilon) - sqrt(ln(1 /
+      delta)). Otherwise the optimal conversion gives a larger eta: by 18% at epsilon = 1, delta =
+      1e-6.
     - "drv": eta = epsilon / sqrt(32 T ln(1 / delta)), by advanced composition of T choices that are
-      2 eta-DP: the lecture's, about a quarter of the other, for comparison.
+      2 eta-DP. This is the textbook rate, about a quarter of the other one, for comparison.
 
     The price is `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)`.
 
@@ -416,8 +417,8 @@ def private_weighted_majority(
         (epsilon, delta)-DP if the losses of all experts at one step are replaced: a record is a
         step. A person who contributes to t steps has t times the distance: see `accounting.group`.
         Losses of a later step may depend on earlier choices. Then only the replaced losses are
-        protected. Exact: cumulative losses are integers, every choice has a key of its own, and the
-        scale of each covers the tables of the noise, so its range is at most 2 eta as drawn.
+        protected. The guarantee holds for the actual draws: cumulative losses are integers, every
+        choice has a key of its own, and the scale covers the tables of the noise.
 
     Source:
         McSherry and Talwar (2007); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers
