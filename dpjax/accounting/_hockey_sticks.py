@@ -58,7 +58,7 @@ class PairCurve:
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """A divergence falls with epsilon, but the charge for the tables grows: so epsilon is capped."""
+        """Caps epsilon: a divergence falls with it, but the charge for the tables grows."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
