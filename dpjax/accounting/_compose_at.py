@@ -163,6 +163,10 @@ _BY_GUARANTEE = {"drv": _drv, "kov": _kov, "optimal": _optimally}
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 
 
+# The optimum. If only epsilon is known of a mechanism, randomized response is the worst one. Its
+# privacy loss is epsilon with probability e^epsilon / (1 + e^epsilon), and else -epsilon. Losses
+# add up to a sum L. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
+
 # The most distinct sums of losses; where there are more, epsilons are rounded up to a common unit.
 _MOST_POINTS = 2**16
 _ROUNDING = 1e-9  # Covers a relative error of 2^-50 for each release.

@@ -1,4 +1,4 @@
-"""Composition of dp-accounting's events, with every count."""
+"""Composition by dp-accounting, with every count: of its events, and of mechanisms."""
 
 import collections
 import contextlib
@@ -178,6 +178,9 @@ def add_event(
     else:
         accountant.compose(event, count)
 
+
+# The same accountants for mechanisms, by `compose_at`. Counts are passed for Gaussian and Laplace
+# noise alone, where no accountant forgets them. Other releases are accounted for by guarantees.
 
 # Bounds the accountants' rounding: in sums of 10^5 terms, and in delta by Fourier transforms.
 _ROUNDING, _TRANSFORMS = 1e-9, 1e-15

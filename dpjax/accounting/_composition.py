@@ -1,6 +1,9 @@
-"""Basic composition of guarantees: host arithmetic in float64, rounded outward.
+"""Basic composition of guarantees, and their price under another relation or for a group.
 
-docs/proofs/sampled-sensitivity.md has the proofs.
+Host arithmetic in float64, rounded outward. docs/proofs/sampled-sensitivity.md proves composition.
+
+To replace a record is to remove one and to add another. So a guarantee under add-or-remove-one
+counts under replace-one as one for two steps. The converse does not hold: docs/proofs/groups.md.
 """
 
 import dataclasses

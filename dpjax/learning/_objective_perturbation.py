@@ -1,4 +1,13 @@
-"""Linear classifiers by objective perturbation: noise in what is minimized."""
+"""Linear classifiers by objective perturbation: noise in the objective that is minimized.
+
+docs/proofs/objective-perturbation.md proves the guarantee. Names here are its symbols. Noise b of
+scale sigma enters the objective. The minimizer lies in a ball of radius W, except with a
+probability that is charged. A record changes the density of the minimizer by a determinant (kappa)
+and by a pull v, at most S long. v depends on b, so b'v is *not* normal: R, a Rayleigh variable,
+bounds it. Computed weights lie within E of the minimizer, and noise of scale tau covers that. The
+drawn noise is at least as wide as the proof assumes. The certificate of the tables is charged for
+2 d coordinates.
+"""
 
 import functools
 import math
@@ -371,6 +380,11 @@ def _grid(sigma: float, d: int) -> float:
     balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _LATTICE.resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 
+
+# The solver. Thirty Newton steps, each as long as the objective falls along it, reduce the gradient
+# to its rounding error. (Damped steps do not: noise may pull weights hundreds of units along
+# features that few records have.) Steps along the gradient follow, see `walk_to_minimizer`. The
+# proof bounds the error for any result of the Newton steps.
 
 _NEWTON_STEPS = 30
 # The search for a Newton step's length halves an interval so many times, in logarithms.

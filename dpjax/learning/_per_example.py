@@ -1,4 +1,11 @@
-"""The gradients of many examples at once, as what clipping needs of them: norms and a sum."""
+"""Gradients of many examples at once: norms for clipping, and a weighted sum.
+
+The traced program of the loss of one example shows where it uses its parameters. No layer is
+wrapped. Calls are inlined, and every parameter is followed, through changes of its shape, to the
+one operation that uses it. If that operation is a layer of `_layers`, its other operand and the
+gradient of its output determine the gradient of the parameter, so none is formed. A parameter with
+another use, or with several, gets a gradient for each example.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence

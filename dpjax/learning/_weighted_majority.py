@@ -263,6 +263,11 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
     return jnp.asarray(losses)
 
 
+# Private choices. A choice is the exponential mechanism on minus the cumulative losses. Replacing
+# the losses of one step moves these by at most 1. So a choice is 2 eta-DP, and its log ratios of
+# probabilities lie in an interval of length 2 eta. It is (2 eta)^2 / 8 = eta^2 / 2-zCDP, and T
+# choices are T eta^2 / 2-zCDP.
+
 RateMethod = Literal["zcdp", "drv"]
 # Covers the roundings of a calibration in float64, and of one in float32.
 _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
