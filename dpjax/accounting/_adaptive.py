@@ -24,8 +24,8 @@ class _Adaptive:
     """Sums over the releases so far.
 
     Attributes:
-        _paying: held from the look at what is left until a release is paid. As a slot, it is not
-            among the values of a budget.
+        _paying: a lock, held from the check of what is left until a release is paid. It is a slot,
+            so it is not among the values of a budget.
     """
 
     __slots__ = ("__dict__", "_paying")
@@ -67,7 +67,7 @@ class _Adaptive:
         return self._rho + Fraction(cost.rho), self._delta + Fraction(cost.delta), together
 
     def _drawn_with(self, release: Mechanism | Guarantee) -> int:
-        """The number of noise draws; a guarantee already covers how its own noise is drawn."""
+        """How many numbers get noise with this release. A guarantee covers its own noise."""
         return self._drawn + self._dims * (not isinstance(release, Guarantee))
 
     @staticmethod
@@ -160,23 +160,19 @@ class PrivacyFilter(_Adaptive):
         """
         self._refuse_forks()
         with self._paying:
-            self._admit(release)
-
-    def _admit(self, release: Mechanism | Guarantee) -> None:
-        sums = self._with(release)
-        drawn = self._drawn_with(release)
-        epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
-        tables = epsilon > self.epsilon or delta > self.delta
-        concentrated = sums[0] <= self._most and sums[1] <= self._reserved and not tables
-        if not concentrated and self._added(sums[2]) > self.epsilon:
-            raise BudgetExceededError(
-                f"this costs rho={float(sums[0] - self._rho):.4g} and"
-                f" delta={float(sums[1] - self._delta):.4g}, and the budget has left"
-                f" rho={self._most - float(self._rho):.4g} and"
-                f" delta={self._reserved - float(self._delta):.4g}"
-                + (f"; it does not cover noise for {drawn} coordinates" if tables else "")
-            )
-        self._add(release, sums)
+            sums, drawn = self._with(release), self._drawn_with(release)
+            epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
+            tables = epsilon > self.epsilon or delta > self.delta
+            concentrated = sums[0] <= self._most and sums[1] <= self._reserved and not tables
+            if not concentrated and self._added(sums[2]) > self.epsilon:
+                raise BudgetExceededError(
+                    f"this costs rho={float(sums[0] - self._rho):.4g} and"
+                    f" delta={float(sums[1] - self._delta):.4g}, and the budget has left"
+                    f" rho={self._most - float(self._rho):.4g} and"
+                    f" delta={self._reserved - float(self._delta):.4g}"
+                    + (f"; it does not cover noise for {drawn} coordinates" if tables else "")
+                )
+            self._add(release, sums)
 
     @property
     def remaining(self) -> float:

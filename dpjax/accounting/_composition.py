@@ -11,7 +11,7 @@ import math
 import uuid
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, overload
+from typing import Any
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
@@ -295,9 +295,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 
 
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
-    """Epsilon and delta under replace-one: the release's own, if they are known, or of two steps.
+    """Epsilon and delta under replace-one: known for this release, or else those of two steps.
 
-    The own ones do not count if a user has changed what they belong to.
+    Known ones do not count if a user has changed the epsilon or delta that they belong to.
     """
     epsilon, delta = float(known.epsilon), float(known.delta)
     if known.replacing is not None and known.replacing[2:] == (epsilon, delta):
@@ -329,7 +329,7 @@ def times(value: Scalar, factor: int) -> float:
 
 
 def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
-    """The delta of so many steps, (e^(t epsilon) - 1) / (e^epsilon - 1) times that of one."""
+    """The delta of t steps: (e^(t epsilon) - 1) / (e^epsilon - 1) times the delta of one."""
     if delta == 0 or size == 1:
         return delta
     if size * epsilon > 700:
@@ -367,11 +367,7 @@ class _InReplaceOne:
         return None
 
 
-@overload
-def release_under(release: Guarantee, relation: NeighboringRelation) -> Guarantee: ...
-@overload
-def release_under(release: object, relation: NeighboringRelation) -> Any: ...
-def release_under(release: object, relation: NeighboringRelation) -> Any:
+def release_under(release: Any, relation: NeighboringRelation) -> Any:
     """A mechanism or guarantee under another relation; something without a guarantee as it is."""
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
@@ -379,8 +375,7 @@ def release_under(release: object, relation: NeighboringRelation) -> Any:
     if isinstance(release, Guarantee) or getattr(release, "zcdp", None) is None:
         return under(promised, relation)
     under(promised, relation)  # Refuses the converse.
-    mechanism: Any = release
-    return _InReplaceOne(mechanism)
+    return _InReplaceOne(release)
 
 
 def common_relation(releases: list[Guarantee]) -> NeighboringRelation:

@@ -163,18 +163,22 @@ def fit(
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
     given = {"delta": delta, "relation": relation, "steps": steps, "dims": dims}
+    multiplier = None
     if epsilon is None and noise_multiplier is not None:
         multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-        reached = dp_sgd(everyone, noise_multiplier=multiplier, **given).epsilon
-        sampling = _with_few_slots(everyone, float(reached), delta, steps)
+        reached = float(dp_sgd(everyone, noise_multiplier=multiplier, **given).epsilon)
     elif epsilon is not None and noise_multiplier is None:
-        sampling = _with_few_slots(everyone, _checks.positive("epsilon", epsilon), delta, steps)
-        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=epsilon, **given)
+        reached = _checks.positive("epsilon", epsilon)
     else:
         raise ValueError(
             "one of epsilon and noise_multiplier must be given, got"
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
+    # As few slots as hardly cost anything at this epsilon.
+    capacity = least_capacity(n, everyone.rate, rare_enough(reached, delta, steps))
+    sampling = dataclasses.replace(everyone, capacity=capacity)
+    if multiplier is None:
+        multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
     # A state rounds it down, and so its guarantee would exceed the one asked for.
     multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
@@ -234,14 +238,6 @@ def fit(
                     evaluate(epoch, now.parameters)
         file.remove()
     return Release(now.parameters, promised)
-
-
-def _with_few_slots(
-    sampling: BatchSampling, epsilon: float, delta: float, steps: int
-) -> BatchSampling:
-    """The same sampling with as few slots as hardly cost anything at this epsilon."""
-    rare = rare_enough(epsilon, delta, steps)
-    return dataclasses.replace(sampling, capacity=least_capacity(sampling.n, sampling.rate, rare))
 
 
 def _training_step(
