@@ -206,8 +206,9 @@ def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def looks_at_other_lanes(equation: Equation) -> bool:
     """Whether dpjax's own rule for `vmap` joins lanes, as for keys that must differ."""
-    rule = getattr(equation.params.get("rule"), "rule", None)
-    return _has_rule(equation, of_dpjax=True) and not isinstance(rule, OneByOne)
+    if "rule" not in equation.params or not _has_rule(equation, of_dpjax=True):
+        return False
+    return not isinstance(getattr(equation.params["rule"], "rule", None), OneByOne)
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
