@@ -191,7 +191,7 @@ def test_any_epsilon_is_met_by_the_least_noise(asked, key, monkeypatch):
         return learning.gaussian_noise(key, noise_multiplier=noise_multiplier, **more)
 
     everyone = learning.poisson_sampling(N, batch_size=16, capacity=N)
-    few = _fit._with_few_slots(everyone, asked, DELTA, 4).capacity
+    few = _fit.least_capacity(N, everyone.rate, _fit.rare_enough(asked, DELTA, 4))
     assert 4 * (1 + math.exp(asked)) * binom.sf(few, N, everyone.rate) < DELTA / 999
     monkeypatch.setattr(_fit, "gaussian_noise", kept)
     for name in ("dp_sgd", "dp_sgd_noise_multiplier", "guarantee"):  # "pld" takes a minute.
