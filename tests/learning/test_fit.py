@@ -312,7 +312,8 @@ def test_a_number_anywhere_in_an_optimizer_makes_it_another(make):
     def of(rate):
         optimizer = make(rate)
         with optax_promotion():
-            state = jax.tree.map(_fit._array, optimizer.init(parameters))
+            first = optimizer.init(parameters)
+            state = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), first)
         return _fit._of_optimizer(optimizer, parameters, state)
 
     assert of(0.1) == of(0.1) != of(0.1 * (1 + 1e-6))
