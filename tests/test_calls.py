@@ -8,7 +8,6 @@ LIMITS = {
     "warm histogram, 1,000 records": (120, 10),
     "trace of a step of DP-SGD": (1480, 16),
     "warm sampling in one chunk": (360, 26),
-    "trace of a step of DP-SGD": (1480, 16),
     "warm step of DP-SGD": (21, 7),
     "10 further steps of fit": (44, 6),
     "10 further chunks of a sampling": (176, 8),
