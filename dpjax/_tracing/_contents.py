@@ -94,15 +94,15 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 
 
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
-    """The functions of the user that an object made by dpjax calls; None if it may hold others.
+    """The functions of the user inside an object that dpjax made; None if that is not known.
 
-    Objects of dpjax are frozen, and change no variable that their functions close over. So their
-    contents are read once, and only the user's functions must be read again.
+    dpjax freezes what it makes, and its functions never assign the variables that they close over.
+    So one walk is enough. Only the functions that it finds may compute something else later.
     """
     found = list[Callable[..., object]]()
     try:
         _collect(made, found, set())
-    except _UnknownError:
+    except Exception:  # As in `contents_of`.
         return None
     return tuple(found)
 

@@ -74,7 +74,7 @@ class OnGrid(abc.ABC):
         return value
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """The value that a shape and a dtype stand for."""
+        """A value of this shape and dtype, for questions about a shape."""
         count(shape)
         return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -111,7 +111,7 @@ class OnGrid(abc.ABC):
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[PyTree, Calibration]:
-        """The shapes and dtypes that a caller asks about, and their calibration."""
+        """The arrays that a caller asks about, as shapes and dtypes, with their calibration."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
             shape = () if shape is None else shape
@@ -310,7 +310,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _norm_of_noise(self) -> Norm:
-        """In which the arrays that get noise are compared."""
+        """The norm in which the noisy arrays are compared."""
         return self.norm
 
     def _calibration(self, arrays: PyTree) -> Calibration:

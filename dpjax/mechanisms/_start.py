@@ -1,4 +1,4 @@
-"""How every factory of a mechanism starts: its checks, and sums over the leaves of values."""
+"""The first checks of every factory of a mechanism, and helpers for the leaves of values."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from dpjax.sensitivity._norms import check_norm, norm_function
 
 
 def check_noise(noise: NoiseKind) -> bool:
-    """Whether noise is to be exact, from the word that factories take."""
+    """Whether the argument `noise` asks for exact noise."""
     return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
 
 
@@ -53,7 +53,7 @@ def begin(
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """The number of entries of a shape, at least 1."""
+    """The number of entries of an array of this shape, at least 1."""
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 

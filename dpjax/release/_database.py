@@ -1,7 +1,7 @@
-"""The database of a release, in the dtypes that its target reads.
+"""Converts the database of a release to the dtypes that its target reads.
 
-Which of three ways a column takes is decided by the target and by dtypes, never by numbers.
-docs/how-to/pandas.md says so to users.
+The target and the dtypes decide how a column is converted, never its numbers.
+docs/how-to/pandas.md explains it to users.
 """
 
 import jax
@@ -18,7 +18,7 @@ _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 
 
 def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
-    """The records of a database as the target gets them; refusals depend on structure alone."""
+    """Converts a database to records for the target; its structure alone decides on refusals."""
     if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
         check_padded(database)
     records, n = exact_records("database", database)
@@ -54,7 +54,7 @@ def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
 
 
 def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
-    """Records in the dtypes of the oracle, clamped to their range: the model holds no others."""
+    """Converts records to the dtypes of the oracle, and clamps them to the range of these."""
     arrays = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
         records,

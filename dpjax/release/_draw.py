@@ -1,8 +1,8 @@
-"""How a mechanism draws values of one kind: checked once, compiled once, and then kept.
+"""The draw of a mechanism for one kind of value: checked once, compiled once, then kept.
 
-To take a mechanism apart and to check a value takes longer than to draw noise. A mechanism is
-frozen, so this is done once for all values of one structure, of the same shapes and dtypes. Nothing
-is kept of a mechanism that holds tracers: they live no longer than their trace.
+Checking a value and flattening a mechanism take longer than drawing noise. A mechanism is frozen,
+so this is done once for all values of one structure, with the same shapes and dtypes. Nothing is
+kept for a mechanism that holds tracers, because they live no longer than their trace.
 """
 
 import functools
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class Compiled:
-    """The draw of all mechanisms of one structure, as one function that JAX compiles.
+    """One compiled function that draws for all mechanisms of one structure.
 
     Attributes:
         draw: takes the numbers of a mechanism, a key and a value.
-        ahead: kinds of keys and values that it was compiled for before a release.
+        ahead: the kinds of keys and values for which it was compiled before a release.
     """
 
     def __init__(self, structure: TreeDef):
@@ -57,14 +57,14 @@ _compiled = functools.lru_cache(Compiled)
 
 
 class Draw:
-    """The draw of values of one kind by one mechanism, for as long as that lives.
+    """The draw of one mechanism for one kind of value.
 
-    It accepts its kind of values, and has the mechanism in the form that programs take. It does not
-    refer to the mechanism, which could not be given up then.
+    It holds the numbers of the mechanism, but not the mechanism itself: the draw is found by a weak
+    reference to it, and goes when the mechanism goes.
     """
 
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
-        """Refuses what the mechanism does not take: structures, shapes and dtypes alone decide."""
+        """Refuses a kind of value that the mechanism does not take."""
         leaves = refuse_batch(mechanism)
         self.is_traced = any(map(_checks.is_traced, leaves))
         arrays = kind.tree()
@@ -86,7 +86,7 @@ class Draw:
         self._accuracy: Accuracy | None = None
 
     def __call__(self, key: Key, value: Value) -> Value:
-        """The noisy value. No ledger is told."""
+        """Draws the noisy value; tells no ledger."""
         leaves = jax.tree.leaves(value)
         if self._pieces is not None and _can_be_cut(key, leaves):
             return self._pieces(key, value)
@@ -97,7 +97,7 @@ class Draw:
         return self._compiled.draw(self.numbers, key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
-        """The guarantee of a release under a key. The mechanism is the one that it is a draw of."""
+        """The guarantee of a release under a key; `mechanism` is the one that this draws for."""
         if self.is_traced:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
@@ -107,13 +107,13 @@ class Draw:
         return self._guarantees[kind]
 
     def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
-        """How far a release may be off, likewise."""
+        """How far a release may be off; `mechanism` is the one that this draws for."""
         if self._accuracy is None:
             self._accuracy = mechanism.accuracy(self._kind)
         return self._accuracy
 
     def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
-        """Compiles all that a release needs, for keys like this public one, if no one has yet."""
+        """Compiles what a release needs, for keys of the kind of this public one."""
         kind = key.dtype, self._kind, jnp.result_type(float)
         if kind in self._compiled.ahead:
             return
@@ -133,7 +133,7 @@ class Draw:
 
 
 class DrawOfAnother:
-    """The draw of a mechanism that is not made of dpjax's classes."""
+    """The draw of a mechanism of another library, which has the methods of `Mechanism` only."""
 
     def __init__(self, mechanism: Mechanism, kind: TreeSpec):
         """The mechanism checks its values itself."""
@@ -148,7 +148,7 @@ class DrawOfAnother:
         return guarantee_under(key, mechanism.guarantee)
 
     def accuracy(self, mechanism: Mechanism) -> Accuracy:
-        """What it knows of its errors."""
+        """How far a release may be off, if the mechanism says so."""
         knows = getattr(mechanism, "accuracy", None)
         return UNKNOWN if knows is None else knows(self._kind)
 
@@ -160,7 +160,7 @@ _DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
 
 
 def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
-    """The draw of values of a kind, which was made before if the mechanism drew such a value."""
+    """The draw of a mechanism for a kind of value, from the first such draw if there was one."""
     if mechanism._calls_user:
         mechanism = mechanism._frozen(kind)
     known = _DRAWS.get(mechanism, {})
@@ -175,7 +175,7 @@ def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
 
 
 def refuse_batch(mechanism: object) -> list[Any]:
-    """The numbers of one mechanism; what `vmap` returned is refused."""
+    """Returns the numbers of one mechanism, and refuses a batch that `vmap` returned."""
     leaves = jax.tree.leaves(mechanism)
     if shapes := {np.shape(leaf) for leaf in leaves} - {()}:
         raise ValueError(
@@ -192,7 +192,7 @@ def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
 
 
 def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
-    """Whether both programs of a release are known before it, and none may call the host."""
+    """Whether target and draw are known before the release, and do not call the host."""
     if draw.is_traced:
         return False
     if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):

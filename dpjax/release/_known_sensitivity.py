@@ -1,7 +1,7 @@
-"""Whether noise covers what a target is known to need, by public facts alone.
+"""Whether the noise of a mechanism is large enough for a target whose sensitivity is known.
 
-A mechanism promises its epsilon for values within its own sensitivity. Noise for less than a record
-moves the target would be released under a false guarantee.
+A mechanism promises its epsilon for values within its own sensitivity. If a record moves the target
+further than that, the guarantee of the release would be false. Only public facts decide.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses what a query says of itself for a function of which nothing is known."""
+    """Refuses the sensitivity of a query for another target, whose sensitivity is not known."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
@@ -40,7 +40,7 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     sampled one may be smaller than the known one: that is what its gamma is for.
 
     Returns:
-        A number, rounded up; 0 where nothing is known, and any noise will do.
+        A number, rounded up; 0 where no sensitivity is known, so that any noise is accepted.
 
     Raises:
         ValueError: if the target knows its sensitivity, but not in this norm under this relation.
@@ -61,7 +61,7 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
 
 
 def covering(mechanism: M, needed: float) -> M:
-    """The mechanism, if its noise covers what the target needs.
+    """Checks that the noise of a mechanism covers the sensitivity that a target needs.
 
     Returns:
         The mechanism itself. If its sensitivity is traced, all its numbers become NaN where that is
@@ -84,7 +84,7 @@ def covering(mechanism: M, needed: float) -> M:
 
 
 def inside_of(target: Target, mechanism: Mechanism) -> Inside:
-    """How a mechanism releases a target: what is computed, drawn and published."""
+    """How a mechanism releases a target: the function that runs, the draw, the published value."""
     known = knowing(target)
     if known is None:
         return Inside(target, mechanism)
@@ -96,7 +96,7 @@ def inside_of(target: Target, mechanism: Mechanism) -> Inside:
 
 
 def knowing(target: object) -> KnowsSensitivity | None:
-    """The query or target that a function is, where it knows how far a record moves it."""
+    """Finds the query or target of known sensitivity in a function; None if there is none."""
     if isinstance(target, Unchanging):
         return knowing(target.function)
     if type(target) is _COMPILED:
@@ -107,6 +107,6 @@ def knowing(target: object) -> KnowsSensitivity | None:
 
 
 def _or_nan(enough: jax.Array, leaf: jax.Array | float) -> jax.Array | float:
-    """A number of a mechanism; NaN where its noise would be too little."""
+    """A number of a mechanism; NaN if its noise would be too small."""
     is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     return jnp.where(enough, leaf, jnp.nan) if is_float else leaf

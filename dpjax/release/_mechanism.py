@@ -131,10 +131,9 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """The draw in programs that other shapes share, for use outside of `jit`; None for none.
+        """A draw made of programs that other shapes share, for use outside of `jit`; None for none.
 
-        Arithmetic on arrays rounds as programs do, and Python floats would not. So it is that of
-        the mechanism with arrays for its numbers.
+        It computes with arrays in place of Python floats, because arrays round as programs do.
         """
         del value
         return None
@@ -288,9 +287,10 @@ class SensitivityMechanism(abc.ABC):
             raise ValueError(f"value must be like what was sampled, {sampled}, got {value}")
 
     def _frozen(self, value: TreeSpec) -> Self:
-        """The mechanism with programs in the place of functions of the user.
+        """The mechanism with traced programs in place of functions of the user.
 
-        Compiled draws are found by what they hold. A function may change, or be == to another one.
+        A compiled draw is looked up by the mechanism. The same function may compute something else
+        later, and two functions that are equal may compute different things.
         """
         del value
         return self

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -34,11 +35,11 @@ from dpjax.release._transaction import pay_and_draw, request_of
 
 # XLA's tests allow exp, log, tanh and others 40 units of rounding there, and far more on a TPU.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
-_MOST_KEPT = 64  # Kinds of databases, of programs and of requests that a private function keeps.
+_MOST_KEPT = 256  # Kinds of databases, programs and requests that a private function keeps.
 
 
 class _Kind(NamedTuple):
-    """What is known of the databases of one structure, of the same shapes and dtypes."""
+    """What all databases of one structure, with the same shapes and dtypes, have in common."""
 
     records: TreeSpec
     shapes: Database
@@ -46,7 +47,7 @@ class _Kind(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One release: what is computed, of which records, and what then draws."""
+    """One release: the records, the program that runs on them, and the draw that follows."""
 
     key: Key
     records: Database
@@ -56,10 +57,11 @@ class _Step(NamedTuple):
 
     @property
     def programs(self) -> Hashable:
-        """Equal for releases that run the same programs."""
-        return self.key.dtype, self.program, self.kind.records
+        """A key that is equal for releases that run the same programs."""
+        return "compiled", self.key.dtype, self.program, self.kind.records
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PrivateFunction:
     """A private version of a target; made by `dpjax.privatize`.
 
@@ -72,23 +74,26 @@ class PrivateFunction:
         Those of `dpjax.privatize`.
     """
 
-    def __init__(self, target: Target, mechanism: Mechanism, ledger: OpenLedger | None):
-        """`dpjax.privatize` makes it, and checks what it is made of."""
-        self.target, self.mechanism, self.ledger = target, mechanism, ledger
-        sensitivity = mechanism.sensitivity
-        sampled = sensitivity.records
-        self._program = None if sampled is None else _same_program(target, sampled, sensitivity)
-        check_maker(target, sensitivity)
-        self._accepting = _accepting_values(mechanism)
-        self._knows = knowing(target) or target
-        self._name = getattr(target, "__name__", type(target).__name__)
-        # A mechanism that holds tracers is looked at anew: they live no longer than their trace.
-        self._keeps = not any(map(_checks.is_traced, jax.tree.leaves(mechanism)))
-        self._kinds = dict[Hashable, _Kind]()
-        self._users = dict[Hashable, tuple[Callable[..., object], ...] | None]()
-        self._lasting = dict[Hashable, Unchanging]()
-        self._requests = dict[Hashable, Request | None]()
-        self._compiled = set[Hashable]()
+    target: Target
+    mechanism: Mechanism
+    ledger: OpenLedger | None
+    _program: Program | None  # Of a target that was sampled.
+    _accepting: Mechanism  # For the values of clamped records.
+    _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
+
+    @functools.cached_property
+    def _name(self) -> str:
+        return getattr(self.target, "__name__", type(self.target).__name__)
+
+    @functools.cached_property
+    def _knows_accuracy(self) -> KnowsAccuracy | None:
+        known = knowing(self.target) or self.target
+        return known if isinstance(known, KnowsAccuracy) else None
+
+    @functools.cached_property
+    def _keeps(self) -> bool:
+        """Whether results may be kept: not those of tracers, which end with their trace."""
+        return not any(map(_checks.is_traced, jax.tree.leaves(self.mechanism)))
 
     def __repr__(self) -> str:
         return f"PrivateFunction({self._name}, {self.mechanism!r})"
@@ -128,44 +133,45 @@ class PrivateFunction:
             drawing=Drawing.of(mechanism, program.outputs),
         )
         accuracy = draw.accuracy(mechanism)
-        if isinstance(self._knows, KnowsAccuracy):
+        if (knows := self._knows_accuracy) is not None:
             relation = mechanism.sensitivity.relation
-            accuracy = self._knows._accuracy_of(accuracy, relation, release.value, database)
+            accuracy = knows._accuracy_of(accuracy, relation, release.value, database)
         published = kind.inside.published
         value = release.value if published is None else published(release.value)
         return Release(value, release.guarantee, accuracy)
 
     def _read(self, database: Database) -> tuple[Database, _Kind]:
-        """The records as the target gets them; arrays of a kind that was taken as it is, at once.
+        """Converts a database to the records that the target gets.
 
-        Refusals depend on structure, shapes and dtypes alone, so one look at each kind is enough.
+        Refusals depend on structure, shapes and dtypes alone. So arrays of a kind that needed no
+        conversion before are not checked again.
         """
         leaves, structure = jax.tree.flatten(database)
         looks: Hashable = None
         if all(isinstance(leaf, jax.Array) for leaf in leaves):
             kinds = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
             looks = structure, kinds, jax.config.jax_enable_x64  # pyright: ignore
-            if looks in self._kinds:
-                return database, self._kinds[looks]
+            if (kind := self._kept.get(("kind", looks))) is not None:
+                return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        kind = self._kinds.get(described)
+        kind = self._kept.get(("kind", described))
         if kind is None:
             kind = _Kind(described, described.tree(), self._inside(described))
-            self._keep(self._kinds, described, kind)
+            self._keep(("kind", described), kind)
         arrays, read_as = jax.tree.flatten(records)
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
-            self._keep(self._kinds, looks, kind)
+            self._keep(("kind", looks), kind)
         return records, kind
 
-    def _keep(self, kept: dict[Hashable, Any], key: Hashable, value: object) -> None:
+    def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[key] = value
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()  # Another thread may look something up, and then finds nothing.
+            self._kept[key] = value
 
     def _inside(self, records: TreeSpec) -> Inside:
-        """What a release computes and draws for records of a kind; the noise covers it."""
+        """How records of a kind are released; refuses a mechanism whose noise is too small."""
         least = needed(self.target, self.mechanism.sensitivity, records)
         return inside_of(self.target, covering(self._accepting, least))
 
@@ -184,52 +190,53 @@ class PrivateFunction:
         return program
 
     def _unchanging(self, target: Target) -> Target:
-        """A target of dpjax that keeps its programs, while functions of the user in it are alike.
+        """The target with kept programs, if nothing in it can have changed since it was traced.
 
-        What dpjax made is frozen. A predicate may be another one by now.
+        What dpjax made is frozen. But a predicate of the user may close over a variable that has
+        another value by now. Such a target is returned as it is, and traced anew.
         """
-        if target not in self._users:
-            self._keep(self._users, target, functions_of_the_user(target))
-        users = self._users.get(target)
+        users = self._kept.get(("users", target), "unknown")
+        if users == "unknown":
+            users = functions_of_the_user(target)
+            self._keep(("users", target), users)
         contents = None if users is None else tuple(map(contents_of, users))
         if contents is None or None in contents:
             return target
-        if (target, contents) not in self._lasting:
-            made = Unchanging("target", target)
-            self._keep(self._lasting, (target, contents), made)
-            return made
-        return self._lasting[target, contents]
+        if (kept := self._kept.get(("target", target, contents))) is None:
+            kept = Unchanging("target", target)
+            self._keep(("target", target, contents), kept)
+        return kept
 
     def _request(self, step: _Step, name: str | None) -> Request | None:
-        """What is asked for, under a name. Without one, this refuses what the draw would refuse."""
+        """The request under a name. Without a name it only refuses what the draw would refuse."""
         if name is None and self._is_compiled(step):
             return None
         program, kind = step.program, step.kind
-        asked = name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        if asked in self._requests:
-            return self._requests[asked]
+        asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
+        if (known := self._kept.get(asked)) is not None:
+            return known[0]
         any_key = jax.ShapeDtypeStruct((), step.key.dtype)
         draw = kind.inside.mechanism.unpaid_draw
         about = program.outputs, program.fingerprint, kind.records, self.mechanism
         found = request_of(name, draw, any_key, *about)
-        self._keep(self._requests, asked, found)
+        self._keep(asked, (found,))
         return found
 
     def _is_compiled(self, step: _Step) -> bool:
-        """Whether the programs of a release are compiled; if they can be before it, they are."""
+        """Compiles the programs of a release before it is paid for; False where that cannot be."""
         if not step.program.is_concrete:
             return False
-        if step.programs in self._compiled:
+        if step.programs in self._kept:
             return True
         draw, used = step.draw, [step.key, *jax.tree.leaves(step.records)]
         if not isinstance(draw, Draw) or not can_compile_ahead(draw, step.program, used):
             return False
         compile_ahead(draw, step.kind.inside.mechanism, step.program, step.key, step.kind.records)
-        self._compiled.add(step.programs)
+        self._keep(step.programs, True)
         return True
 
     def _drawn(self, step: _Step) -> Value:
-        """The noisy value, of a target that is computed alone."""
+        """Computes the target alone, and adds noise to its value."""
         self._is_compiled(step)
         program, key = step.program, step.key
         if not program.is_concrete:
@@ -310,7 +317,11 @@ def privatize(
             "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
             f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
         )
-    return PrivateFunction(target, mechanism, ledger)
+    sensitivity = mechanism.sensitivity
+    sampled = sensitivity.records
+    program = None if sampled is None else _same_program(target, sampled, sensitivity)
+    check_maker(target, sensitivity)
+    return PrivateFunction(target, mechanism, ledger, program, _accepting_values(mechanism))
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
