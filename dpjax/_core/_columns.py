@@ -1,6 +1,6 @@
 """Columns of any library of tables, as exact NumPy arrays: nothing is rounded, wrapped or guessed.
 
-A column becomes what its dtype says, whatever it holds: which entries are missing is private.
+The dtype of a column decides how it is converted, not its entries: missing ones are private.
 Libraries are known by their attributes, so none of them is imported, nor missed.
 
 `Numbers` holds what no array of JAX does: 64 bits without x64, or some numbers that are missing.
@@ -34,7 +34,7 @@ class Numbers:
     Attributes:
         held: an array of them; those of 64 bits as words, uint32 with a last axis of 2.
         known: which of them are not missing; None if none can be.
-        of_dtype: the NumPy dtype, which is that of integers or booleans where some may be missing.
+        of_dtype: the NumPy dtype; of integers or booleans where some may be missing.
     """
 
     held: jax.Array | np.ndarray
@@ -105,7 +105,7 @@ def is_numbers(leaf: PyTree) -> bool:
 
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
-    """Refuses what is not one array of numbers of one of these shapes; None is any length."""
+    """Refuses anything but one array of numbers of one of these shapes; None is any length."""
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
     wanted = " or ".join(map(_in_letters, shapes))
@@ -260,7 +260,7 @@ def columns(name: str, database: Database) -> Database:
     """A database with tables as dicts of their columns, in NumPy arrays, `Numbers` and `Texts`.
 
     Raises:
-        TypeError: if a dtype is that of neither numbers nor texts; the message names the column.
+        TypeError: if a dtype holds neither numbers nor texts; the message names the column.
         ValueError: if columns of a table share a name.
     """
 
@@ -381,7 +381,7 @@ def texts_of(leaf: PyTree) -> np.ndarray:
 
 
 def _holds_texts(leaf: PyTree) -> bool:
-    """Whether a column is one of texts, by its dtype alone: what is missing is private."""
+    """Whether a column holds texts, by its dtype alone: missing entries are private."""
     dtype = getattr(leaf, "dtype", None)
     categories = getattr(dtype, "categories", None)
     if hasattr(categories, "dtype") and not hasattr(leaf, "to_arrow"):

@@ -195,7 +195,7 @@ def relation_or_inherited(
     *,
     payer: OpenLedger | None = None,
 ) -> NeighboringRelation:
-    """A given relation, else that of the budget that pays here, else another one."""
+    """A given relation; without one, the relation of the budget that pays, or else a default."""
     if relation is not None:
         return NeighboringRelation(relation)
     stated = {ledger.relation for ledger in told(payer) if isinstance(ledger, Account)}

@@ -305,8 +305,8 @@ class Release:
     ) -> Ends:
         """An interval around each number of the release that contains the truth.
 
-        The truth is the number without noise: of the database at hand, with its records clamped to
-        the public bounds. It is not that of a larger population: sampling adds to the error.
+        The truth is the number without noise, for the database at hand with its records clamped to
+        the public bounds. For a larger population the error is larger: sampling adds to it.
 
         Args:
             confidence: the probability that an interval contains the truth, in (0, 1).

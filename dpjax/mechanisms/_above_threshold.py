@@ -267,7 +267,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
-        # Half of the tail is for the threshold's noise, the other half for that of the queries.
+        # Half of the tail is for the noise of the threshold, half for the noise of the queries.
         line = noise.threshold.scale * -math.log(tail)
         # Rounding moves a query, the threshold and both noises by half a step each.
         steps = 2 * power_of_two(noise.numbers.exponent, jnp.result_type(float))

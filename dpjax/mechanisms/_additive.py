@@ -61,7 +61,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of one release, and that of Gaussian noise under replace-one."""
+        """The guarantee of one release; of Gaussian noise, the one under replace-one as well."""
         promised = super().guarantee
         added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         if not added or self.noise is not GAUSSIAN or self.norm != "l2":
@@ -157,8 +157,8 @@ def additive(
         raise ValueError("norm must not be the range: a shift of all coordinates shows in a sum")
     if isinstance(norm, NoiseShape):
         raise ValueError(
-            "norm must be monotone in the magnitudes of the coordinates, which that of a NoiseShape"
-            " is not: draw noise of a shape by dpjax.shaped_gaussian"
+            "norm must be monotone in the magnitudes of the coordinates, unlike a NoiseShape:"
+            " draw noise of a shape by dpjax.shaped_gaussian"
         )
     if noise.lattice is not None and noise.lattice.certificate.delta > 0:
         delta = _checks.fraction("delta", delta)
@@ -204,11 +204,11 @@ def laplace(
         uniform bits: the scale covers rounding to the grid and the tables of the noise, see
         `effective_scale`. With noise="float" nothing is promised.
 
-        `dp_event` is that of the scalar mechanism, also for vectors: shifts a >= b of two
-        coordinates (in scales) are dominated by the shift a + b of one. The hockey-stick divergence
-        of that one at t >= 0 is 1 - exp((t - a - b) / 2); with s = t - a, that of the two is
-        smaller by (b - s) exp((s - b) / 2) / 4 where |s| <= b, by b exp((s - b) / 2) / 2 where
-        s < -b; negative t follow by symmetry.
+        `dp_event` is the event of the scalar mechanism, for vectors too. Let two coordinates shift
+        by a >= b, in scales. One coordinate that shifts by a + b dominates them: its hockey-stick
+        divergence at t >= 0 is 1 - exp((t - a - b) / 2). Let s = t - a. The divergence of the two
+        is smaller by (b - s) exp((s - b) / 2) / 4 where |s| <= b, and by b exp((s - b) / 2) / 2
+        where s < -b. Negative t follow by symmetry.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Rubinstein and Aldà (2017), Corollary 10.

@@ -154,10 +154,10 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 
 # The scale that is drawn covers this part of it anyway.
 _COVERED = 2.0**-40
-_FACTOR = 8  # The largest loss of all parameters over that of those that were tried.
+_FACTOR = 8  # The largest loss at any parameter, over the largest loss that was measured.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Steps from 2^-8 to 2^-48. The one up is longer than the one down by an odd factor: about a center,
-# what a short float rounds is often even.
+# Steps from 2^-8 to 2^-48. The step up is longer than the step down by an odd factor, because the
+# rounding of short floats is often symmetric about a center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
 # Where losses are seen: a formula that subtracts numbers up to 745, the logarithm of any float.
 _LEAST_EPSILON = 1e-9
@@ -201,11 +201,11 @@ def _in_float64(unit: object) -> float:
 def _lost_around(
     formula: Callable[..., Value], numbers: tuple[Value, ...], unit: Value
 ) -> np.ndarray:
-    """How far a formula is from a line at most, less what a smooth one is, in each place.
+    """The largest distance of a formula from a line, minus the distance of a smooth formula.
 
-    What is lost in rounding changes without a pattern, over a width that is about as large as the
-    loss. A width of 2^-10 or less is among those that are tried, and no smooth formula bends so: a
-    power of -7 bends by 56 squares of a step, and e^x by x^2.
+    A rounding error has no pattern over a width that is about as large as the error. Widths of
+    2^-10 and less are tried. No smooth formula bends as much there: a power of -7 bends by 56
+    squares of a step, and e^x by x^2.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):

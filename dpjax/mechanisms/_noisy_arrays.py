@@ -173,9 +173,9 @@ class OnGrid(abc.ABC):
                 `jax.ShapeDtypeStruct`s.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`: the nominal scale is
-            one, but what a grid step divides the noise by is rounded for every dtype. NaN where no
-            grid can carry the noise.
+            A scalar in the units of the value, one for every array of `like`. All arrays share the
+            nominal scale, but the integer that divides the noise is rounded for each dtype. NaN
+            where no grid can carry the noise.
         """
         arrays, calibration = self._asked(shape, like)
         return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration), arrays)

@@ -479,9 +479,9 @@ def permute_and_flip(
 ) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 
-    p_r = exp(epsilon (score_r - best) / (2 Delta)). The same distribution has the largest of
-    epsilon score_r / (2 Delta) plus one-sided exponential noise, which is drawn. The expected gap
-    is at most that of the exponential mechanism, and can be half of it.
+    p_r = exp(epsilon (score_r - best) / (2 Delta)). The draw adds one-sided exponential noise to
+    epsilon score_r / (2 Delta), and takes the largest: it has the same distribution. The expected
+    gap is at most the gap of the exponential mechanism, and can be half of it.
 
     Args:
         sensitivity: as for `exponential`.

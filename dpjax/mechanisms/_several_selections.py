@@ -67,8 +67,7 @@ def select_each(
 
     Args:
         sensitivity: a `Sensitivity` of all scores in the norm "linf" or "range", or a number, taken
-            as a global bound in linf. In the norm `sum_of_group_maxima` it is that of scores by
-            group.
+            as a global bound in linf; or of scores by group, in the norm `sum_of_group_maxima`.
         epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
         count: number of rows, at least 1; by group, the number of rows of one group.
 
@@ -184,8 +183,8 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
         sensitivity: a `Sensitivity` of the scores in the norm "linf" or "range", or a number, taken
             as a global bound in linf under replace-one. Adding one number to all scores changes
             nothing, so "range" halves the noise where a record moves all scores the same way, as it
-            does counts under add-or-remove-one. In the norm `sum_of_group_maxima` it is that of
-            scores by group, (groups, K).
+            does counts under add-or-remove-one. For scores by group, of shape (groups, K), it is in
+            the norm `sum_of_group_maxima`.
         epsilon: of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 

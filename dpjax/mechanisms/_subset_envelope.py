@@ -232,7 +232,7 @@ class SubsetEnvelope(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """epsilon^2 / 8 and 0: that of the selection, whose range is bounded."""
+        """epsilon^2 / 8 and 0, the cost of the selection: its range is bounded."""
         return self.selection.zcdp
 
     @property
@@ -381,7 +381,8 @@ def subset_envelope(
     every `size` blocks of a group. The loss of y is the least number of blocks that hits every
     subset with a result above y; losses of groups add up. The release is a candidate whose losses
     are close to T / 2, where T hits all subsets. With size=1 this is sample-and-aggregate with a
-    median. Larger subsets hold more records, so that their results are closer to that of all.
+    median. Larger subsets hold more records, so their results are closer to the result on all
+    records.
 
     Args:
         target: takes a pytree of arrays with leading axis n to one number. It runs on n // blocks *

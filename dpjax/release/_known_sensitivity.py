@@ -36,8 +36,8 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
 def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float:
     """How far one record may move the target, in the norm and relation of a sensitivity.
 
-    A sampled or proved sensitivity belongs to the traced program, which `privatize` compares. A
-    sampled one may be smaller than the known one: that is what its gamma is for.
+    A sampled or proved sensitivity belongs to a traced program, and `privatize` compares programs.
+    A sampled one may be smaller than the known one; its gamma accounts for that.
 
     Returns:
         A number, rounded up; 0 where no sensitivity is known, so that any noise is accepted.

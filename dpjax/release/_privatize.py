@@ -149,7 +149,7 @@ class PrivateFunction:
         leaves, structure = jax.tree.flatten(database)
         looks: Hashable = None
         if all(isinstance(leaf, jax.Array) for leaf in leaves):
-            kinds = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
+            kinds = tuple((x.shape, x.dtype, getattr(x, "weak_type", None)) for x in leaves)
             looks = structure, kinds, jax.config.jax_enable_x64  # pyright: ignore
             if (kind := self._kept.get(("kind", looks))) is not None:
                 return database, kind

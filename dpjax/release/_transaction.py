@@ -51,7 +51,7 @@ def pay_and_draw(
         request: makes the request under a name, or refuses it. It is called without a name too: a
             release that will be refused must not be paid for.
         ledger: another one to pay from.
-        drawing: what is drawn, if it is one draw of a mechanism.
+        drawing: the draw, if it is one draw of a mechanism.
     """
     # Check. What is wrong with the call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):

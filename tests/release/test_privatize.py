@@ -152,6 +152,17 @@ def test_another_kind_of_number_is_refused(fields, private, key):
         private(key, fields)
 
 
+def test_keys_are_no_records(key):
+    private = dpjax.privatize(lambda x: jnp.float32(len(x)), dpjax.laplace(1.0, 1.0))
+    with pytest.raises(TypeError, match="database must be real numbers"):
+        private(key, jax.random.split(key, 3))
+
+
+def test_a_private_function_is_frozen(private):
+    with pytest.raises(AttributeError, match="cannot assign"):
+        private.mechanism = dpjax.laplace(0.1, 1e9)
+
+
 def test_keys_are_checked_before_anything_else(private):
     with pytest.raises(TypeError, match="typed JAX key"):
         private(0, database())
