@@ -409,10 +409,10 @@ def _columns_of_groups(groups: PyTree) -> PyTree:
     name, values = groups.keys, groups.obj
     if groups.ndim != 1 or not isinstance(name, (str, int)):
         raise TypeError(
-            'groups must be those of one column and hold one, as frame.groupby("cut")["price"]; for'
-            " others pass the frame itself, and name the columns"
+            "groups must be grouped by one column and reduced to one column, as in"
+            ' frame.groupby("cut")["price"]; otherwise pass the frame itself, and name the columns'
         )
-    # The column itself. An index of groups has a dtype that pandas takes from private values.
+    # Take the column itself: pandas chooses the dtype of its index of groups by private values.
     grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
     return {name: grouper.groupings[0].grouping_vector, values.name: values}
 

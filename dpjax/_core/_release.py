@@ -287,6 +287,11 @@ class Release:
         guarantee: of publishing it.
         accuracy: how far the value may be off, which `interval` reads.
 
+    It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with the interval of each number alone; as
+    `± up to 0.4`, if numbers of an array have intervals of several lengths; as `3.2 in [2.5, 3.6]`,
+    if the ends are not alike; with `simulated`, if they come from a simulation. Where no interval
+    is known, the value prints plainly.
+
     Formal guarantees:
         Holds neither the database nor the target's exact value, so it may be stored and sent.
         `accuracy` holds public parameters, and noisy numbers that the guarantee covers.

@@ -43,7 +43,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
     if name not in ("random_bits", "random_fold_in", "random_split"):
         return None
     keys, *others = operands
-    # `Program.trace` has refused other implementations with this name.
+    # `Program.trace` has refused other implementations that are called threefry2x32, too.
     if jax.random.key_impl(keys) != _THREEFRY:
         return None
     words = jax.random.key_data(keys)

@@ -179,10 +179,10 @@ def add_event(
         accountant.compose(event, count)
 
 
-# The same accountants for mechanisms, by `compose_at`. Counts are passed for Gaussian and Laplace
-# noise alone, where no accountant forgets them. Other releases are accounted for by guarantees.
+# For `compose_at`. Gaussian and Laplace noise enter as such, other releases by their guarantees.
 
-# Bounds the accountants' rounding: in sums of 10^5 terms, and in delta by Fourier transforms.
+# Bounds on rounding inside of the accountants: the relative one of sums of 10^5 terms, and the
+# absolute one of delta by Fourier transforms.
 _ROUNDING, _TRANSFORMS = 1e-9, 1e-15
 _LARGEST_EPSILON = 500.0  # Exponentials overflow beyond, where adding epsilons is as good.
 

@@ -71,8 +71,8 @@ class Parts:
     """Releases about disjoint parts of the records; made by `ledger.parallel`.
 
     `with parts("Fair"):` pays for the releases inside, which must be about this part alone, and
-    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. For a release that is
-    about no part, the ledger pays as outside of the block.
+    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. The ledger pays in full
+    for a release inside the block that names no part, as if there were no block.
 
     Attributes:
         column: the public name of the division.

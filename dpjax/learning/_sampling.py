@@ -51,9 +51,10 @@ class Batch:
         """A mask of the slots at hand that hold a record, and the number of all slots.
 
         Args:
-            batch: a `Batch`; outside of shards also booleans or True, for other records.
-            size: the number of slots at hand.
-            axes: of devices, over which `jax.shard_map` spreads slots.
+            batch: a `Batch`. Outside of `jax.shard_map` it may also be a boolean mask of shape
+                (size,), or True if every slot holds a record; no `Sampling` drew those records.
+            size: the number of slots on this shard; of all slots, if there is only one.
+            axes: the mesh axes over which `jax.shard_map` splits the slots; empty outside of it.
         """
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):

@@ -152,7 +152,10 @@ def additive(
     if dims is not None:
         dims = _checks.integer("dims", dims, least=1)
     if norm == "hamming":
-        raise ValueError("norm must be homogeneous, to bound what rounding to a grid adds")
+        raise ValueError(
+            "norm must be homogeneous, |c x| = |c| |x|, for the noise to cover the rounding to a"
+            ' grid, got "hamming"'
+        )
     if norm == "range":
         raise ValueError("norm must not be the range: a shift of all coordinates shows in a sum")
     if isinstance(norm, NoiseShape):

@@ -125,11 +125,11 @@ def release_with_error(
     Args:
         release: of a number or an array of numbers, by a mechanism that adds noise.
         mechanism: the mechanism of the release.
-        truth: the target's value, for comparison. A plot of it is not private.
-        probability: that the bar of a coordinate covers the noise.
+        truth: the exact value of the target, for comparison. A plot that shows it is not private.
+        probability: the probability that an error bar covers the noise of its coordinate.
         simultaneous: whether bars hold for all coordinates at once, instead of for each one.
-        names: of the coordinates; numbers by default.
-        unit: of the coordinates.
+        names: a label for each coordinate; its index by default.
+        unit: the unit of the coordinates, for the label of the axis.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

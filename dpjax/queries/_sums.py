@@ -25,10 +25,11 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
 
 LARGEST_TOTAL_BITS = 30
-# The bits of the largest record on the coarse grid: noise of 2^14 sensitivities fits.
+# Bits of the largest record on the coarse grid. Totals have 30, which leaves room for noise of 2^14
+# sensitivities.
 _MOST_BITS = 16
 _LARGEST = 2**31 - 2
-# So many digits of 10 bits add up in int32 without wrapping.
+# So many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 # The bits of the largest record in units of the fine grid.
 FINE_BITS = 30

@@ -44,9 +44,10 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# This number is part of the definition of a key's noise. It is the size of a chunk, which is fast.
+# How many of the first places use their own block alone. Another number changes the noise of every
+# key. This one is fastest on a CPU.
 ALONE = CHUNK
-# The parts of a row that are searched for open columns.
+# In how many parts the columns of a row are searched for open ones.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)

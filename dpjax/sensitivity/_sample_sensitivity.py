@@ -359,7 +359,8 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
     if gamma is None or method == "dkw" or positions == "each" or jax.process_count() > 1:
         raise ValueError(
             'until needs a gamma, a method other than "dkw", positions other than "each", and one'
-            " process"
+            f" process, got gamma={gamma}, method={method!r}, positions={positions!r} and"
+            f" {jax.process_count()} processes"
         )
 
 

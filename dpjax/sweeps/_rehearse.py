@@ -178,7 +178,9 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
 def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
     """The options with the largest noisy scores, as many as others select."""
     if not jax.tree_util.all_leaves([noisy]) or noisy.ndim - selected.ndim not in (0, 1):
-        raise TypeError("target must return one array of scores, where mechanisms select by them")
+        raise TypeError(
+            "target must return one array of scores, because a mechanism selects by score"
+        )
     count = selected.shape[-1] if noisy.ndim == selected.ndim else 1
     return lax.top_k(noisy, count)[1].reshape(selected.shape)
 
