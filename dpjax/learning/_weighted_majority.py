@@ -133,7 +133,11 @@ def best_rate(steps: int, experts: int) -> float:
 
 def loss_matrix(name: str, losses: PyTree) -> jax.Array:
     """Losses of at least two experts at a number of steps that integers can add up."""
-    losses = _checks.real_arrays(name, losses)
+    return check_loss_matrix(name, _checks.real_arrays(name, losses))
+
+
+def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
+    """The losses as they are; refused, if their shapes are not those of a loss matrix."""
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
         raise ValueError(
             f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
@@ -332,10 +336,10 @@ class PrivateWeightedMajority(SensitivityMechanism):
         return _checks.extra("dp_accounting", "accounting").ZCDpEvent(self.zcdp[0])
 
     def _check_value(self, value: Value) -> None:
-        losses = loss_matrix("value", value)
-        if len(losses) != self.steps:
-            raise ValueError(f"value must have {self.steps} steps, got {len(losses)}")
-        self.choice._check_value(jax.ShapeDtypeStruct(losses.shape[1:], jnp.int32))
+        steps, experts = check_loss_matrix("value", value).shape
+        if steps != self.steps:
+            raise ValueError(f"value must have {self.steps} steps, got {steps}")
+        self.choice._check_value(jax.ShapeDtypeStruct((experts,), jnp.int32))
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         choice = self.choice

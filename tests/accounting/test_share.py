@@ -21,6 +21,7 @@ from dpjax.accounting._share import (
     epsilon_of,
     largest_mu,
 )
+from dpjax.release._draw import Draw
 
 BUDGETS = [(1.0, 1e-6), (0.1, 1e-9), (8.0, 1e-3), (0.01, 1e-5)]
 TINY = [(1e-6, 1e-24), (1e-6, 1e-3), (100.0, 1e-24), (0.01, 1e-20)]
@@ -111,7 +112,7 @@ def test_the_first_release_pays_for_all_parts_before_it_is_drawn(ledger, keys, m
 
     mechanism = gaussian(first)
     with monkeypatch.context() as patched:
-        patched.setattr(type(mechanism), "_draw", killed)
+        patched.setattr(Draw, "__call__", killed)
         with first, pytest.raises(KeyboardInterrupt):
             mechanism(keys(0), jnp.zeros(7))
     assert ledger.remaining == (0, 0)
