@@ -25,6 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._columns import Numbers, Texts
+from dpjax._core._records import PaddedRecords
 from dpjax._tracing._host_code import codes_in
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
@@ -164,11 +166,18 @@ def _frozen_fields(value: Any) -> list[str]:
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a tree of shapes has no containers but Python's: others may compare equal wrongly."""
+    """Whether a tree of shapes has no containers but Python's and ours.
+
+    Others may compare equal wrongly, and their methods may compute something else by now.
+    """
     if type(tree) is dict:
         return all(type(key) is str and is_plain(item) for key, item in tree.items())
     if type(tree) in (list, tuple):
         return all(map(is_plain, tree))
+    if type(tree) in (Numbers, PaddedRecords, Texts):
+        return all(map(is_plain, vars(tree).values()))
+    if isinstance(tree, np.dtype):  # Of numbers.
+        return True
     return tree is None or type(tree) is jax.ShapeDtypeStruct
 
 

@@ -224,16 +224,20 @@ class Unchanging:
         """`name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        self._checked = _checked(name, self)
-        self._compiled = jax.jit(self._checked)  # `make_jaxpr` would make it at every call.
+        # By JAX's configuration, which JAX's own caches of traces leave out in part.
+        self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
     def traced(self, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
         """The function traced on shape structs, and the shapes of its results."""
-        found = self._compiled.trace(*arguments)
+        configuration = _configuration()
+        compiled = self._compiled.get(configuration)
+        if compiled is None:  # `make_jaxpr` would make it at every call.
+            compiled = self._compiled[configuration] = jax.jit(_checked(self.__name__, self))
+        found = compiled.trace(*arguments)
         if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
             # Traced values that the function closes over became inputs.
-            return _traced(self._checked)(*arguments)
+            return _traced(_checked(self.__name__, self))(*arguments)
         return found.jaxpr, found.out_info
 
     def __call__(self, *arguments: PyTree) -> PyTree:
@@ -263,7 +267,7 @@ def _unchanging(
 ) -> Unchanging | None:
     """The kept programs of a function with these contents; None if its contents are unknown."""
     if isinstance(function, Unchanging):
-        return function
+        return function if is_plain(arguments) else None
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None

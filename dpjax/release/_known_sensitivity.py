@@ -100,7 +100,7 @@ def knowing(target: object) -> KnowsSensitivity | None:
     if isinstance(target, Unchanging):
         return knowing(target.function)
     if type(target) is _COMPILED:
-        return knowing(inspect.unwrap(target))
+        return knowing(getattr(target, "__wrapped__", None))
     if inspect.ismethod(target) and target.__name__ == "__call__":
         return knowing(target.__self__)
     return target if isinstance(target, KnowsSensitivity) else None

@@ -8,6 +8,7 @@ traced program, which tests of their own compare.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -218,6 +219,19 @@ def test_a_relation_in_which_nothing_is_known_is_refused():
     bound = dpjax.assume_sensitivity(100.0, norm="l1", relation=ADDED, n=N)
     with pytest.raises(ValueError, match="l1, l2, linf under replace-one, got one in l1 under add"):
         dpjax.privatize(MEAN, laplace(bound))(KEY, AGES)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [jax.vmap, lambda query: functools.wraps(query)(lambda ages: 100 * query(ages))],
+    ids=["vmap", "a decorator"],
+)
+def test_a_compiled_function_around_a_query_is_another_target(around):
+    """It names the query as what it wraps, but a record may move it further."""
+    mechanism = laplace(COUNT.sensitivity())
+    with pytest.raises(ValueError, match="the target is another function"):
+        dpjax.privatize(jax.jit(around(COUNT)), mechanism)
+    dpjax.privatize(jax.jit(jax.jit(COUNT)), mechanism)(KEY, AGES)
 
 
 def test_what_a_query_says_of_itself_is_for_nothing_else():

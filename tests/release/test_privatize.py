@@ -356,3 +356,31 @@ def test_a_predicate_that_was_replaced_is_looked_at_anew(key, monkeypatch):
     assert private(key, records).value == 3
     above.__code__ = code
     assert private(key, records).value == 2
+
+
+def test_a_predicate_that_draws_is_traced_anew_when_keys_are_made_otherwise(key):
+    query = dpjax.queries.counting_query(lambda x: x > jax.random.uniform(jax.random.key(0)))
+    private = dpjax.privatize(query, dpjax.laplace(query.sensitivity(), 1.0))
+    records = jnp.linspace(0, 1, 9)
+    private(key, records)
+    with jax.default_prng_impl("rbg"), pytest.raises(ValueError, match="draw with rbg keys"):
+        private(key, records)
+    private(key, records)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Person:
+    age: jax.Array
+
+    def any(self):
+        return above(self.age)
+
+
+def test_a_method_of_records_may_change(key, monkeypatch):
+    query = dpjax.queries.counting_query(lambda person: person.any())
+    private = dpjax.privatize(query, dpjax.laplace(query.sensitivity(), 1e4))
+    people = Person(jnp.array([0.2, 0.4, 0.6]))
+    assert private(key, people).value == 1
+    monkeypatch.setitem(globals(), "THRESHOLD", 0.3)
+    assert private(key, people).value == 2
