@@ -25,8 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import Numbers, Texts
-from dpjax._core._records import PaddedRecords
 from dpjax._tracing._host_code import codes_in
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
@@ -163,22 +161,6 @@ def _frozen_fields(value: Any) -> list[str]:
     if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
         raise _UnknownError
     return names
-
-
-def is_plain(tree: Any) -> bool:
-    """Whether a tree of shapes has no containers but Python's and ours.
-
-    Others may compare equal wrongly, and their methods may compute something else by now.
-    """
-    if type(tree) is dict:
-        return all(type(key) is str and is_plain(item) for key, item in tree.items())
-    if type(tree) in (list, tuple):
-        return all(map(is_plain, tree))
-    if type(tree) in (Numbers, PaddedRecords, Texts):
-        return all(map(is_plain, vars(tree).values()))
-    if isinstance(tree, np.dtype):  # Of numbers.
-        return True
-    return tree is None or type(tree) is jax.ShapeDtypeStruct
 
 
 def _contents(value: Any) -> Hashable:

@@ -15,10 +15,12 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._columns import Numbers, Texts
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._tracing import _host_calls
-from dpjax._tracing._contents import contents_of, is_plain
+from dpjax._tracing._contents import contents_of
 from dpjax._tracing._evaluate import NAMES, evaluate
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._foreign import in_own_operations
@@ -260,6 +262,22 @@ def _uncached(function: Any) -> Callable[..., PyTree]:
 def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
     """A function that maps shape structs to the traced function and the shapes of its results."""
     return jax.make_jaxpr(function, return_shape=True)
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether a tree of shapes has no containers but Python's and ours.
+
+    Others may compare equal wrongly, and their methods may compute something else by now.
+    """
+    if type(tree) is dict:
+        return all(type(key) is str and is_plain(item) for key, item in tree.items())
+    if type(tree) in (list, tuple):
+        return all(map(is_plain, tree))
+    if type(tree) in (Numbers, PaddedRecords, Texts):
+        return all(map(is_plain, vars(tree).values()))
+    if isinstance(tree, np.dtype):  # Of numbers.
+        return True
+    return tree is None or type(tree) is jax.ShapeDtypeStruct
 
 
 def _unchanging(

@@ -13,8 +13,8 @@ from jax import lax
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._contents import contents_of, is_plain
-from dpjax._tracing._programs import Program, _unchanging
+from dpjax._tracing._contents import contents_of
+from dpjax._tracing._programs import Program, _unchanging, is_plain
 from dpjax.sensitivity._sums import Summable
 
 RECORDS = jax.ShapeDtypeStruct((4,), jnp.float32)
