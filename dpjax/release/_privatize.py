@@ -213,7 +213,9 @@ class PrivateFunction:
             return None
         program, kind = step.program, step.kind
         asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        if (known := self._kept.get(asked)) is not None:
+        # A user's function inside of the mechanism may compute something else by now.
+        may_change = getattr(self.mechanism, "_calls_user", True)
+        if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
         any_key = jax.ShapeDtypeStruct((), step.key.dtype)
         draw = kind.inside.mechanism.unpaid_draw

@@ -103,3 +103,20 @@ def test_a_program_on_the_host_counts_by_its_code(key):
 
     one, again, other = (name(MAKE["laplace"](0.5), key, made(factor)) for factor in (1, 1, 2))
     assert one == again != other
+
+
+def test_another_program_inside_of_a_mechanism_is_another_request(keys, tmp_path):
+    """What a mechanism of the user's program computes may change between two releases."""
+    weight = [1.0]
+    envelope = dpjax.subset_envelope(
+        lambda x: weight[0] * jnp.mean(x), 2.0, lower=0, upper=1, candidates=8, blocks=10, size=1,
+        groups=1,
+    )  # fmt: skip
+    ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=100)
+    private = dpjax.privatize(lambda x: x, envelope, ledger=ledger)
+    records = jnp.full(100, 0.5)
+    private(keys(0), records, name="half")
+    weight[0] = 0.1
+    private(keys(1), records, name="half")
+    private(keys(2), records, name="half")  # The same as before: free of charge.
+    assert len(ledger.history()) == 2
