@@ -155,10 +155,11 @@ class PrivateFunction:
                 return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        kind = self._kept.get(("kind", described))
-        if kind is None:
+        # Without float64 a sensitivity that is known is rounded outward.
+        alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
+        if (kind := self._kept.get(alike)) is None:
             kind = _Kind(described, described.tree(), self._inside(described))
-            self._keep(("kind", described), kind)
+            self._keep(alike, kind)
         arrays, read_as = jax.tree.flatten(records)
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
             self._keep(("kind", looks), kind)
