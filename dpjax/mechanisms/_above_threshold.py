@@ -6,7 +6,7 @@ docs/proofs/sparse-vector.md has the proofs.
 import dataclasses
 import functools
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -86,9 +86,13 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
     threshold: Scalar
     positives: int = static()
     monotone: bool = static()
-    norm: ClassVar[Norm] = "linf"
 
     _scale_name = "scale of the noise of a query"
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity: "linf"."""
+        return "linf"
 
     @property
     def _lattice(self) -> Lattice | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +92,11 @@ class OracleCheck(SensitivityMechanism):
     score: Score = static()
     expected: _Expected = static()
     _calls_user = True
-    norm: ClassVar[Norm] = "hamming"
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the sensitivity: "hamming"."""
+        return "hamming"
 
     @property
     def counting(self) -> AdditiveMechanism:
