@@ -15,9 +15,8 @@ def completed(markdown: str, room: str) -> str:
     folder = _PACKAGE if room == "dpjax" else _PACKAGE / room
     prefix = "dpjax" if room == "dpjax" else f"dpjax.{room}"
     text = (folder / "__init__.py").read_text()
-    listed = re.findall(r'"(\w+)"', text.partition("__all__ = ")[2])
-    exported = {*listed, *re.findall(r"\b([a-zA-Z]\w*) as \1\b", text)}
-    names = [name for name in exported if not (folder / name).is_dir()]
+    listed = re.findall(r'"([a-zA-Z]\w*)"', text.partition("__all__ = ")[2])
+    names = [name for name in listed if not (folder / name).is_dir()]
     placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
     rest = sorted(set(names) - set(placed), key=str.lower)
     return markdown + "".join(f"\n::: {prefix}.{name}\n" for name in rest)

@@ -1,65 +1,128 @@
 """dpjax: privatize any JAX function by evaluating it on millions of databases at once."""
 
-from dpjax import accounting as accounting
-from dpjax import attacks as attacks
-from dpjax import auditing as auditing
-from dpjax import learning as learning
-from dpjax import mechanisms as mechanisms
-from dpjax import oracles as oracles
-from dpjax import plotting as plotting
-from dpjax import proving as proving
-from dpjax import queries as queries
-from dpjax import random as random
-from dpjax import targets as targets
-from dpjax._core._values import Guarantee as Guarantee
-from dpjax._core._values import Mechanism as Mechanism
-from dpjax._core._values import NeighboringRelation as NeighboringRelation
-from dpjax._core._values import Norm as Norm
-from dpjax._core._values import OperatingPoint as OperatingPoint
-from dpjax._core._values import Oracle as Oracle
-from dpjax._core._values import Release as Release
-from dpjax._core._values import SampledEvent as SampledEvent
-from dpjax._core._values import Sensitivity as Sensitivity
-from dpjax._core._values import Target as Target
-from dpjax._files._ledger_chain import BudgetExceededError as BudgetExceededError
-from dpjax._files._ledger_chain import LedgerError as LedgerError
-from dpjax._version import __version__ as __version__
-from dpjax.accounting._ledger import Ledger as Ledger
-from dpjax.auditing._gamma_by_record import RecordGammas as RecordGammas
-from dpjax.auditing._gamma_by_record import gamma_by_record as gamma_by_record
-from dpjax.auditing._privacy_profile import PrivacyProfile as PrivacyProfile
-from dpjax.auditing._privacy_profile import privacy_profile as privacy_profile
-from dpjax.auditing._sensitivity_report import SensitivityReport as SensitivityReport
-from dpjax.auditing._sensitivity_report import sensitivity_report as sensitivity_report
-from dpjax.mechanisms._above_threshold import above_threshold as above_threshold
-from dpjax.mechanisms._additive import gaussian as gaussian
-from dpjax.mechanisms._additive import laplace as laplace
-from dpjax.mechanisms._bernstein import BernsteinPolynomial as BernsteinPolynomial
-from dpjax.mechanisms._bernstein import approximate_bernstein as approximate_bernstein
-from dpjax.mechanisms._bernstein import bernstein as bernstein
-from dpjax.mechanisms._bernstein import evaluate_on_lattice as evaluate_on_lattice
-from dpjax.mechanisms._oracle_check import check_oracle as check_oracle
-from dpjax.mechanisms._propose_test_release import propose_test_release as propose_test_release
-from dpjax.mechanisms._randomized_response import randomized_response as randomized_response
-from dpjax.mechanisms._randomized_response import two_coins as two_coins
-from dpjax.mechanisms._randomized_response import unary_encoding as unary_encoding
-from dpjax.mechanisms._selection import exponential as exponential
-from dpjax.mechanisms._selection import permute_and_flip as permute_and_flip
-from dpjax.mechanisms._selection import posterior_sampler as posterior_sampler
-from dpjax.mechanisms._shaped_gaussian import shaped_gaussian as shaped_gaussian
-from dpjax.mechanisms._smooth_quantile import smooth_quantile as smooth_quantile
-from dpjax.mechanisms._subset_envelope import subset_envelope as subset_envelope
-from dpjax.proving._prove_sensitivity import prove_sensitivity as prove_sensitivity
-from dpjax.release._privatize import privatize as privatize
-from dpjax.sensitivity._assume_sensitivity import assume_sensitivity as assume_sensitivity
-from dpjax.sensitivity._noise_shape import noise_shape as noise_shape
-from dpjax.sensitivity._operating_points import operating_point as operating_point
-from dpjax.sensitivity._order_statistics import order_statistic as order_statistic
-from dpjax.sensitivity._record_bound import record_bound as record_bound
-from dpjax.sensitivity._sample_distances import sample_distances as sample_distances
-from dpjax.sensitivity._sample_sensitivity import sample_sensitivity as sample_sensitivity
-from dpjax.sensitivity._shaped_norm import NoiseShape as NoiseShape
-from dpjax.sweeps._axes import cell_key as cell_key
-from dpjax.sweeps._rehearse import rehearse as rehearse
-from dpjax.sweeps._sensitivity_grid import sensitivity_grid as sensitivity_grid
-from dpjax.sweeps._sweep import sweep as sweep
+from dpjax import (
+    accounting,
+    attacks,
+    auditing,
+    learning,
+    mechanisms,
+    oracles,
+    plotting,
+    proving,
+    queries,
+    random,
+    targets,
+)
+from dpjax._core._values import (
+    Guarantee,
+    Mechanism,
+    NeighboringRelation,
+    Norm,
+    OperatingPoint,
+    Oracle,
+    Release,
+    SampledEvent,
+    Sensitivity,
+    Target,
+)
+from dpjax._files._ledger_chain import BudgetExceededError, LedgerError
+from dpjax._version import __version__
+from dpjax.accounting._ledger import Ledger
+from dpjax.auditing._gamma_by_record import RecordGammas, gamma_by_record
+from dpjax.auditing._privacy_profile import PrivacyProfile, privacy_profile
+from dpjax.auditing._sensitivity_report import SensitivityReport, sensitivity_report
+from dpjax.mechanisms._above_threshold import above_threshold
+from dpjax.mechanisms._additive import gaussian, laplace
+from dpjax.mechanisms._bernstein import (
+    BernsteinPolynomial,
+    approximate_bernstein,
+    bernstein,
+    evaluate_on_lattice,
+)
+from dpjax.mechanisms._oracle_check import check_oracle
+from dpjax.mechanisms._propose_test_release import propose_test_release
+from dpjax.mechanisms._randomized_response import randomized_response, two_coins, unary_encoding
+from dpjax.mechanisms._selection import exponential, permute_and_flip, posterior_sampler
+from dpjax.mechanisms._shaped_gaussian import shaped_gaussian
+from dpjax.mechanisms._smooth_quantile import smooth_quantile
+from dpjax.mechanisms._subset_envelope import subset_envelope
+from dpjax.proving._prove_sensitivity import prove_sensitivity
+from dpjax.release._privatize import privatize
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
+from dpjax.sensitivity._noise_shape import noise_shape
+from dpjax.sensitivity._operating_points import operating_point
+from dpjax.sensitivity._order_statistics import order_statistic
+from dpjax.sensitivity._record_bound import record_bound
+from dpjax.sensitivity._sample_distances import sample_distances
+from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
+from dpjax.sensitivity._shaped_norm import NoiseShape
+from dpjax.sweeps._axes import cell_key
+from dpjax.sweeps._rehearse import rehearse
+from dpjax.sweeps._sensitivity_grid import sensitivity_grid
+from dpjax.sweeps._sweep import sweep
+
+__all__ = [
+    "BernsteinPolynomial",
+    "BudgetExceededError",
+    "Guarantee",
+    "Ledger",
+    "LedgerError",
+    "Mechanism",
+    "NeighboringRelation",
+    "NoiseShape",
+    "Norm",
+    "OperatingPoint",
+    "Oracle",
+    "PrivacyProfile",
+    "RecordGammas",
+    "Release",
+    "SampledEvent",
+    "Sensitivity",
+    "SensitivityReport",
+    "Target",
+    "__version__",
+    "above_threshold",
+    "accounting",
+    "approximate_bernstein",
+    "assume_sensitivity",
+    "attacks",
+    "auditing",
+    "bernstein",
+    "cell_key",
+    "check_oracle",
+    "evaluate_on_lattice",
+    "exponential",
+    "gamma_by_record",
+    "gaussian",
+    "laplace",
+    "learning",
+    "mechanisms",
+    "noise_shape",
+    "operating_point",
+    "oracles",
+    "order_statistic",
+    "permute_and_flip",
+    "plotting",
+    "posterior_sampler",
+    "privacy_profile",
+    "privatize",
+    "propose_test_release",
+    "prove_sensitivity",
+    "proving",
+    "queries",
+    "random",
+    "randomized_response",
+    "record_bound",
+    "rehearse",
+    "sample_distances",
+    "sample_sensitivity",
+    "sensitivity_grid",
+    "sensitivity_report",
+    "shaped_gaussian",
+    "smooth_quantile",
+    "subset_envelope",
+    "sweep",
+    "targets",
+    "two_coins",
+    "unary_encoding",
+]

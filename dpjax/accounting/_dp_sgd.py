@@ -19,7 +19,7 @@ from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import left_out_orders_hidden
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
-from dpjax.random._facade import GAUSSIAN
+from dpjax.random._noise import GAUSSIAN
 
 AccountingMethod = Literal["pld", "renyi"]
 

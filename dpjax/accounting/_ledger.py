@@ -28,7 +28,7 @@ from dpjax.accounting._composition import compose, under
 from dpjax.accounting._parallel import Parts
 from dpjax.accounting._prices import Amount, as_decimals, as_float, cost_of, units
 from dpjax.accounting._share import Pool, Share
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 
 if TYPE_CHECKING:
     import pandas as pd

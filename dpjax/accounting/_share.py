@@ -16,7 +16,7 @@ from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_chain import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
-from dpjax.random._facade import GAUSSIAN
+from dpjax.random._noise import GAUSSIAN
 
 _MARGIN = 1e-6  # Covers what float64 rounds in the functions below.
 

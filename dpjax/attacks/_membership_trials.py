@@ -14,7 +14,7 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Release, Target
 from dpjax._running._devices import fitting
 from dpjax._tracing._programs import Program, kept_jit
-from dpjax.random._facade import check_sampling_key, sampling_key
+from dpjax.random._keys import check_sampling_key, sampling_key
 from dpjax.release._known_sensitivity import inside_of
 from dpjax.sensitivity._pairs import neighboring_pair
 

@@ -17,7 +17,7 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax._exact._numerics import compute_dtype
 from dpjax.attacks._membership_trials import many_runs, released_value
-from dpjax.random._facade import check_sampling_key, sampling_key
+from dpjax.random._keys import check_sampling_key, sampling_key
 
 ModelQuery = Callable[[Value, PyTree], jax.Array]
 

@@ -17,7 +17,7 @@ from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Norm, Target
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._programs import Program
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import distance, norm_function, resolution
 
 # Integers are drawn by products of floats and int32, which limits their size.

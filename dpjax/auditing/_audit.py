@@ -15,7 +15,7 @@ from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.auditing._events import ChosenEvent, Event, Experiment, Question, choose
 from dpjax.auditing._outputs import SamplePlan, Sampler, exact_numbers, lowest_set_bit, matrices
 from dpjax.auditing._scores import Evidence, propose
-from dpjax.random._facade import check_sampling_key
+from dpjax.random._keys import check_sampling_key
 
 
 def claim_of(mechanism: object) -> Guarantee | None:

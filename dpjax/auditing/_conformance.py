@@ -23,7 +23,7 @@ from dpjax.auditing._tested_values import (
     single_moves,
     strange_values,
 )
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
 _BATCH = 2**12  # Releases of one program.

@@ -22,7 +22,7 @@ from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper,
 from dpjax._running._devices import outside_any_mesh
 from dpjax.auditing._profile_pairs import other_pairs, sampled_distances
 from dpjax.oracles._independent import IndependentRecords
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.release._privatize import as_released
 from dpjax.sensitivity._norms import check_norm
 from dpjax.sensitivity._plan import Plan

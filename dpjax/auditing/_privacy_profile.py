@@ -37,7 +37,7 @@ from dpjax.auditing._profile_pairs import (
     sampled_stretches,
     with_releases,
 )
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.release._known_sensitivity import covering, inside_of, needed
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS

@@ -17,7 +17,7 @@ from dpjax.proving._prove_sensitivity import (
     prove_sensitivity,
     public_bounds,
 )
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 
 

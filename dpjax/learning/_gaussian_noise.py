@@ -22,14 +22,10 @@ from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
 from dpjax.learning._sampling import BatchSampling, number_of
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
-from dpjax.random._facade import (
-    GAUSSIAN,
-    Calibration,
-    add_noise,
-    check_key,
-    is_seeded,
-    key_for_each,
-)
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._keys import check_key, is_seeded, key_for_each
+from dpjax.random._noise import GAUSSIAN
+from dpjax.random._release import add_noise
 from dpjax.release._mechanism import nothing_promised
 from dpjax.release._transaction import refuse_unpaid_steps
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm

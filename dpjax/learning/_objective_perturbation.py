@@ -26,7 +26,10 @@ from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
 from dpjax.mechanisms._multipliers import analytic_multiplier
-from dpjax.random._facade import GAUSSIAN, Calibration, add_noise, check_key, key_for_each
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._keys import check_key, key_for_each
+from dpjax.random._noise import GAUSSIAN
+from dpjax.random._release import add_noise
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype, unit

@@ -15,7 +15,7 @@ from dpjax._core._types import Key
 from dpjax._tracing import _shards
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._dp_sgd import least_capacity
-from dpjax.random._facade import check_key, is_seeded
+from dpjax.random._keys import check_key, is_seeded
 
 # The probability that a batch is cut off, if the caller names no capacity.
 _RARE = 1e-15

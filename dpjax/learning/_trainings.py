@@ -25,7 +25,7 @@ from dpjax._core._open_ledgers import fingerprint_of_key
 from dpjax._core._pytree import down, static
 from dpjax._core._types import Key, PyTree
 from dpjax._exact._numerics import outward
-from dpjax.random._facade import is_seeded
+from dpjax.random._keys import is_seeded
 from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")

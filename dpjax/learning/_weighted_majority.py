@@ -17,7 +17,7 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax.accounting._concentrated import largest_rho
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
-from dpjax.random._facade import check_sampling_key
+from dpjax.random._keys import check_sampling_key
 from dpjax.release._mechanism import SensitivityMechanism
 
 MOST_STEPS = 2**20

@@ -24,17 +24,10 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
 from dpjax.mechanisms._noisy_arrays import OnGrid, as_number
 from dpjax.mechanisms._start import begin, check_one_array
-from dpjax.random._facade import (
-    LAPLACE,
-    Calibration,
-    ComparisonNoise,
-    Lattice,
-    check_key,
-    first_above,
-    key_for_each,
-    lattice_noise,
-    noisy_units,
-)
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._keys import check_key, key_for_each
+from dpjax.random._noise import LAPLACE, Lattice
+from dpjax.random._release import ComparisonNoise, first_above, lattice_noise, noisy_units
 from dpjax.release._draw import refuse_batch
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw

@@ -23,7 +23,8 @@ from dpjax.mechanisms._multipliers import (
 )
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._start import begin, check_noise
-from dpjax.random._facade import GAUSSIAN, LAPLACE, Calibration, Noise
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import GAUSSIAN, LAPLACE, Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 

@@ -26,7 +26,8 @@ from dpjax._core._values import (
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._start import begin, check_noise
-from dpjax.random._facade import LAPLACE, Calibration, Noise
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import LAPLACE, Noise
 from dpjax.sensitivity._norms import grid_dtype
 
 

@@ -37,7 +37,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._types import Scalar, Value
 from dpjax._exact._numerics import compute_dtype, legendre_rule
-from dpjax.random._facade import GAUSSIAN
+from dpjax.random._noise import GAUSSIAN
 
 _NODES = 100
 # The bracket of x. Below it delta underflows float64, and above it delta is 1 up to rounding.

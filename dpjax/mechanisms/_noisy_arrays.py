@@ -22,12 +22,9 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 from dpjax.mechanisms._start import count, sum_over_leaves
-from dpjax.random._facade import (
-    GAUSSIAN,
-    LAPLACE,
-    Calibration,
-    Lattice,
-    Noise,
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import GAUSSIAN, LAPLACE, Lattice, Noise
+from dpjax.random._release import (
     PaddedNoise,
     add_noise,
     check_scale,

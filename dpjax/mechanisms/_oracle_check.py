@@ -17,7 +17,7 @@ from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
-from dpjax.random._facade import check_key, sampling_key
+from dpjax.random._keys import check_key, sampling_key
 from dpjax.release._mechanism import SensitivityMechanism
 
 # Databases that fix the bins and the weights of the test.

@@ -27,7 +27,9 @@ from dpjax.mechanisms._smooth_quantile import (
     rounding_of_a_release,
 )
 from dpjax.mechanisms._start import begin
-from dpjax.random._facade import LAPLACE, GridFit, integer_fit, laplace_steps, steps_to_float
+from dpjax.random._grid_fit import GridFit
+from dpjax.random._noise import LAPLACE
+from dpjax.random._release import integer_fit, laplace_steps, steps_to_float
 
 # The proposed bound has between 2^11 and 2^12 steps of the grid, rounded down.
 _BOUND_BITS = 12

@@ -14,7 +14,7 @@ from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax.mechanisms._start import begin, count, sum_over_leaves
-from dpjax.random._facade import flipped_one_hot, in_range, keep_or_lie
+from dpjax.random._release import flipped_one_hot, in_range, keep_or_lie
 from dpjax.release._mechanism import SensitivityMechanism
 
 

@@ -30,10 +30,10 @@ from dpjax.mechanisms._noisy_arrays import (
     whole,
 )
 from dpjax.mechanisms._start import begin, check_noise, check_one_array
-from dpjax.random._facade import (
-    EXPONENTIAL,
-    Calibration,
-    Lattice,
+from dpjax.random._grid_fit import Calibration
+from dpjax.random._noise import EXPONENTIAL, Lattice
+from dpjax.random._release import shares_programs, usable_scale
+from dpjax.random._selected_index import (
     clamped_scores,
     exponential_index,
     float_index,
@@ -41,8 +41,6 @@ from dpjax.random._facade import (
     permute_and_flip_index,
     remaining_scores,
     score_gaps,
-    shares_programs,
-    usable_scale,
     without_weight,
 )
 from dpjax.release._mechanism import SensitivityMechanism

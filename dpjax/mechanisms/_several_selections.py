@@ -15,11 +15,7 @@ from dpjax.mechanisms._selection import (
     sum_of_group_maxima,
 )
 from dpjax.mechanisms._start import begin
-from dpjax.random._facade import (
-    indices_of_rows,
-    peeled_indices,
-    remaining_scores,
-)
+from dpjax.random._selected_index import indices_of_rows, peeled_indices, remaining_scores
 
 
 @frozen_pytree

@@ -14,7 +14,7 @@ from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import gaussian
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism, around_noise, noise_quantile
-from dpjax.random._facade import Noise
+from dpjax.random._noise import Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 

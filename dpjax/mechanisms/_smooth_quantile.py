@@ -32,14 +32,9 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, count_below, outward
 from dpjax.mechanisms._noisy_arrays import as_number, noise_quantile
 from dpjax.mechanisms._start import begin, check_one_array
-from dpjax.random._facade import (
-    LAPLACE,
-    SCALE_BITS,
-    GridFit,
-    laplace_steps,
-    private_fit,
-    steps_to_float,
-)
+from dpjax.random._grid_fit import GridFit
+from dpjax.random._noise import LAPLACE
+from dpjax.random._release import SCALE_BITS, laplace_steps, private_fit, steps_to_float
 from dpjax.release._mechanism import SensitivityMechanism
 
 

@@ -22,7 +22,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 

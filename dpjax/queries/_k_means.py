@@ -30,7 +30,7 @@ from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
 from dpjax.queries._sums import coarse, coarse_reach, coarsening, sums_by_group
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._bounds import sqrt_up

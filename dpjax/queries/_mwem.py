@@ -29,7 +29,8 @@ from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
 from dpjax.queries._workload import Workload
-from dpjax.random._facade import add_drawn, noise_ahead, tried_index
+from dpjax.random._release import add_drawn, noise_ahead
+from dpjax.random._selected_index import tried_index
 from dpjax.release._mechanism import SensitivityMechanism
 
 # More updates would take hours.

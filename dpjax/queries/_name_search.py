@@ -13,7 +13,7 @@ from dpjax._core._types import Key, Value
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
-from dpjax.random._facade import in_range
+from dpjax.random._release import in_range
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 

@@ -23,7 +23,7 @@ from dpjax._core._types import Key, TreeDef, Value
 from dpjax._core._values import Guarantee, Mechanism, Sensitivity
 from dpjax._exact._kernels import written
 from dpjax._tracing._programs import Program, evaluate_alone
-from dpjax.random._facade import key_for_each
+from dpjax.random._keys import key_for_each
 from dpjax.release._transaction import guarantee_under
 
 if TYPE_CHECKING:

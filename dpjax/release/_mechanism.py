@@ -26,7 +26,7 @@ from dpjax._core._values import (
     norm_name,
 )
 from dpjax._exact._numerics import outward
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.release._draw import draw_of
 from dpjax.release._transaction import pay_and_draw
 

@@ -26,7 +26,7 @@ from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import Program, Unchanging, apart, evaluate_alone
 from dpjax.proving._operations import runs_on_cpu_only
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.release._database import released_records
 from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
 from dpjax.release._known_sensitivity import check_maker, covering, inside_of, knowing, needed

@@ -22,7 +22,7 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, Release
 from dpjax._tracing._fingerprints import digest
-from dpjax.random._facade import is_seeded
+from dpjax.random._keys import is_seeded
 
 
 def pay_and_draw(

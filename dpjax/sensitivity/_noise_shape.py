@@ -11,7 +11,7 @@ from dpjax._running._progress import wait_for
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import kept_jit
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import difference
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 from dpjax.sensitivity._plan import pairs_in_a_chunk

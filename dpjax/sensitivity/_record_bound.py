@@ -19,7 +19,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import is_float
 from dpjax.sensitivity._plan import point_of_each
 

@@ -9,7 +9,7 @@ from dpjax._core import _checks
 from dpjax._core._values import Norm, Oracle, Positions, Target
 from dpjax._running._devices import Layout, outside_any_mesh
 from dpjax._running._processes import together
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._chunks import all_distances, chunk_distances, spread_chunks
 from dpjax.sensitivity._loop import sample_block
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair

@@ -21,7 +21,7 @@ from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
 from dpjax._tracing._fingerprints import digest
 from dpjax.proving._provable import provable
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._chunks import kth_distance
 from dpjax.sensitivity._loop import Watch, sample_block

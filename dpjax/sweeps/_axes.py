@@ -17,7 +17,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._tracing._fingerprints import digest
-from dpjax.random._facade import check_sampling_key
+from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:

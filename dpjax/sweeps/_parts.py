@@ -16,7 +16,8 @@ from dpjax._core._values import Guarantee
 from dpjax._running._devices import Device, fitting
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
-from dpjax.random._facade import forwards_key, generates_words
+from dpjax.random._chacha20 import generates_words
+from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))

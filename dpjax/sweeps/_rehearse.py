@@ -15,7 +15,7 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
-from dpjax.random._facade import check_key
+from dpjax.random._keys import check_key
 from dpjax.release._known_sensitivity import covering, inside_of, needed
 from dpjax.release._privatize import privatize
 from dpjax.sweeps._axes import REPEAT

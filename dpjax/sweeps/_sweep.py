@@ -14,7 +14,8 @@ from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
 from dpjax._running._devices import compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
-from dpjax.random._facade import CHACHA20, SEEDED_CHACHA20, check_sampling_key, is_seeded
+from dpjax.random._chacha20 import CHACHA20, SEEDED_CHACHA20
+from dpjax.random._keys import check_sampling_key, is_seeded
 from dpjax.sweeps._axes import MOST_REPEATS, REPEAT, Axis, Output, axes_of
 from dpjax.sweeps._parts import parts_of
 from dpjax.sweeps._store import Store

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Target
-from dpjax.random._facade import check_sampling_key
+from dpjax.random._keys import check_sampling_key
 
 if TYPE_CHECKING:
     import optax

@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 
 import dpjax
 from dpjax._running import _progress
-from dpjax.random._facade import sampling_key
+from dpjax.random._keys import sampling_key
 from dpjax.sensitivity import _loop, _probes
 from dpjax.sensitivity._pairs import RandomPair, random_rotations
 
