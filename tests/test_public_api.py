@@ -53,7 +53,7 @@ LONG = re.compile(
 functions = for_each("name", FUNCTIONS)
 classes = for_each("name", CLASSES)
 # Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
-FREE_TEXTS = {"version", "unit", "x", "repeat"}
+FREE_TEXTS = {"version", "unit", "x", "repeat", "privacy_unit"}
 FUNCTION_SECTIONS = ["Args", "Returns", "Raises", "Formal guarantees", "Source", "Example"]
 
 

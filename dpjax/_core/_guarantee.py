@@ -35,6 +35,24 @@ class NeighboringRelation(enum.Enum):
         return self.value
 
 
+RECORD = "record"  # The unit of privacy where nobody chose another.
+
+
+def check_privacy_unit(unit: object) -> None:
+    """Refuses a unit of privacy that is no text."""
+    if not isinstance(unit, str):
+        raise TypeError(f"privacy_unit must be a text, got {_checks.shown(unit)}")
+    if not unit.strip():
+        raise ValueError(
+            f'privacy_unit must say whom a guarantee protects, as "record", got {unit!r}'
+        )
+
+
+def per_unit(unit: str) -> str:
+    """How a unit of privacy is printed behind a relation: not at all for a record."""
+    return "" if unit == RECORD else f", per {unit}"
+
+
 @frozen_pytree
 class SampledEvent:
     """The event that one sampled sensitivity covers the pair of databases at hand.
@@ -95,11 +113,15 @@ class Guarantee:
         replacing: under add-or-remove-one, what the same release promises under replace-one, if
             that is known: epsilon and delta there, and those here that they belong to. None where
             only (2 epsilon, (1 + e^epsilon) delta) is known.
+        privacy_unit: whose data neighboring databases differ in: "record" is one row, and
+            "person (id)" all rows with one value of the column `id`. Guarantees of different units
+            do not compose.
 
     Raises:
         TypeError: if a number is not a real number, or another attribute is of another type.
         ValueError: if epsilon is negative or NaN, or delta, gamma or confidence outside [0, 1], or
-            group_size below 1. NaN in an array is no error: it marks a bad traced parameter.
+            group_size below 1, or the privacy unit an empty text. NaN in an array is no error: it
+            marks a bad traced parameter.
 
     Formal guarantees:
         Two guarantees are equal if they state the same. Those with tracers or several numbers in a
@@ -121,6 +143,7 @@ class Guarantee:
     notes: tuple[str, ...] = static(default=())
     group_size: int = static(default=1)
     replacing: tuple[float, float, float, float] | None = static(default=None)
+    privacy_unit: str = static(default=RECORD)
 
     def __post_init__(self) -> None:
         _check_number("epsilon", self.epsilon, math.inf)
@@ -133,6 +156,7 @@ class Guarantee:
             raise TypeError(
                 f"relation must be a NeighboringRelation, got {_checks.shown(self.relation)}"
             )
+        check_privacy_unit(self.privacy_unit)
         for number in self.replacing or ():
             _check_number("replacing", number, math.inf)
         if not all(isinstance(event, SampledEvent) for event in self.events):
@@ -144,6 +168,11 @@ class Guarantee:
     def __hash__(self) -> int:
         return hash(_compared(self) or id(self))
 
+    @property
+    def neighbors(self) -> str:
+        """Which databases are neighbors, in words: the relation, and a unit other than a record."""
+        return f"{self.relation}{per_unit(self.privacy_unit)}"
+
     def __repr__(self) -> str:
         budget = f"epsilon={shown_number(self.epsilon)}, delta={shown_number(self.delta)}"
         if not self.events and _is(self.gamma, 0) and _is(self.confidence, 1):
@@ -152,7 +181,7 @@ class Guarantee:
             statement = f"({budget}, gamma={shown_number(self.gamma)})-random DP, " + (
                 describe_confidence(self.confidence)
             )
-        statement += f", under {self.relation}"
+        statement += f", under {self.neighbors}"
         if _is(self.epsilon, math.inf):
             statement = "no guarantee"
         group = (f"for groups of {self.group_size}",) if self.group_size > 1 else ()
@@ -213,6 +242,7 @@ def concrete(guarantee: object) -> Guarantee:
         guarantee.notes,
         guarantee.group_size,
         guarantee.replacing,
+        guarantee.privacy_unit,
     )
 
 

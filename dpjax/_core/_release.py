@@ -13,7 +13,13 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy, Ends, estimate, interval, is_kind
-from dpjax._core._guarantee import Guarantee, NeighboringRelation, SampledEvent, concrete
+from dpjax._core._guarantee import (
+    RECORD,
+    Guarantee,
+    NeighboringRelation,
+    SampledEvent,
+    concrete,
+)
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
@@ -91,7 +97,9 @@ def _array(center: np.ndarray, step: float) -> str:
     return f"[{' '.join(flat[:3])} ...] of shape {center.shape}"
 
 
-FORMAT = 2  # Values of sums were integers in format 1.
+# Values of sums were integers in format 1. Format 3 states a unit of privacy other than a record,
+# which a reader of format 2 would overlook.
+_OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PRINTED = 0.95
@@ -100,7 +108,7 @@ _PRINTED = 0.95
 def saved(value: Value, guarantee: Guarantee, accuracy: Accuracy) -> dict[str, Any]:
     """A release as a dict that JSON can hold."""
     parts = {
-        "format": FORMAT,
+        "format": _OF_RECORDS if guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
         "dpjax": __version__,
         "value": tree_to_json(value),
         "guarantee": guarantee_to_json(guarantee),
@@ -118,11 +126,11 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy]:
     """The parts of a release; refuses a dict that another program changed, or a newer one made."""
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
-    if saved["format"] != FORMAT:
+    if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
         raise ValueError(
             f"saved was written in format {_checks.shown(saved['format'])} by dpjax"
             f" {_checks.shown(saved.get('dpjax'))}, and this is dpjax {__version__}, which reads"
-            f" format {FORMAT}: install that version"
+            f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install that version"
         )
     parts = {name: part for name, part in saved.items() if name != "sha256"}
     if set(parts) != set(_PARTS) or saved["sha256"] != _digest(parts):
@@ -159,6 +167,8 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     parts = {**vars(known), **numbers, "events": events, "relation": known.relation.value}
     if known.replacing is None:
         del parts["replacing"]
+    if known.privacy_unit == RECORD:
+        del parts["privacy_unit"]
     return parts
 
 
@@ -178,6 +188,7 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
         tuple(map(str, stored["notes"])),
         stored["group_size"],
         _replacing(stored.get("replacing")),
+        stored.get("privacy_unit", RECORD),
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
         raise ValueError("guarantee promises a smaller gamma than one of its samplings")

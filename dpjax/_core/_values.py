@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._core._guarantee import (
+    RECORD,
     Guarantee,
     NeighboringRelation,
     SampledEvent,
     describe_confidence,
+    per_unit,
     shown_number,
 )
 from dpjax._core._proof import Proof, RecordBounds
@@ -137,6 +139,9 @@ class Sensitivity:
             others. A release then asks for a target that knows its own.
         inside: whether it bounds what `dpjax.privatize` rounds inside, and not the floats that the
             target returns.
+        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
+        notes: other facts about the target that a guarantee must name, such as "at most 4 rows
+            each".
 
     Formal guarantees:
         With probability at least `confidence` over the samples, a random pair of neighboring
@@ -166,6 +171,8 @@ class Sensitivity:
     proof: Proof | None = static(default=None)
     known_by: str | None = static(default=None)
     inside: bool = static(default=False)
+    privacy_unit: str = static(default=RECORD)
+    notes: tuple[str, ...] = static(default=())
 
     def explain(self) -> str:
         """The proof as a tree: how far every step of the program moves its value.
@@ -185,7 +192,8 @@ class Sensitivity:
     def __repr__(self) -> str:
         size = "any n" if self.n is None else f"n={self.n}"
         text = f"Sensitivity({shown_number(self.value)} in {norm_name(self.norm)}, {size}"
-        text += f", {self.relation}; {self.method}"
+        text += f", {self.relation}{per_unit(self.privacy_unit)}"
+        text += "".join(f", {note}" for note in self.notes) + f"; {self.method}"
         if self.m is not None:
             text += f", m={self.m}, k={self.k}, gamma={shown_number(self.gamma)}"
             text += f", {describe_confidence(self.confidence)}"
@@ -284,11 +292,15 @@ class KnowsSensitivity(abc.ABC):
         relations: the neighboring relations under which a bound is known.
         reads: what it takes columns of 64 bits for, where JAX has 32: exact "numbers", "floats",
             "integers" clamped to int32, or "arrays", which hold no such integers.
+        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
+        notes: other facts that a guarantee must name.
     """
 
     norms: tuple[Any, ...]
     relations: tuple[NeighboringRelation, ...]
     reads: Literal["numbers", "floats", "integers", "arrays"] = "arrays"
+    privacy_unit: str = RECORD
+    notes: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:

@@ -96,8 +96,8 @@ class Chain:
             )
         if neighbors != (self._neighbors or neighbors):
             raise ValueError(
-                f"guarantee is for databases that differ by {neighbors}, but the ledger's"
-                f" guarantees are for {self._neighbors}: they do not add up"
+                f"guarantee is for databases that differ by {_shown(neighbors)}, but the ledger's"
+                f" guarantees are for {_shown(str(self._neighbors))}: they do not add up"
             )
         left = [budget - spent for budget, spent in zip(self.budget, self.spent, strict=True)]
         if any(price > rest for price, rest in zip(cost, left, strict=True)):
@@ -150,6 +150,11 @@ class Chain:
                 f" changes: {relation}, got {self._asked}"
             )
         self.relation = relation
+
+
+def _shown(neighbors: str) -> str:
+    """Neighbors in words. Debits of records do not name their unit of privacy."""
+    return neighbors if ", per " in neighbors else f"{neighbors}, per record"
 
 
 def decimals(amount: tuple[int, ...]) -> str:

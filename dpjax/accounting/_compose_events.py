@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax.accounting._concentrated import guarantee_of
@@ -56,6 +57,7 @@ def compose_events(
     *events: "DpEvent",
     delta: float,
     relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
     method: Literal["pld", "renyi"] = "pld",
 ) -> Guarantee:
     """Composes releases by an accountant of dp-accounting.
@@ -68,6 +70,8 @@ def compose_events(
             `mechanism.dp_event`. If an event is sampled, or randomized response, all of them are
             relative to the norm of one record's contribution. Replacing a record then changes twice
             that norm.
+        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it. Events do
+            not say it, and must have been made for the same one.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
@@ -97,6 +101,7 @@ def compose_events(
     accounting = _checks.extra("dp_accounting", "accounting")
     delta = _checks.fraction("delta", delta)
     _checks.choice("method", method, get_args(Literal["pld", "renyi"]))
+    check_privacy_unit(privacy_unit)
     relation = relation_or_inherited(relation)
     if not events or not all(isinstance(event, accounting.DpEvent) for event in events):
         raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
@@ -119,7 +124,8 @@ def compose_events(
             raise ValueError(f'method="{method}" has no {event} under {relation}') from error
     if method == "renyi" and min(accountant.rdp) < 0:
         raise ValueError('events must not have divergences lost in rounding: use method="pld"')
-    return Guarantee(accountant.get_epsilon(delta) * _OUTWARD, delta, relation=relation)
+    epsilon = accountant.get_epsilon(delta) * _OUTWARD
+    return Guarantee(epsilon, delta, relation=relation, privacy_unit=privacy_unit)
 
 
 def _fields(event: object) -> dict[str, object]:

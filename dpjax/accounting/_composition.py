@@ -53,8 +53,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, if one is a batch or NaN, or if their group sizes
-            differ.
+        ValueError: if no guarantee is given, if one is a batch or NaN, or if their group sizes or
+            privacy units differ.
 
     Formal guarantees:
         (sum epsilon, sum delta, sum gamma)-random DP for the joint release, under the restriction
@@ -77,6 +77,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     sizes = {guarantee.group_size for guarantee in known}
     if len(sizes) > 1:
         raise ValueError(f"guarantees must have the same group size, got {sorted(sizes)}")
+    unit = common_unit(known)
     events = distinct_events(known)
     gamma, confidence = joint(events)
     epsilon = sum_up(guarantee.epsilon for guarantee in known)
@@ -91,6 +92,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         tuple(dict.fromkeys(note for guarantee in known for note in guarantee.notes)),
         known[0].group_size,
         price_added_up(known, epsilon, delta),
+        unit,
     )
 
 
@@ -382,6 +384,18 @@ def common_relation(releases: list[Guarantee]) -> NeighboringRelation:
     """The relation of all releases, or replace-one, which takes both."""
     relations = {release.relation for release in releases}
     return relations.pop() if len(relations) == 1 else NeighboringRelation.REPLACE_ONE
+
+
+def common_unit(releases: list[Guarantee]) -> str:
+    """The unit of privacy of all releases; refused if there are several."""
+    units = dict.fromkeys(release.privacy_unit for release in releases)
+    if len(units) > 1:
+        raise ValueError(
+            "guarantees must have the same privacy unit, because a guarantee for one unit says"
+            f" nothing for another, got {' and '.join(map(repr, units))}: make all releases for one"
+            " of them, and keep a ledger for each unit"
+        )
+    return next(iter(units))
 
 
 # Bounds for one coordinate of any noise of dpjax: see the certificates of `random/_lattice.py`.

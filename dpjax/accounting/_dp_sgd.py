@@ -15,6 +15,7 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import left_out_orders_hidden
@@ -71,6 +72,7 @@ def dp_sgd(
     delta: float,
     dims: int,
     relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
     """The guarantee of a whole run of DP-SGD.
@@ -85,6 +87,7 @@ def dp_sgd(
             add-or-remove-one. Batches of a fixed size need replace-one. Under add-or-remove-one,
             both neighbors lie in the n slots of the sampling, and one of them leaves one slot
             empty. n is public, and so are the rate and all else of the sampling.
+        privacy_unit: what the sampling draws, as `Guarantee` has it; "record" for examples.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
 
     Returns:
@@ -127,17 +130,25 @@ def dp_sgd(
         (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
     run = _Run(sampling, steps, delta, dims, relation, method).checked()
+    check_privacy_unit(privacy_unit)
     z = _positive("noise_multiplier", noise_multiplier)
     epsilon = run.epsilon(z)
     if run.replaced:
-        return Guarantee(epsilon, run.delta)
+        return Guarantee(epsilon, run.delta, privacy_unit=privacy_unit)
     replacing = None
     with contextlib.suppress(NoEpsilonError):
         other = run._replace(relation=NeighboringRelation.REPLACE_ONE).epsilon(z)
         replacing = other, run.delta, epsilon, run.delta
     notes = (f"in {sampling.n} public slots",)
     added = NeighboringRelation.ADD_OR_REMOVE_ONE
-    return Guarantee(epsilon, run.delta, relation=added, notes=notes, replacing=replacing)
+    return Guarantee(
+        epsilon,
+        run.delta,
+        relation=added,
+        notes=notes,
+        replacing=replacing,
+        privacy_unit=privacy_unit,
+    )
 
 
 def dp_sgd_noise_multiplier(

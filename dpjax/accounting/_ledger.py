@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import per_unit
 from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_key, refuse_traced
 from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
@@ -282,9 +283,9 @@ class Ledger(Account):
 
         Raises:
             TypeError: if the guarantee or the key is traced, or of another kind.
-            ValueError: if the guarantee is a batch or NaN, or its group size differs from the
-                ledger's, or it is under replace-one and the ledger is not, or the key was used
-                before.
+            ValueError: if the guarantee is a batch or NaN, or its group size or its privacy unit
+                differs from the ledger's, or it is under replace-one and the ledger is not, or the
+                key was used before.
             BudgetExceededError: if too little is left.
             LedgerError: if the file cannot be trusted, or cannot be written.
         """
@@ -394,9 +395,10 @@ class Ledger(Account):
         # `compose` gives samplings without an identity a new one, which the file keeps from now on.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
+        neighbors = f"{promised.relation}, groups of {promised.group_size}"
         self._file.debit(
             cost if price is None else price,
-            neighbors=f"{promised.relation}, groups of {promised.group_size}",
+            neighbors=neighbors + per_unit(promised.privacy_unit),
             key=None if release.key is None else fingerprint_of_key(release.key),
             guarantee=guarantee_to_json(promised),
             what=release.what,

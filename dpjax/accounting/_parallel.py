@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, NoReturn, Self
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Account, Payment, Request, paying_for_the_rest
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
@@ -38,12 +39,12 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, or if one is under replace-one, a batch, NaN, or for
-            groups of more than one.
+        ValueError: if no guarantee is given, or if one is under replace-one, a batch, NaN, for
+            groups of more than one, or for another privacy unit than a record.
 
     Formal guarantees:
-        (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t are refused,
-        since t records may lie in t parts: compose those instead.
+        (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t, or for all
+        records of a person, are refused, since t records may lie in t parts: compose those instead.
 
     Source:
         McSherry, "Privacy integrated queries" (2009), Theorem 4.
@@ -196,6 +197,11 @@ class Part(Account):
 
 def _check_of_one_part(guarantee: Guarantee) -> None:
     added = guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if guarantee.privacy_unit != RECORD:
+        raise ValueError(
+            f"guarantees must be for one record, got one for a {guarantee.privacy_unit}, whose"
+            " records may lie in many parts: release all parts at once, by queries.by"
+        )
     if not added or guarantee.group_size > 1:
         raise ValueError(
             "guarantees must be under add-or-remove-one, for one record, because a replaced record"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import down, frozen_pytree, static
 from dpjax._core._types import Key, PyTree
@@ -413,6 +414,7 @@ def guarantee(
     *,
     delta: float,
     relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
     """The guarantee of publishing all results of the steps so far.
@@ -425,6 +427,7 @@ def guarantee(
         sampling: drew the batches.
         delta: of the guarantee, in (0, 1).
         relation: which databases are neighbors, as for `accounting.dp_sgd`.
+        privacy_unit: what the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
 
     Returns:
@@ -481,7 +484,7 @@ def guarantee(
         )
     if noise.noise == "float":
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
-        return nothing_promised(0.0, relation_or_inherited(relation, added))
+        return nothing_promised(0.0, relation_or_inherited(relation, added), privacy_unit)
     check_precision(noise)
     seeded = _by_seeded_keys(noise, sampling)
     promised = dp_sgd(
@@ -491,6 +494,7 @@ def guarantee(
         delta=delta,
         dims=noise.dims,
         relation=relation,
+        privacy_unit=privacy_unit,
         method=method,
     )
     if seeded or is_seeded(noise.key):

@@ -90,7 +90,7 @@ def noise(
         raise ValueError(f"mechanisms must add noise, got scales {_checks.shown(scales)}")
     widest = max(scales[name] * x.noise.tail_quantile(1 - _SHOWN) for name, x in mechanisms.items())
     offsets = np.linspace(-widest, widest, _OFFSETS)
-    relations = {name: each.guarantee.relation for name, each in mechanisms.items()}
+    relations = {name: each.guarantee.neighbors for name, each in mechanisms.items()}
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
         inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)

@@ -57,6 +57,12 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
             f" under {relation}. If you have a bound of your own, release a function around the"
             " target: lambda database: target(database)"
         )
+    if sensitivity.privacy_unit != known.privacy_unit:
+        raise ValueError(
+            f"sensitivity must be for the privacy unit of this target, {known.privacy_unit!r}, got"
+            f" one for {sensitivity.privacy_unit!r}: make the mechanism with"
+            " target.sensitivity(...)"
+        )
     return known._bound_on(norm, relation, records.tree())
 
 

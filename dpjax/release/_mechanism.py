@@ -171,13 +171,13 @@ class SensitivityMechanism(abc.ABC):
         """The guarantee of one release; NaN throughout where a traced parameter was bad."""
         sensitivity = self.sensitivity
         if not self._is_exact:
-            return nothing_promised(self.epsilon, sensitivity.relation)
+            return nothing_promised(self.epsilon, sensitivity.relation, sensitivity.privacy_unit)
         gamma = _nan_with(self.epsilon, sensitivity.gamma)
         confidence = sensitivity.confidence
         if confidence is not None:
             confidence = _nan_with(self.epsilon, confidence, -math.inf)
         averaged = ("averaged over positions",) if sensitivity.positions == "average" else ()
-        notes = (*averaged, *(("no noise",) if sensitivity.zero_allowed else ()))
+        no_noise = ("no noise",) if sensitivity.zero_allowed else ()
         events = ()
         if sensitivity.identity is not None:
             decided = sensitivity.deciding_records
@@ -189,7 +189,8 @@ class SensitivityMechanism(abc.ABC):
             confidence,
             events,
             sensitivity.relation,
-            notes,
+            (*sensitivity.notes, *averaged, *no_noise),
+            privacy_unit=sensitivity.privacy_unit,
         )
 
     def __call__(self, key: Key, value: Value) -> Release:
@@ -299,13 +300,16 @@ class SensitivityMechanism(abc.ABC):
         return f"{type(self).__name__}({self.guarantee!r}; {self.sensitivity!r})"
 
 
-def nothing_promised(epsilon: Scalar, relation: NeighboringRelation) -> Guarantee:
+def nothing_promised(
+    epsilon: Scalar, relation: NeighboringRelation, privacy_unit: str
+) -> Guarantee:
     """The guarantee of a release with noise in floats: epsilon infinite, delta 1."""
     return Guarantee(
         _nan_with(epsilon, math.inf),
         _nan_with(epsilon, 1.0),
         relation=relation,
         notes=("not private: noise in floats",),
+        privacy_unit=privacy_unit,
     )
 
 

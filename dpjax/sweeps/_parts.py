@@ -206,13 +206,13 @@ class Part:
 
     @property
     def relation(self) -> str | None:
-        """The neighboring relation of the guarantees that the function returns, if it is one."""
+        """The neighbors of the guarantees that the function returns, if they agree."""
 
         def is_guarantee(node: object) -> bool:
             return isinstance(node, Guarantee)
 
         nodes = jax.tree.leaves(self.program.outputs.tree(), is_leaf=is_guarantee)
-        relations = {str(node.relation) for node in nodes if is_guarantee(node)}
+        relations = {node.neighbors for node in nodes if is_guarantee(node)}
         return relations.pop() if len(relations) == 1 else None
 
     def default_chunk_size(self, device: Device | None) -> int:

@@ -236,7 +236,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         {
             _MECHANISM: np.array(list(named), object),
             "guarantee": (_MECHANISM, np.array(list(map(str, guarantees)), object)),
-            "relation": (_MECHANISM, np.array([str(x.relation) for x in guarantees], object)),
+            "relation": (_MECHANISM, np.array([x.neighbors for x in guarantees], object)),
         },
         {name: found.attrs[name] for name in ("versions", "backend", "key")},
     )

@@ -76,7 +76,13 @@ class KnownSensitivity(KnowsSensitivity):
         if bound == 0:
             raise ValueError(f"the value is public: no record moves it under {relation}")
         made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
-        return dataclasses.replace(made, known_by=type(self).__name__, inside=self._is_rounded)
+        return dataclasses.replace(
+            made,
+            known_by=type(self).__name__,
+            inside=self._is_rounded,
+            privacy_unit=self.privacy_unit,
+            notes=self.notes,
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
