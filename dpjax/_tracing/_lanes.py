@@ -19,7 +19,7 @@ from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._tracing._evaluate import looks_at_other_lanes, traced_lane
 from dpjax._tracing._foreign import is_own, key_implementations
-from dpjax._tracing._programs import refuse_outside_code
+from dpjax._tracing._programs import Program, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations
 
 # Under `vmap` all lanes get bits of the first lane's key.
@@ -94,6 +94,29 @@ def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
         raise ValueError(
             f"{name} must not {found}. Under jax.vmap, its value for one could depend on others"
         )
+
+
+def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyTree) -> Program:
+    """A user's function of one example as a program that can run under `vmap`.
+
+    Args:
+        name: for messages.
+        function: returns one number.
+        example: arrays or shapes like those of the example.
+
+    Raises:
+        TypeError: if the function closes over a traced value.
+        ValueError: if it does not return one number, or its lanes may touch.
+    """
+    program = Program.trace(name, function, example)
+    if not program.is_concrete:
+        raise TypeError(
+            f"{name} closes over a traced value: make the mechanism outside of jit and vmap"
+        )
+    if [leaf.shape for leaf in program.outputs.leaves] != [()]:
+        raise ValueError(f"{name} must return one number, got {program.outputs}")
+    refuse_touching(name, program.jaxpr)
+    return program
 
 
 def is_exact(traced: jex.ClosedJaxpr) -> bool:

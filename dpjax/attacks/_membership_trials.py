@@ -15,7 +15,7 @@ from dpjax._core._values import Mechanism, Oracle, Release, Target
 from dpjax._running._devices import fitting
 from dpjax._tracing._programs import Program, kept_jit
 from dpjax.random._keys import check_sampling_key, sampling_key
-from dpjax.release._known_sensitivity import inside_of
+from dpjax.release._known_sensitivity import plan_of
 from dpjax.sensitivity._pairs import neighboring_pair
 
 _MOST_RUNS = 2**32 - 1
@@ -186,7 +186,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
     if not callable(getattr(mechanism, "log_prob", None)):
         raise TypeError(f"mechanism must have a log_prob, got {_checks.shown(mechanism)}")
 
-    inside = inside_of(target, mechanism)
+    inside = plan_of(target, mechanism)
 
     def score(value: Value, database: Database, neighbor: Database) -> jax.Array:
         drawn = inside.read(value)

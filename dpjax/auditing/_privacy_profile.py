@@ -38,7 +38,7 @@ from dpjax.auditing._profile_pairs import (
     with_releases,
 )
 from dpjax.random._keys import sampling_key
-from dpjax.release._known_sensitivity import covering, inside_of, needed
+from dpjax.release._known_sensitivity import covering, needed, plan_of
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
@@ -314,7 +314,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
         privatize(target, mechanism)
         sensitivity = mechanism.sensitivity
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
-        inside = inside_of(target, mechanism)
+        inside = plan_of(target, mechanism)
         targets.append(as_released(inside.target, sensitivity))
         if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
             raise TypeError("the mechanism is traced, but privacy_profile runs on the host")

@@ -33,8 +33,9 @@ from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
-# The quadrature of log_prob: its reach on either side, in scales of the threshold's noise; its
-# panels, which are narrower where the density is higher; and the nodes of a panel.
+# The quadrature over the threshold's noise in `log_prob`: the largest noise on either side, in
+# scales; the number of panels, which are narrower where the density is higher; and the number of
+# nodes in a panel.
 _REACH, _PANELS, _NODES = 24.0, 48, 4
 
 
@@ -100,12 +101,12 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # Only shapes and dtypes matter here: the draw rounds integers to the grid as they are.
+        # Used for shapes and dtypes alone. The draw rounds integers to the grid without this cast.
         return value.astype(jnp.result_type(float))
 
     @property
     def _charged(self) -> int:
-        """2c, or c if monotone: positive answers are charged for so many sensitivities."""
+        """The number of sensitivities that positive answers are charged: 2c, or c if monotone."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -120,7 +121,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon,
             rounding_norm("linf", arrays),
-            # Negative answers cost nothing, and neither do the tables of their noise.
+            # The threshold and each positive answer are charged. Negative answers cost nothing, so
+            # the tables of their noise are not charged.
             1 + self.positives,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -388,5 +390,5 @@ def _threshold_rule(dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
 
 
 def _selected_sum(selected: jax.Array, terms: jax.Array) -> jax.Array:
-    """The sum of some rows, as a product: for a batch of selections that takes less memory."""
+    """The sum of the selected rows. As a matrix product, it takes less memory in a batch."""
     return jnp.dot(selected.astype(terms.dtype), terms, precision="highest")

@@ -62,7 +62,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of one release; of Gaussian noise, the one under replace-one as well."""
+        """The guarantee of one release. For Gaussian noise, also the one under replace-one."""
         promised = super().guarantee
         added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         if not added or self.noise is not GAUSSIAN or self.norm != "l2":
@@ -80,9 +80,9 @@ class AdditiveMechanism(CoordinatewiseMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """Of Gaussian noise in the l2 norm: (Delta / sigma)^2 / 2 and 0; else as of any mechanism.
+        """For Gaussian noise in the l2 norm, rho = (Delta / sigma)^2 / 2 and delta = 0.
 
-        Bun and Steinke (2016), Proposition 1.6.
+        Bun and Steinke (2016), Proposition 1.6. For other noise they follow from epsilon and delta.
         """
         if self.noise is not GAUSSIAN or self.norm != "l2" or self.sensitivity.zero_allowed:
             return super().zcdp
@@ -208,11 +208,11 @@ def laplace(
         uniform bits: the scale covers rounding to the grid and the tables of the noise, see
         `effective_scale`. With noise="float" nothing is promised.
 
-        `dp_event` is the event of the scalar mechanism, for vectors too. Let two coordinates shift
-        by a >= b, in scales. One coordinate that shifts by a + b dominates them: its hockey-stick
-        divergence at t >= 0 is 1 - exp((t - a - b) / 2). Let s = t - a. The divergence of the two
-        is smaller by (b - s) exp((s - b) / 2) / 4 where |s| <= b, and by b exp((s - b) / 2) / 2
-        where s < -b. Negative t follow by symmetry.
+        `dp_event` is the event of the scalar mechanism, for vectors too. Proof: let two coordinates
+        shift by a >= b, in units of the scale. One coordinate that shifts by a + b dominates them.
+        At t >= 0, its hockey-stick divergence is 1 - exp((t - a - b) / 2). Let s = t - a. The
+        divergence of the two coordinates is smaller: by (b - s) exp((s - b) / 2) / 4 if |s| <= b,
+        and by b exp((s - b) / 2) / 2 if s < -b. For negative t, use symmetry.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Rubinstein and Aldà (2017), Corollary 10.

@@ -105,7 +105,7 @@ def lattice_points(degree: int, dims: int) -> np.ndarray:
 
 
 def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
-    """The values on the lattice of a function from shape (dims,) to scalars, or a tree of them."""
+    """The values of a function on the lattice. It maps a point to a scalar or a tree of scalars."""
     _checks.function("the value of the target", function)
     points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
     values = jax.vmap(function)(points.reshape(-1, dims))
@@ -182,7 +182,7 @@ class _OnLattice:
 
 
 class _KnownOnLattice(_OnLattice, KnowsSensitivity):
-    """Those of a target that knows how far a record moves its functions, at any point."""
+    """The same values, if the target knows how far one record moves its function at any point."""
 
     norms = ("linf",)
     relations = (NeighboringRelation.REPLACE_ONE,)
@@ -235,7 +235,7 @@ def approximate_bernstein(
 
 
 def bernstein_matrix(degree: int) -> np.ndarray:
-    """B on the lattice: entry (j, i) is basis polynomial i at j / degree."""
+    """The operator B on lattice values: entry (j, i) is basis polynomial i at j / degree."""
     lattice = np.linspace(0.0, 1.0, degree + 1)
     return scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
 
@@ -276,7 +276,8 @@ def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
         t = x[coordinate]
 
         def combine(_: int, c: jax.Array, t: jax.Array = t) -> jax.Array:
-            # The wrapped entry drifts inward by one place a step and never reaches the first.
+            # `roll` wraps the first entry around to the end. It moves inward by one place a step,
+            # and never reaches the first place, which is returned.
             return (1 - t) * c + t * jnp.roll(c, -1, axis=0)
 
         coefficients = lax.fori_loop(0, coefficients.shape[0] - 1, combine, coefficients)[0]
@@ -288,7 +289,8 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
     `effective_scale`, `grid_for`, `range` and `error` ignore a shape, and assume one lattice. Give
-    them `like` for a pytree of lattices.
+    them `like` for a pytree of lattices. A simultaneous `error` bounds the polynomials everywhere
+    on the cube.
 
     Attributes:
         sensitivity: of the lattice values, norm "linf".
@@ -336,7 +338,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     def _calibration(self, arrays: PyTree) -> Calibration:
         lattices = len(jax.tree.leaves(arrays))
-        # In the l1 norm, since all coordinates may move by the sensitivity.
+        # Laplace noise needs the l1 norm. All coordinates may move by the sensitivity in linf.
         coordinates = lattices * math.prod(self.lattice_shape)
         return Calibration(
             lattices * self.scale,
@@ -360,19 +362,12 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
         return jax.tree.map(lambda x: x.values, output, is_leaf=is_polynomial)
 
-    def error(
-        self,
-        *,
-        confidence: float = 0.95,
-        shape: tuple[int, ...] | None = None,
-        like: PyTree = None,
-        simultaneous: bool = False,
+    def _errors(
+        self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """As for additive noise; if simultaneous, for the polynomials everywhere on the cube."""
-        bounds = super().error(
-            confidence=confidence, shape=shape, like=like, simultaneous=simultaneous
-        )
-        growth = sup_norm_growth(self.degree, self.dims, self.order) if simultaneous else 1.0
+        """Of the lattice values; `everywhere` means the polynomials at all points of the cube."""
+        bounds = super()._errors(arrays, calibration, quantile, everywhere=everywhere)
+        growth = sup_norm_growth(self.degree, self.dims, self.order) if everywhere else 1.0
         return jax.tree.map(lambda bound: growth * bound, bounds)
 
     @property

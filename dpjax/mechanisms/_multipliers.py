@@ -1,26 +1,27 @@
-"""Multipliers, the scale of noise over the sensitivity: of Gaussian noise, and of a user's formula.
+"""Multipliers: the scale of noise divided by the sensitivity.
 
-The first half finds the least noise that makes the Gaussian mechanism (epsilon, delta)-DP, in log
-space.
+The first half is for Gaussian noise. It finds the least noise that makes the Gaussian mechanism
+(epsilon, delta)-DP, in log space.
 
 Let the noise be sigma at sensitivity Delta, and mu = Delta / sigma. By Balle and Wang (2018),
 Theorem 8, it is (epsilon, delta)-DP if and only if
 
     delta >= Phi(x) - exp(epsilon) Phi(x - mu),   x = mu / 2 - epsilon / mu.
 
-This difference cancels: by `erf` it is off by 26% at epsilon 20, delta 1e-8. But its derivative in
-mu is phi(x). With x = sqrt(2 epsilon) sinh(y) and mu = sqrt(2 epsilon) exp(y) it becomes
+Evaluated by `erf`, this difference cancels: it is off by 26% at epsilon 20, delta 1e-8. But its
+derivative in mu is the normal density phi(x). Substitute x = sqrt(2 epsilon) sinh(y) and
+mu = sqrt(2 epsilon) exp(y). Then
 
     delta = sqrt(2 epsilon) integral_{-inf}^{y} phi(sqrt(2 epsilon) sinh(s)) exp(s) ds.
 
-This integral is smooth, with positive terms. Gauss-Legendre quadrature takes it in log space,
-without cancellation. The host uses float64, and a traced epsilon its own dtype.
+The integrand is smooth and positive. So Gauss-Legendre quadrature in log space does not cancel. The
+host computes it in float64, and a program in the dtype of its traced epsilon.
 
-The second half evaluates a formula that a user wrote, and measures what it loses in rounding. With
-concrete parameters it runs in float64 on the host, and is compared with itself at parameters
-nearby. With traced ones it runs in the float dtype of the program, and float32 is compared with
-float64 at many parameters. Several times the loss is added to the scale. A formula that cancels is
-refused.
+The second half is for formulas of users. It evaluates a formula, measures its rounding error, and
+adds several times that error to the scale. Concrete parameters are evaluated in float64 on the
+host, and the formula is compared with itself at nearby parameters. Traced parameters are evaluated
+in the float dtype of the program, and float32 is compared with float64 at many parameters. A
+formula that cancels is refused.
 """
 
 import functools
@@ -36,7 +37,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Scalar, Value
-from dpjax._exact._numerics import compute_dtype, legendre_rule
+from dpjax._exact._numerics import bisect, compute_dtype, legendre_rule
 from dpjax.random._noise import GAUSSIAN
 
 _NODES = 100
@@ -44,9 +45,10 @@ _NODES = 100
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
 # The tables of the noise may miss this part of delta, see `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
-# A release of more numbers does not fit into memory. Above this delta, other conditions count.
+# A release of more numbers would not fit into memory. `epsilon_of_multiplier` handles no larger
+# delta, for which `Calibration.covers` has another condition.
 _MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
-# Outward margins on sigma. They cover the error of the root in float64, and in float32.
+# Outward margins on sigma. They cover the error of the root that is found in float64, or float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
 
@@ -59,22 +61,17 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
     # If delta is near 1, the margin must be small against 1 - delta.
     log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
-    low, high = _LOWEST_X, _HIGHEST_X
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _log_delta(middle, epsilon, np) <= log_delta:
-            low = middle
-        else:
-            high = middle
-    return _multiplier(low, epsilon, np).item() * (1 + _HOST_MARGIN)
+    x, _ = bisect(lambda x: _log_delta(x, epsilon, np) <= log_delta, _LOWEST_X, _HIGHEST_X)
+    return _multiplier(x, epsilon, np).item() * (1 + _HOST_MARGIN)
 
 
 @functools.lru_cache(maxsize=1024)
 def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
-    """An epsilon whose analytic multiplier is at most this one; None if tables do not cover it.
+    """The epsilon that a Gaussian mechanism with this multiplier promises, rounded up.
 
-    The noise that is drawn covers it: "The scale that covers everything" of
-    docs/proofs/exact-noise.md needs less for a larger sensitivity and epsilon.
+    None if the margin for the tables of the noise does not cover it. The scale that is really drawn
+    covers it too, by "The scale that covers everything" in docs/proofs/exact-noise.md: the charges
+    for rounding and for tables shrink as sensitivity and epsilon grow.
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:
@@ -103,7 +100,7 @@ def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
 
 
-# Multipliers that round outward themselves.
+# Multipliers that round outward already, so `additive` adds nothing.
 HAVE_MARGINS = frozenset((analytic_multiplier, classical_multiplier))
 
 
@@ -125,7 +122,7 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
 
 
 def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
-    """1 / mu at x."""
+    """The multiplier 1 / mu at x."""
     root = numpy.sqrt(2 * epsilon)
     return numpy.exp(-numpy.arcsinh(x / root)) / root
 
@@ -152,14 +149,15 @@ def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
 
-# The scale that is drawn covers this part of it anyway.
+# A smaller relative error needs no margin: the scale that is really drawn covers it.
 _COVERED = 2.0**-40
-_FACTOR = 8  # The largest loss at any parameter, over the largest loss that was measured.
+_FACTOR = 8  # The margin is so many times the largest error that was measured.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Steps from 2^-8 to 2^-48. The step up is longer than the step down by an odd factor, because the
-# rounding of short floats is often symmetric about a center.
+# Steps from 2^-8 to 2^-48. The step up is longer than the step down by an irrational factor. Equal
+# steps could miss errors that are symmetric about the center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
-# Where losses are seen: a formula that subtracts numbers up to 745, the logarithm of any float.
+# For smaller epsilon, a formula might subtract numbers up to 745, the largest |log| of a float, and
+# lose all digits at every parameter nearby.
 _LEAST_EPSILON = 1e-9
 # Traced parameters that are tried; others give NaN.
 _EPSILONS, _DELTAS = (2.0**-14, 2.0**6), (2.0**-60, 2.0**-2)
@@ -167,7 +165,7 @@ _TRIED = 256
 
 
 def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scalar:
-    """The scale over the sensitivity, rounded up by what the formula may lose."""
+    """The scale over the sensitivity, with a margin for the rounding error of the formula."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         return _traced(multiplier, epsilon, delta)
     if epsilon < _LEAST_EPSILON:
@@ -178,7 +176,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
         unit = _in_float64(multiplier(*numbers))
-        # Where it is infinite, `additive` refuses it.
+        # `additive` refuses an infinite scale.
         around = _lost_around(lambda *moved: _in_float64(multiplier(*moved)), numbers, unit)
         lost = float(around) if math.isfinite(unit) else 0.0
     if lost > _MOST_LOST:
@@ -201,11 +199,11 @@ def _in_float64(unit: object) -> float:
 def _lost_around(
     formula: Callable[..., Value], numbers: tuple[Value, ...], unit: Value
 ) -> np.ndarray:
-    """The largest distance of a formula from a line, minus the distance of a smooth formula.
+    """The largest deviation of a formula from a straight line, minus that of a smooth formula.
 
-    A rounding error has no pattern over a width that is about as large as the error. Widths of
-    2^-10 and less are tried. No smooth formula bends as much there: a power of -7 bends by 56
-    squares of a step, and e^x by x^2.
+    Rounding errors look random over steps about as large as the error. Steps of 2^-8 and less are
+    tried. A smooth formula is nearly straight there: its deviation is a multiple of the squared
+    step. The multiple is 56 for x^-7, and x^2 for e^x.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
@@ -225,7 +223,7 @@ def _lost_around(
 
 
 def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array:
-    """The scale over the sensitivity in the dtype of a program; NaN beyond what was tried."""
+    """The scale over the sensitivity in the dtype of a program; NaN for untested parameters."""
     epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
     dtype = max(compute_dtype(epsilon.dtype), compute_dtype(delta.dtype))
     known = None if _checks.is_traced(delta) else float(delta)
@@ -240,12 +238,12 @@ def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array
 
 
 def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> tuple[float, float]:
-    """The largest relative error that was found, and the epsilon of it."""
+    """The largest relative error that was found, and the epsilon at which it occurs."""
     generator = np.random.default_rng(0)
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
     around = None
-    # Both get the same parameters.
+    # Both dtypes get parameters that the shorter one holds exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
         with jax.ensure_compile_time_eval():

@@ -1,4 +1,4 @@
-"""Mechanisms with integer noise: their grid, the scale they really draw, noise on coordinates."""
+"""Bases of mechanisms with integer noise: their grid, and the scale that is really drawn."""
 
 import abc
 import dataclasses
@@ -41,10 +41,10 @@ ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 class OnGrid(abc.ABC):
-    """The part of a mechanism that rounds arrays to a grid, and fits integer noise to them.
+    """The part of a mechanism that rounds arrays to a grid, and fits integer noise to the grid.
 
-    The mechanism gives its `_lattice`, its `_calibration` and its draw. The arrays are those of the
-    value, unless `_before_noise` makes others of them.
+    The mechanism defines `_lattice`, `_calibration` and `_draw`. `_before_noise` maps a value to
+    the arrays that get noise. By default it is the identity.
 
     Attributes:
         epsilon: of the guarantee.
@@ -64,14 +64,14 @@ class OnGrid(abc.ABC):
 
     @abc.abstractmethod
     def _calibration(self, arrays: PyTree) -> Calibration:
-        """The numbers that the noise must cover, by the arrays' shapes and dtypes alone."""
+        """The numbers that noise is calibrated to. They depend on shapes and dtypes alone."""
 
     def _before_noise(self, value: Value) -> PyTree:
         """The arrays that are rounded and get noise."""
         return value
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """A value of this shape and dtype, for questions about a shape."""
+        """A value of this shape and dtype, for methods with an argument `shape`."""
         count(shape)
         return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -108,7 +108,7 @@ class OnGrid(abc.ABC):
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[PyTree, Calibration]:
-        """The arrays that a caller asks about, as shapes and dtypes, with their calibration."""
+        """The arrays of a value of this shape, or like this one, and their calibration."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
             shape = () if shape is None else shape
@@ -156,13 +156,15 @@ class OnGrid(abc.ABC):
     def effective_scale(
         self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
     ) -> PyTree:
-        """The scale really drawn; for selections, how far a score must fall for a factor e.
+        """The scale that is really drawn: the nominal scale b, and a little more.
 
-        It covers rounding floats to the grid, as the norm of ones grows with the size, and the
-        certificate of the noise's tables. With T = 2^43 lattice points per scale b (Gaussian noise:
-        2^35), it exceeds b by at most .01% and 2.5 sqrt(b ||1|| / (T Delta)), where that is below
-        10%: for Laplace noise on d coordinates 8.5e-7 sqrt(d / epsilon). Integers are not rounded:
-        noise on them exceeds b by at most .01% and 2 b / T.
+        For selections, it is the gap of scores that makes an option e times less likely. The scale
+        covers rounding to the grid, and the certificate of the noise's tables. Let T be the number
+        of lattice points in a scale: 2^43, or 2^35 for Gaussian noise. Let ||1|| be the norm of a
+        vector of ones. For floats, the scale exceeds b by at most .01% and
+        2.5 sqrt(b ||1|| / (T Delta)), if that is below 10%. For Laplace noise on d coordinates this
+        is 8.5e-7 sqrt(d / epsilon). Integers are not rounded, and their scale exceeds b by at most
+        .01% and 2 b / T.
 
         Args:
             shape: of the value, of JAX's default float; () unless told.
@@ -184,14 +186,14 @@ class OnGrid(abc.ABC):
 
 
 def as_number(scalar: Scalar) -> Scalar:
-    """A Python number, where it is known; integers stay integers."""
+    """A Python number, if the scalar is known. Integers stay integers."""
     if isinstance(scalar, int) or _checks.is_traced(scalar) or jnp.ndim(scalar) > 0:
         return scalar
     return float(scalar)
 
 
 def whole(bound: Scalar) -> Scalar:
-    """The largest integer within a bound, which an integer keeps if it keeps the bound."""
+    """A bound on an integer, rounded down: the integer satisfies that too."""
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
@@ -201,7 +203,7 @@ KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, GAUSSIAN)}
 
 
 def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
-    """The value, in scales, that so many coordinates of noise keep within at a confidence.
+    """A bound, in scales, that all of `together` coordinates of noise keep at a confidence.
 
     Each of d independent coordinates may exceed it with probability 1 - confidence^(1/d).
     """
@@ -216,7 +218,15 @@ def around_noise(
     steps: Sequence[ArrayLike],
     **facts: object,
 ) -> Accuracy:
-    """Describes arrays with noise, by their sizes, whether they hold integers, scales and grids."""
+    """Describes arrays with noise, for intervals.
+
+    Args:
+        noise: the distribution at scale 1.
+        leaves: the size of each array, and whether it holds integers.
+        scales: of the noise in each array.
+        steps: of the grid of each array.
+        **facts: other public facts, such as bounds on the values.
+    """
     known = KNOWN_NOISE.get(noise.name)
     if known is None or known.tail_quantile is not noise.tail_quantile:
         return Accuracy.of("", {"why": f"quantiles of {noise.name} noise are not stored"})
@@ -230,12 +240,12 @@ def around_noise(
 
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
-    """A bound on the distance of each array from the truth, for so many coordinates at once."""
+    """A bound on the error of each array, which `together` coordinates keep at once."""
     quantile = noise_quantile(KNOWN_NOISE[facts["noise"]], confidence, together)
 
     def bound(array: dict[str, Any]) -> np.ndarray:
         noise = np.asarray(array["scale"]) * quantile
-        # An integer is wrong by an integer. Floats are rounded to a grid, and the noise too.
+        # Errors of integers are integers. For floats, the value and the noise are rounded.
         return np.floor(noise + 0.5) if array["whole"] else noise + np.asarray(array["step"])
 
     return [bound(array) for array in facts["arrays"]]
@@ -259,31 +269,30 @@ def _around_noise(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """float64; NaN for the integer that marks a bad traced parameter."""
+    """The array in float64. The integer that marks a bad traced parameter becomes NaN."""
     if not np.issubdtype(array.dtype, np.signedinteger):
         return array.astype(np.float64)
     return np.where(array == np.iinfo(array.dtype).min, np.nan, array.astype(np.float64))
 
 
 def rounding_to(dtype: np.dtype) -> float:
-    """The relative error of a float that was rounded to a dtype, and is rounded in float64."""
+    """The relative rounding error of a float of this dtype, and of a few operations in float64."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
 
 
-# An interval narrower than this, in scales, has the density times the width for a probability.
+# The probability of an interval narrower than this, in scales, is the density times the width.
 _NARROW = 2.0**-12
 
 
 class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
-    """Adds noise to arrays made of the value. The release is made of the noisy arrays.
+    """Adds noise to every coordinate of a value, or of a linear map of the value.
 
-    A subclass may have a `_calibration` of its own. If it `_is_mapped`, a linear map is applied
-    before the noise: `_before_noise`. `_after_noise` is its inverse, and `_noisy` maps an output
-    again. Sensitivity, norm, grid, scale, range and density are then those of the mapped arrays. An
-    audit takes `grids` for that of the outputs and `clamped` for a value: a subclass whose map
-    moves values overrides both.
+    A subclass may define its own `_calibration`. If it sets `_is_mapped`, `_before_noise` applies a
+    linear map, `_after_noise` its inverse, and `_noisy` maps an output to the noisy arrays again.
+    Then sensitivity, norm, grid, scale, range and density are about the mapped arrays. Audits use
+    `grids` for outputs and `clamped` for values, so a subclass with a map overrides these two.
 
     Attributes:
         sensitivity: of the arrays that get noise.
@@ -323,8 +332,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         lattice, delta = self._lattice, self.delta
         if lattice is None or not (_checks.is_traced(self.epsilon) or _checks.is_traced(delta)):
             return calibration
-        # Concrete parameters raise in `_check_fit`. Traced ones that ask more of the noise's tables
-        # than they keep make the scale NaN.
+        # If the tables of the noise do not cover the parameters, `_check_fit` raises. Traced
+        # parameters cannot raise, so their scale becomes NaN.
         covered = calibration.covers(lattice, delta, jnp)
         return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
 
@@ -341,19 +350,20 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
         if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
-            # In another norm the same noise multiplier means another mechanism.
+            # Accountants assume the norm of the event. In another norm the same noise multiplier
+            # has another meaning.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
-        # Of the ideal noise: accountants do not know the certificate's delta, for every coordinate
-        # of Gaussian noise 2^-118 (1 + e^epsilon).
+        # The event describes ideal noise. The certificate of the tables adds a delta that
+        # accountants ignore: 2^-118 (1 + e^epsilon) for each coordinate of Gaussian noise.
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
     def _after_noise(self, noisy: PyTree) -> Value:
-        """What is released of noisy arrays."""
+        """The value of the release that is made of noisy arrays."""
         return noisy
 
     def _noisy(self, output: Value) -> PyTree:
-        """The noisy arrays that an output was made of."""
+        """The noisy arrays from which an output was made."""
         return output
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
@@ -389,8 +399,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     ) -> tuple[PyTree, PyTree]:
         """The interval in which nothing is clamped; a value outside is released as the nearer end.
 
-        For floats 2^93 steps of the grid: more than 10^15 sensitivities for a vector of 10^9 at
-        epsilon 1, where float64 no longer resolves one. For integers the range of their release.
+        For floats it is 2^93 steps of the grid. For a vector of 10^9 numbers at epsilon 1, these
+        are more than 10^15 sensitivities, where float64 no longer resolves a sensitivity. For
+        integers it is the range of the released dtype.
 
         Args:
             shape: of the value; () unless told.
@@ -463,13 +474,24 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays, calibration = self._asked(shape, like)
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
         quantile = noise_quantile(self.noise, confidence, together)
+        return self._errors(arrays, calibration, quantile, everywhere=simultaneous)
+
+    def _errors(
+        self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
+    ) -> PyTree:
+        """Bounds on the error of releases, if no noise exceeds so many scales.
+
+        `everywhere` asks for a bound on all numbers that follow from a release, if it is a
+        function.
+        """
+        del everywhere
 
         def bound(leaf: ArrayOrShape) -> Scalar:
             noise = self._scale_drawn(leaf, calibration) * quantile
             if is_float(leaf):
                 # Half a step for the value, and half a step for the noise.
                 return noise + self._spacing(leaf, calibration)
-            return whole(noise + 0.5)  # Of an integer by which integers differ.
+            return whole(noise + 0.5)  # The error of an integer is an integer.
 
         return jax.tree.map(bound, arrays)
 
@@ -524,7 +546,7 @@ def _log_prob(
 
     Args:
         output: the array.
-        center: that the noise was added to, of the dtype of the computation.
+        center: the number to which noise was added, in the dtype of the computation.
         scale: of the noise.
         noise: the distribution at scale 1.
         end: the largest magnitude of a release.
@@ -540,28 +562,28 @@ def _log_prob(
         error, half = (output - center) / scale, 0.0
         inside = noise.log_density(error) - jnp.log(scale)
     else:
-        # Subtracted as integers: floats would lose the last ones.
+        # Subtracted as integers, because floats would lose the last digits.
         error, half = _integer_difference(output, center, scale.dtype) / scale, 0.5 / scale
         mass = noise.log_interval(error - half, error + half)
         # In float32 the ends of a narrow interval coincide: there, the density times the width.
         inside = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(scale), mass)
-    # What lies beyond the largest release is released as it: the ends have a probability.
+    # Numbers beyond the largest release are clamped to it. So the two ends have a probability.
     low, high = output <= -end, output >= end
     tail = noise.log_cdf(jnp.where(low, error, -error) + half)
     possible = (output >= -end) & (output <= end)
-    possible &= output.astype(given.dtype) == given  # A fraction is no release of an integer.
+    possible &= output.astype(given.dtype) == given  # Integers are never released as fractions.
     return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))
 
 
 def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The difference of two integers of a dtype, as a float: it may need one bit more."""
+    """The difference of two integers as a float. The difference may not fit into their dtype."""
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
     return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """Says whether to change epsilon or delta, where delta does not cover the tables' error."""
+    """A message: delta does not cover the error of the tables. It says which number to change."""
     missed = (
         f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
         f" {calibration.coordinates} coordinates"

@@ -13,7 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
-from dpjax._tracing._lanes import refuse_touching
+from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
@@ -29,7 +29,7 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    """What an oracle makes of public bins, without noise; compared by content.
+    """Counts of an oracle's records in public bins, without noise. Compared by content.
 
     Attributes:
         edges: between the bins.
@@ -58,7 +58,7 @@ class OraclePlausibility:
     """Noisy counts of the records in public bins, and how often the oracle deviates more.
 
     Attributes:
-        p_value: the share of drawn databases that deviate as much, and this one, as if it were one.
+        p_value: the share of databases that deviate at least as much, counting this one too.
         counts: of the records in the bins, with noise; integers that may be negative.
 
     Formal guarantees:
@@ -81,7 +81,7 @@ class OracleCheck(SensitivityMechanism):
         sensitivity: one record changes, norm "hamming".
         epsilon: of the guarantee.
         score: of a record.
-        expected: what the oracle makes of the bins.
+        expected: counts of the oracle's records in the bins.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -133,14 +133,15 @@ class OracleCheck(SensitivityMechanism):
         simulated = jnp.asarray(expected.simulated)
         keys = jax.random.split(key_simulated, len(simulated))
         noisy = jax.vmap(counting._draw)(keys, simulated)
-        # Any fixed numbers give a valid test. These make it a sensitive one.
+        # The test is valid with any fixed weights. Inverse variances make it powerful.
         variance = expected.variance + 2 * jnp.square(2 / jnp.asarray(self.epsilon, jnp.float32))
 
         def deviation(counts: jax.Array) -> jax.Array:
             off = counts.astype(jnp.float32) - expected.mean
             return jnp.sum(jnp.square(off) / variance)
 
-        # Equal counts deviate as much, though one by one and in a batch sums round differently.
+        # Sums may round differently alone and in a batch. The factor makes equal counts deviate
+        # equally.
         least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
         as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
         p_value = (1 + as_much) / float(1 + len(simulated))
@@ -288,13 +289,7 @@ def _program_of(score: Score, database: Database) -> Program:
     if isinstance(score, Program):
         return score
     record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
-    program = Program.trace("score", score, record)
-    if not program.is_concrete:
-        raise TypeError("score closes over a traced value: make the check outside of jit and vmap")
-    if [leaf.shape for leaf in program.outputs.leaves] != [()]:
-        raise ValueError(f"score must return one number, got {program.outputs}")
-    refuse_touching("score", program.jaxpr)
-    return program
+    return program_of_a_number("score", score, record)
 
 
 def _scores_of(score: Score, database: Database) -> jax.Array:
@@ -310,10 +305,10 @@ def _counts(score: Score, edges: np.ndarray, database: Database) -> jax.Array:
 
 
 def _edges(scores: np.ndarray, cuts: tuple[float, ...]) -> np.ndarray:
-    """A little below each quantile, in the middle between two scores.
+    """Edges slightly below each quantile, in the middle between two scores.
 
-    Programs round one score differently. Were an edge at a score that many records have, all of
-    them could change their bin.
+    Two programs may round the same score differently. So no edge lies at a score, where many
+    records could change their bin.
     """
     ordered = np.sort(scores.astype(np.float64), axis=None)
     quantiles = ordered[[int(cut * (ordered.size - 1)) for cut in cuts]]
@@ -342,7 +337,7 @@ def _simulated(
 
     piloted = np.asarray(simulate(pilots))
     mean = piloted.mean(axis=0)
-    # A few databases may happen to be alike.
+    # Counts of a few databases may happen to be equal, so the variance gets a lower limit.
     variance = np.maximum(piloted.var(axis=0), np.maximum(mean * (1 - mean / n), 1.0))
     databases = np.asarray(simulate(jax.random.split(key_databases, simulations)))
     return _Expected(edges, mean.astype(np.float32), variance.astype(np.float32), databases)

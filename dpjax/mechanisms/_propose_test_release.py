@@ -37,8 +37,8 @@ _BOUND_BITS = 12
 _LEAST_BOUND = 2.0**-17
 # Covers the float32 roundings of the least distance.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
-# The least epsilon, and the least epsilon over the scales that a noisy distance must exceed. So the
-# noise of an answer has at most 2^41 steps, and the least distance is below 2^30.
+# The least epsilon, and the least epsilon / `scales`. So the scale of the noise of an answer is at
+# most 2^41 steps, and `least_distance` is below 2^30.
 _LEAST_EPSILON = 2.0**-28
 
 
@@ -69,7 +69,7 @@ class ProposeTestRelease(QuantileMechanism):
         sensitivity: one record changes, norm "hamming".
         epsilon: of the guarantee.
         delta: of the guarantee.
-        scales: log(1 / (2 delta)): a noisy distance must exceed so many scales of its noise.
+        scales: log(1 / (2 delta)). The noisy distance must exceed so many scales of its noise.
         bound: on the local sensitivity, as proposed.
         lower: of the records.
         upper: of the records.
@@ -129,7 +129,7 @@ class ProposeTestRelease(QuantileMechanism):
         return records.steps[ranks[1]] - records.steps[ranks[0]]
 
     def _center(self, records: OrderedRecords, statistic: jax.Array) -> Limbs:
-        """The statistic in steps above 0. A difference of quantiles already is."""
+        """The statistic in steps above 0. A single quantile was counted from the lower bound."""
         if len(self.probabilities) == 1:
             return records.absolute(statistic)
         return _limbs.from_integers(statistic)
@@ -173,7 +173,8 @@ class ProposeTestRelease(QuantileMechanism):
         dtype = compute_dtype(value.dtype)
         records, statistic, distance = self._measured(value)
         test, answer = self._fits()
-        # P(distance + M > least) for integer noise M, by the continuous one at half a step more.
+        # P(distance + M > least) for integer noise M, approximated by the continuous distribution
+        # with the usual correction of half a step.
         margin = (distance.astype(dtype) - self.least_distance.astype(dtype) - 0.5) / test.scale
         center = steps_to_float(self._center(records, statistic), records.exponent, dtype)
         scale = (answer.scale * power_of_two(records.exponent, jnp.float32)).astype(dtype)

@@ -19,7 +19,7 @@ from dpjax.release._mechanism import SensitivityMechanism
 
 
 class LocalMechanism(SensitivityMechanism):
-    """A mechanism whose value holds one answer of each person, and which draws for each alone."""
+    """A mechanism on values with one answer of each person. It draws for each answer alone."""
 
     sensitivity: Sensitivity
     epsilon: Scalar
@@ -29,7 +29,7 @@ class LocalMechanism(SensitivityMechanism):
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probability of a report about its own category, and about another."""
+        """2^32 times the probability that a report names the true category, or any one other."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ class LocalMechanism(SensitivityMechanism):
 
     @abc.abstractmethod
     def _most_lies(self, confidence: float, answers: int) -> float:
-        """A number of lies among the reports of some answers that is kept at a confidence."""
+        """A bound on the number of lies in the reports of some answers, at a confidence."""
 
     def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
@@ -307,7 +307,7 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # The weights of a 0 are minus these, modulo 2^32.
+            # The weight of a 0 is 2^32 minus the weight of a 1, which is its negative in uint32.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
                 for of_true, of_others in ((truth, lie), (-truth, -lie))

@@ -49,21 +49,18 @@ from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
 
 @dataclasses.dataclass(frozen=True)
 class SelectionRule:
-    """How to select: the noise of the race, and its log probabilities.
+    """How to select: draws of an index, and their log probabilities.
 
     Attributes:
-        name: for messages.
-        draw: draws an index, `draw(key, scores, calibration)`, or with a fourth argument of log
-            weights.
+        draw: draws an index by `draw(key, scores, calibration)`. A fourth argument has log weights.
         draw_in_floats: the same with noise in floats.
-        log_pmf: takes score / temperature, shape (K,), to log probabilities, shape (K,).
-        bounded_range: whether log ratios of probabilities lie in an interval of length epsilon.
+        log_pmf: maps scores / temperature, shape (K,), to log probabilities, shape (K,).
+        bounded_range: whether all privacy losses of a pair lie in an interval of length epsilon.
 
     Formal guarantees:
         None of its own.
     """
 
-    name: str
     draw: Callable[..., jax.Array]
     draw_in_floats: Callable[..., jax.Array]
     log_pmf: LogPmf
@@ -71,7 +68,7 @@ class SelectionRule:
 
 
 def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
-    """The largest magnitude in each group along the leading axis, added up: a norm of scores.
+    """A norm of scores in groups: the sum over groups of the largest magnitude in a group.
 
     Args:
         difference: of two values, floats with a leading axis of groups.
@@ -83,8 +80,8 @@ def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
         TypeError: if the difference is not an array.
 
     Formal guarantees:
-        Selections in disjoint groups cost what it measures, and not the number of groups: a group
-        whose scores do not move costs nothing.
+        The privacy loss of selections in disjoint groups is proportional to this norm, not to the
+        number of groups. A group whose scores do not move costs nothing.
 
     Source:
         The argument above.
@@ -109,7 +106,8 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         rule: how to select.
         exact: whether the noise is exact; noise in floats promises nothing.
         log_base: log weights of the responses; None for equal ones.
-        count: the number of selections, each at epsilon / count; by group, in each of them.
+        count: the number of selections, each at epsilon / count. By group, it counts the selections
+            in one group.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -136,17 +134,18 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _most_range(self) -> Scalar:
-        """How far the gap of two scores moves at most."""
+        """The largest move of the difference of two scores."""
         return self.sensitivity.value * (1 if self.norm == "range" else 2)
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """For the exponential mechanism epsilon^2 / 8 and 0, since its range is bounded.
+        """For the exponential mechanism rho = epsilon^2 / 8 and delta = 0: its range is bounded.
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
-        # Each of several has a range of epsilon / count. By group too: ranges of two groups add up
-        # to that, so their squares to less.
+        # Each of `count` selections has a range of epsilon / count, so their squares add up to
+        # epsilon^2 / count. By group, two groups may move. Their ranges add up to epsilon / count
+        # for each selection, so the sum of squares is smaller.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 
@@ -168,8 +167,8 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # A proof compares the noise of one option, on both neighbors. By group, a replaced
-            # record changes two groups, and the tables are charged in both.
+            # The proof compares the noise of one option on two neighbors, so the tables are charged
+            # twice. By group, a replaced record changes two groups, so they are charged four times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -223,13 +222,13 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
         if lattice is None or self.sensitivity.zero_allowed or not self._is_single:
-            return super().pair_loss(value)  # What several cost is not known.
+            return super().pair_loss(value)  # No formula for the loss of several is implemented.
         scores, calibration = self._asked(None, value)
         scale = float(self._scale_drawn(scores, calibration))
         step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
         return PairLoss(
             "range" if self.rule.bounded_range else "pure",
-            # Adding one number to all scores changes nothing: the range of the difference counts.
+            # Adding one number to all scores changes no probability, so the range of moves counts.
             lambda moved: _range_at_most(moved, exact=is_float(scores)) / scale,
             float(self.epsilon),
             2 * step / scale,
@@ -267,7 +266,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def _logits(self, scores: jax.Array) -> jax.Array:
         """Minus the gap of each score, over the drawn scale, plus its log weight; at most 0."""
         calibration = self._calibration(scores)
-        # The best score is one of those that can be selected.
+        # The gap is to the best score among the options that can be selected.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -285,10 +284,10 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     ) -> Scalar:
         """A bound on the gap of the selected response to the best score, at a confidence.
 
-        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)), and
-        with a base at most so often as the largest weight is larger than the smallest. The
-        bound for each response: if its gap is larger, it is not selected with probability at least
-        `confidence`. The bound for all K: the selected one keeps it, with that probability.
+        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). A
+        base multiplies this by the ratio of the largest to the smallest weight. The bound for each
+        response: with probability at least `confidence`, it is not selected if its gap is larger.
+        The simultaneous bound: with that probability, the gap of the selected response is smaller.
 
         Args:
             confidence: in (0, 1).
@@ -315,9 +314,13 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
 
 def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Array:
-    """The range of a difference, from it and its negative; casts of large integers may hide some.
+    """An upper bound on the range of a difference: its maximum minus its minimum.
 
-    What the subtraction of floats hides is charged as their resolution.
+    Args:
+        moved: the difference of two arrays of scores, and the difference of their negatives.
+        exact: whether the scores are floats. The resolution of the `PairLoss` covers their
+            rounding. Differences of integers are cast to float32, and the error of the cast is
+            added here.
     """
     upper, lower = map(jnp.max, moved)
     largest, eps = jnp.maximum(upper, lower), float(jnp.finfo(jnp.float32).eps)
@@ -359,7 +362,6 @@ def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
 
 
 EXPONENTIAL_RULE = SelectionRule(
-    name="exponential",
     bounded_range=True,
     draw=exponential_index,
     draw_in_floats=partial(float_index, flip=False),
@@ -424,12 +426,13 @@ _NODES = 12  # In each interval between two powers of two.
 
 @lru_cache
 def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes t in (0, 1), 1 - t, and weights: for the products that `_log_pmf` integrates.
+    """A quadrature rule for the integral in `_log_pmf`: nodes t in (0, 1), 1 - t, and weights.
 
-    Relative errors are below 2^-40, docs/proofs/privacy-profile.md.
+    Its relative error is below 2^-40, see docs/proofs/privacy-profile.md.
     """
     halvings = (options - 1).bit_length()
-    # The product has degree options - 1, and half as many nodes are exact.
+    # The integrand is a polynomial of degree options - 1. Gauss-Legendre quadrature with half as
+    # many nodes is exact.
     ends, count = np.array([0.0, 1.0]), -(-options // 2)
     if count > _NODES * (1 + halvings):
         ends, count = np.append(0.0, 0.5 ** np.arange(halvings, -1, -1)), _NODES
@@ -448,20 +451,20 @@ def _log_pmf(logits: jax.Array) -> jax.Array:
     logits = logits - jnp.max(logits)
     absent = 1 - jnp.minimum(jnp.exp(logits), 1)
 
-    # One node after the other: products of all of them take too much memory in a batch.
+    # One node after the other. All nodes at once would take too much memory in a batch.
     def add(total: jax.Array, node: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         t, rest, weight = node
         factors = rest + t * absent
         return total + weight * jnp.prod(factors) / factors, None
 
     rule = tuple(jnp.asarray(x, logits.dtype) for x in _rule(logits.size))
-    # Zero, but varying over devices as the logits do: a loop under `shard_map` starts with that.
+    # A zero made of the data. Under `shard_map`, a loop must start with an array that varies over
+    # devices like its results.
     total, _ = lax.scan(add, 0 * absent, rule)
     return logits + jnp.log(total)
 
 
 PERMUTE_AND_FLIP_RULE = SelectionRule(
-    name="permute-and-flip",
     draw=permute_and_flip_index,
     draw_in_floats=partial(float_index, flip=True),
     log_pmf=_log_pmf,

@@ -13,7 +13,8 @@ from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity, norm_name
 from dpjax.mechanisms._additive import gaussian
-from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism, around_noise, noise_quantile
+from dpjax.mechanisms._noisy_arrays import ArrayOrShape, CoordinatewiseMechanism, around_noise
+from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
@@ -99,35 +100,31 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         return super().log_prob(output, value) + self._shape.log_determinant
 
-    def error(
-        self,
-        *,
-        confidence: float = 0.95,
-        shape: tuple[int, ...] | None = None,
-        like: PyTree = None,
-        simultaneous: bool = False,
+    def _errors(
+        self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """A bound on the distance of each coordinate of a release from the true value.
+        """Bounds on the error of each coordinate: from noise, and from rounding to both grids.
 
-        It covers the noise and the rounding to both grids. Simultaneous bounds count the
-        coordinates as independent, which is the worst case (Šidák 1967).
+        Simultaneous bounds count the coordinates as independent, which is the worst case
+        (Šidák 1967).
         """
-        del shape
-        matrix = self._shape.matrix
-        scales, steps = self._scales_and_steps(like)
-        quantile = noise_quantile(self.noise, confidence, len(matrix) if simultaneous else 1)
+        del everywhere
+        scales, steps = self._scales_and_steps(arrays, calibration)
         return self._shape.unflattened(jnp.asarray(scales * quantile + steps))
 
-    def _scales_and_steps(self, like: PyTree) -> tuple[np.ndarray, np.ndarray]:
+    def _scales_and_steps(
+        self, array: ArrayOrShape, calibration: Calibration
+    ) -> tuple[np.ndarray, np.ndarray]:
         """For each coordinate, the scale of its noise, and its rounding to both grids."""
         matrix = self._shape.matrix
-        scales = self.effective_scale(like=like) * np.linalg.norm(matrix, axis=1)
-        # A maps steps of the noise's grid, too. The value's own grid adds half a step.
-        steps = self.grid_for(like=like) * np.abs(matrix).sum(axis=1)
+        scales = self._scale_drawn(array, calibration) * np.linalg.norm(matrix, axis=1)
+        # The matrix A also maps steps of the noise's grid. The value's own grid adds half a step.
+        steps = self._spacing(array, calibration) * np.abs(matrix).sum(axis=1)
         return scales, steps + 2.0 ** (self._shape.unit - 1)
 
     def _accuracy(self, value: Value) -> Accuracy:
-        each = (self._shape.unflattened(jnp.asarray(x)) for x in self._scales_and_steps(value))
+        scales_and_steps = self._scales_and_steps(*self._asked(None, value))
+        each = (self._shape.unflattened(jnp.asarray(x)) for x in scales_and_steps)
         leaves = [(leaf.size, False) for leaf in jax.tree.leaves(value)]
         return around_noise(self.noise, leaves, *map(jax.tree.leaves, each))
 

@@ -2,11 +2,12 @@
 
 docs/proofs/smooth-quantile.md has the proofs.
 
-A record becomes a number of steps of a public grid above the lower bound. Each record is rounded
-and clamped by itself, so neighbors stay neighbors. All later steps are exact in integers.
+Each record is clamped to public bounds, and rounded to a public grid. It becomes an integer: the
+number of grid steps above the lower bound. Records are rounded one by one, so neighbors stay
+neighbors. All later computations are exact in integers.
 
-Let x_1 <= ... <= x_n be the records in order, x_0 the lower bound and x_(n+1) the upper one. After
-k replacements, the largest local sensitivity of x_r is
+Let x_1 <= ... <= x_n be the records in order, x_0 the lower bound and x_(n+1) the upper one. The
+largest local sensitivity of x_r that k replaced records can cause is
 
     A_k = max of x_j - x_i over i <= r <= j, j - i = k + 1.
 
@@ -79,15 +80,16 @@ def rank_of(probability: float, count: int) -> int:
 
 
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
-    """The largest of 1 and of e^(-k decay) A_k over all k, in steps; at most the width in steps.
+    """The smooth sensitivity in steps: the largest of e^(-k decay) A_k over all k, and at least 1.
 
-    The 1 keeps it smooth. All factors come from one array, and only quotients of neighboring
-    factors matter, which are at most e^(decay + 2^-16). Products round monotonically. So one record
-    changes the result by a factor of at most e^(decay + 2^-16) (1 + 2^-23).
+    Without the 1, it could fall to 0 and would not be smooth. The factors e^(-k decay) come from
+    one array. Only quotients of consecutive factors matter, and with rounding these are at most
+    e^(decay + 2^-16). Products round monotonically. So one record changes the result by a factor of
+    at most e^(decay + 2^-16) (1 + 2^-23).
     """
     steps = records.steps.astype(jnp.float32)  # Exact up to 2^24.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor is for i = j, where the gap is 0.
+    # The first factor is for i = j. The gap is 0 then, so the factor does not matter.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -95,7 +97,8 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
         gaps = right - steps[rank - left]
         return jnp.maximum(best, jnp.max(gaps * lax.dynamic_slice(factors, (left,), right.shape)))
 
-    # All further factors are below 2^-25. A NaN must not become a number of rounds.
+    # Factors after `reach` rounds are below 2^-25, and gaps are below 2^24. So further products are
+    # below 1. If decay is NaN, the number of rounds is 0.
     reach = jnp.where(decay > 0, jnp.minimum(jnp.ceil(18 / decay) + 1, float(rank)), 0)
     return lax.fori_loop(0, reach.astype(jnp.int32) + 1, widen, jnp.float32(1))
 
@@ -106,9 +109,9 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
-    """The least k with A_k > bound, in steps; n + 1 if there is none. One record moves it by 1.
+    """The least k with A_k > bound; n + 1 if there is none. One record moves it by at most 1.
 
-    For every i, a binary search finds the first j >= r with x_j - x_i > bound.
+    `bound` is in steps. For every i, a binary search finds the first j >= r with x_j - x_i > bound.
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
@@ -180,18 +183,18 @@ def check_probability(probability: float) -> float:
 
 
 def rounding_of_a_release(magnitude: Scalar) -> Scalar:
-    """A bound on the last rounding, to float32, of a release of at most this magnitude.
+    """A bound on the error of rounding a release of at most this magnitude to float32.
 
-    It is half a unit in the last place. The other half covers the rounding of the bound itself.
+    Half of this bound is the largest error. The other half covers the rounding of the bound itself.
     """
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# A margin of the decay: 2^-15 for the sixteen bits of the noise's divisor, 2^-16 for the factors of
-# the smooth bound, and the rest for products and quotients of floats.
+# The decay is smaller than beta by this margin: 2^-15 for the 16 bits of the noise's divisor, 2^-16
+# for the factors in `smooth_bound`, and the rest for the rounding of products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
-# A margin of the scale, and of w in `_smoothing`. It covers float32 and the tables of the noise.
+# A margin on alpha, and on w in `_smoothing`. It covers float32 and the tables of the noise.
 _MARGIN = 2.0**-16
 # On a finer grid, float32 could not hold all integers between the bounds.
 _MOST_BITS = 23
@@ -226,7 +229,7 @@ class SmoothQuantile(QuantileMechanism):
 
     @property
     def _exponent(self) -> jax.Array:
-        """The exponent of the grid, from public numbers. It carries any private scale."""
+        """The exponent of the grid. It depends on public numbers, and suits any private scale."""
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
         # The smooth bound has at most 2^bits steps, and alpha >= 2^(its exponent - 1). So the scale
         # is below 2^25 steps.
@@ -375,10 +378,11 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 
 
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
-    """Alpha and the decay, rounded down; w solves w + log w = log u + u - 1 - log delta.
+    """The numbers alpha and decay, rounded down.
 
-    Here u = epsilon / 2. Newton's method on this concave function ends a little below the root. The
-    margin covers that.
+    Let u = epsilon / 2. The decay is u / w, where w >= 1 solves w + log w = log u + u - 1 - log
+    delta. Newton's method on this concave function ends slightly below the root. `_MARGIN` covers
+    that.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

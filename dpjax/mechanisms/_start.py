@@ -25,8 +25,8 @@ def begin(
 ) -> tuple[Sensitivity, Scalar]:
     """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
 
-    A bare number is taken as a global bound, under the relation of an open ledger. A bad traced
-    sensitivity makes epsilon NaN, so that the guarantee shows it.
+    A number is taken as a global bound, under the relation of an open ledger. If a traced
+    sensitivity is NaN, epsilon becomes NaN too, so that the guarantee shows it.
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)

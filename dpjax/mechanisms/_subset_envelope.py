@@ -24,7 +24,7 @@ from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity, Target
 from dpjax._exact._numerics import compute_dtype
-from dpjax._tracing._lanes import refuse_touching
+from dpjax._tracing._lanes import program_of_a_number
 from dpjax._tracing._programs import Program
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._smooth_quantile import check_bounds
@@ -113,10 +113,13 @@ class BlockDesign:
         return lax.map(one, jnp.asarray(self.subsets), batch_size=at_once)
 
     def thresholds(self, results: jax.Array) -> jax.Array:
-        """The numbers at which the loss changes: loss(y) of them exceed y; of shape (most_losses,).
+        """The numbers at which the loss changes: exactly loss(y) of them exceed y.
 
         Args:
             results: of all subsets, shape (evaluations,), without NaN.
+
+        Returns:
+            An array of shape (most_losses,).
         """
         ends = np.cumsum([math.comb(length, self.size) for length in self.lengths])[:-1]
         parts = jnp.split(results, ends)
@@ -129,12 +132,12 @@ class BlockDesign:
 
 
 def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Array:
-    """The least m_c for c = 0, 1, ... so that c blocks hit all subsets with a result above m_c."""
-    if size == length:  # Also for single blocks in groups of their own.
+    """The numbers m_0, m_1, ...: the least m_c such that c blocks hit all subsets above m_c."""
+    if size == length:  # There is one subset, as for single blocks.
         return results
     subsets = itertools.combinations(range(length), size)
     masks = np.array([sum(1 << block for block in chosen) for chosen in subsets])
-    # At every set of blocks that stay, the largest result of its subsets.
+    # For every set of blocks, as a bit mask: the largest result of subsets inside of it.
     largest = jnp.full(2**length, -jnp.inf, results.dtype).at[masks].set(results)
     for block in range(length):
         without, with_block = jnp.moveaxis(largest.reshape(-1, 2, 2**block), 1, 0)
@@ -147,8 +150,8 @@ def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Arra
 def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The losses at the left and at the right end of every candidate, int32.
 
-    The first candidate begins below all numbers and the last one ends above all: the loss is that
-    of the number of thresholds there, and 0.
+    The first candidate begins below all numbers, where the loss is the number of thresholds. The
+    last one ends above all numbers, where the loss is 0.
 
     Args:
         thresholds: from `BlockDesign.thresholds`.
@@ -160,10 +163,10 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 
 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
-    """Minus twice the distance of half of all losses from a candidate's losses; 0 is best.
+    """Minus twice the distance of T / 2 from the losses in a candidate; 0 is best.
 
-    A candidate's losses are the interval between those at its ends. Each end moves by at most 1, so
-    these integers move by at most 2.
+    T is the largest loss. The losses in a candidate form the interval between the losses at its
+    ends. One record moves each end of it by at most 1, so it moves these integers by at most 2.
     """
     left, right = losses_at_ends(thresholds, inner)
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
@@ -173,7 +176,7 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# The bytes of an evaluation that shares a batch with no other.
+# As the bytes of an evaluation, this number keeps every evaluation in a batch of its own.
 _ALONE = 2**62
 # Covers the float32 roundings of the odds.
 _OUTWARD = 1 + 2.0**-12
@@ -268,15 +271,7 @@ class SubsetEnvelope(SensitivityMechanism):
             records = leaf.shape[0] // blocks * size
             return jax.ShapeDtypeStruct((records, *leaf.shape[1:]), leaf.dtype)
 
-        program = Program.trace("target", self.target, jax.tree.map(subset, value))
-        if not program.is_concrete:
-            raise TypeError(
-                "target closes over a traced value: make the mechanism outside of jit and vmap"
-            )
-        if [leaf.shape for leaf in program.outputs.leaves] != [()]:
-            raise ValueError(f"target must return one number, got {program.outputs}")
-        refuse_touching("target", program.jaxpr)
-        return program
+        return program_of_a_number("target", self.target, jax.tree.map(subset, value))
 
     def _scores(self, value: Value) -> tuple[jax.Array, np.dtype]:
         """Twice the score of every candidate, and the dtype of releases."""
@@ -288,10 +283,10 @@ class SubsetEnvelope(SensitivityMechanism):
             (found,) = jax.tree.leaves(program(records))
             return found.astype(dtype)
 
-        # Workers on the host share a fate: if one dies, all that they evaluate together fail.
+        # If a worker on the host dies, all evaluations of its batch fail. So each is alone.
         size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
-        # Any fixed number will do: the program with NaN replaced is another program.
+        # Replacing NaN by a fixed number makes another program, and any program is private here.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
         thresholds = self.design.thresholds(results)

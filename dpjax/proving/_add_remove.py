@@ -1,9 +1,12 @@
 """The walk under add-or-remove-one, for records in a public number of slots.
 
-Let D' hold the records of D except one, in any slots. Let E be D with the slot of that record
-emptied. Then E and D' hold the same rows in other slots. So f moves by at most two steps: from D to
-E, where one row becomes the empty one, and from E to D', where rows change places. The walk bounds
-both. docs/proofs/global-sensitivity.md has the proof.
+Let D' hold all records of D except one, in any slots. Let E be D with the slot of that record
+emptied. Then D' is a permutation of E. So ||f(D) - f(D')|| is at most the sum of two distances:
+
+1. from f(D) to f(E): one row becomes the row of an empty slot;
+2. from f(E) to f(D'): the rows are permuted.
+
+The walk bounds both. docs/proofs/global-sensitivity.md has the proof.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ from dpjax.proving._walk import Walk
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
-    """Records after the clamp, which gives empty slots a public row."""
+    """The records after the clamp, which fills empty slots with a public row."""
     return [
         _within_rows(Tracked(x, _filled(x, number), Slots(0)))
         for x, number in zip(clamped, public.empty_row, strict=True)
@@ -53,7 +56,7 @@ class PaddedWalk(Walk):
     """A walk whose values are `Tracked`."""
 
     def known(self, array: object) -> Tracked:
-        """An array that no slot moves."""
+        """A constant, which no permutation of records changes."""
         value = constant(array)
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
@@ -64,17 +67,17 @@ class PaddedWalk(Walk):
         return value.value
 
     def improved(self, *situation: Any) -> None:
-        """Lemmas say nothing about slots."""
+        """No lemma is used: lemmas say nothing about slots."""
 
     def outputs(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
-        """The values that an operation makes of values; an inner program is walked."""
+        """The values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
-            return self.inside(inner, operands)
+            return self.inner_outputs(inner, operands)
         values = Walk().ruled(equation, [x.value for x in operands])
         try:
             rows = Walk().ruled(equation, [x.empty for x in operands])
         except RefusalError:
-            rows = values  # Their ranges hold every row.
+            rows = values  # Their ranges contain every row, also that of an empty slot.
         operation, made = operation_of(equation.primitive.name), list[Tracked]()
         for value, row in zip(values, rows, strict=True):
             if value.pending.coarse:
@@ -87,7 +90,10 @@ class PaddedWalk(Walk):
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
-    """The largest norm of integers up to a bound, which exceeds the exact bound by 2^-44."""
+    """The largest norm that a vector of integers has up to a bound.
+
+    The bound was rounded up. For integers, rounding down again to a possible norm is exact.
+    """
     if not all(x.value.whole for x in outputs) or bound > 2.0**20:
         return bound
     if norm != "l2":
@@ -97,7 +103,7 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """How far an emptied slot moves the outputs, and how far other slots do.
+    """How far an emptied slot moves the outputs, and how far a permutation of records does.
 
     Raises:
         RefusalError: if an output lists the records by their slots.
@@ -116,7 +122,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """A row moves to the empty one or back, so by at most the norms of both together."""
+    """A tighter bound: a row becomes the empty row or back, so it moves by the sum of two norms."""
     axis, value = x.slots.axis, x.value
     if axis is None:
         return Tracked(value, value, x.slots)

@@ -16,24 +16,24 @@ from dpjax.proving._value import (
     RefusalError,
     aligned,
     constant,
-    make,
     over,
+    result_of,
     stretched,
 )
 
 BOOL = np.dtype(bool)
-# Takes two intervals and a gap. Says where the answer is sure to be true, and where false. Numbers
-# closer than the gap may both be flushed to 0.
+# sure(a, b, gap) says for each entry whether a comparison is certainly true, and whether it is
+# certainly false. Numbers closer than the gap may both be flushed to 0.
 Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """A < b. In the total order -0 lies below 0; there the gap leaves both answers open."""
+    """The comparison a < b. The gap leaves -0 < 0 open, which is true in IEEE's total order."""
     return a.high + gap < b.low, a.low >= b.high + gap
 
 
 def equal(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """A == b."""
+    """The comparison a == b."""
     apart = (a.high + gap < b.low) | (a.low > b.high + gap)
     return (a.low == a.high) & (b.low == b.high) & (a.low == b.low), apart
 
@@ -42,12 +42,12 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """The answer may change where an input moves. A change is one bit.
+    """Comparisons. An answer may change where an input moves, from 0 to 1 or from 1 to 0.
 
     `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
 
-    An array is never NaN, so it equals itself. Take answers `x == c_j` to distinct constants c_j,
-    with x the same along that axis. At most one is true, so the row of answers moves by 2 in l1.
+    No array here holds NaN, so an array equals itself. In a one-hot encoding x == c_j with distinct
+    constants c_j, at most one answer is true. So a row of answers moves by at most 2 in l1.
     """
     if first is second and first.is_finite and not first.pending.coarse:
         return everywhere((sure is not less) != negated, first.shape)
@@ -59,18 +59,16 @@ def compare(
     l1 = l2 = math.inf
     if sure is equal and not negated and (fibers := one_true(a, b)):
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
-    # x * 0 does not move, but it may be 0 for one database and -0 for its neighbor.
+    # In the total order, 0 and -0 differ. x * 0 may be 0 for a database and -0 for its neighbor.
     zeros = (_least(a) <= gap) & (_least(b) <= gap) if total_order else np.array(False)
 
     def answers(x: Difference, y: Difference) -> Moves:
         return np.where((x.each > 0) | (y.each > 0) | zeros, 1.0, 0.0), l1, l2
 
     still = a.apart == b.apart == 0 and not zeros.any()
-    return make(
-        a.shape, BOOL, np.where(true, 1.0, 0.0), np.where(false, 0.0, 1.0), a.axis,
-        answers(a.changed, b.changed), answers(a.others, b.others), whole=True,
-        apart=0.0 if still else math.inf,
-    )  # fmt: skip
+    ends = np.where(true, 1.0, 0.0), np.where(false, 0.0, 1.0)
+    apart = 0.0 if still else math.inf
+    return result_of((a, b), *ends, answers, dtype=BOOL, whole=True, apart=apart)
 
 
 def _least(a: Abstract) -> np.ndarray:
@@ -84,9 +82,12 @@ def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
-    """The number of groups of answers a == b with at most one true answer; 0 if none is known."""
+    """The number of one-hot groups in a row of a == b; 0 if it is not a one-hot encoding.
+
+    It is one if x does not vary along an axis where the other array holds distinct constants.
+    """
     for x, levels in ((a, b), (b, a)):
-        # Other digits at another place of the axis could equal another level.
+        # Uses of x with different digits could equal different levels, so two answers may be true.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
@@ -112,7 +113,7 @@ def logic(
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
     first: Abstract, second: Abstract, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """and, or, xor of booleans. `combine` takes ends of two ranges to an end of the result's."""
+    """and, or, xor of booleans. `combine` maps an end of each range to an end of the result."""
     _check_booleans(first, second)
     a, b = aligned(first, second)
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
@@ -122,14 +123,14 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """Arrays here are finite."""
+    """True everywhere: arrays with a finite range hold finite numbers."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite has no rule")
     return everywhere(True, x.shape)
 
 
 def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
-    """Where `which` does not move, one case moves. Elsewhere the value moves within its range."""
+    """Where `which` stays, the result moves as one case. Elsewhere it moves within its range."""
     if which.is_known and (which.low == which.low.flat[0]).all():
         place = int(which.low.flat[0])
         if 0 <= place < len(cases):
@@ -144,7 +145,7 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
     whole = all(x.whole for x in values)
     flush = 0.0 if whole else 4 * rounding.tiny(values[0].dtype)
 
-    def moved(c: Difference, ds: Sequence[Difference]) -> Moves:
+    def moved(c: Difference, *ds: Difference) -> Moves:
         largest = np.maximum.reduce(np.broadcast_arrays(*(d.each for d in ds)))
         each = np.where(c.each > 0, width, np.where(largest > 0, largest + flush, 0.0))
         if not c.is_zero or flush:
@@ -153,21 +154,18 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 
     apart = max(x.apart for x in values) + flush if choice.apart == 0 else math.inf
-    return make(
-        choice.shape, values[0].dtype, low, high, choice.axis,
-        moved(choice.changed, [x.changed for x in values]),
-        moved(choice.others, [x.others for x in values]), whole=whole, apart=apart,
-    )  # fmt: skip
+    kept = {"dtype": values[0].dtype, "whole": whole, "apart": apart}
+    return result_of((choice, *values), low, high, moved, **kept)
 
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
-    """Exact where the new dtype holds the number; else rounded, or truncated to an integer."""
+    """A cast: exact if the new dtype holds the number. Otherwise it rounds or truncates."""
     dtype, ends = np.dtype(new_dtype), (x.low, x.high)
     if dtype == x.dtype:
         return x
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
-            # A compiler may drop a change to float32 and back. Then nothing is rounded.
+            # A compiler may drop a cast to float32 and back. Then nothing is rounded.
             rounded = x.low.astype(dtype).astype(float)
             ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
@@ -195,16 +193,16 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
 
 
 def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
-    """To or from 16 bits. A compiler may drop a change to 16 bits and back, and round nothing.
+    """A cast to or from 16 bits. A compiler may drop a cast to 16 bits and back.
 
-    If it does round, it takes the nearest number, and the error is at most u. Either way, an entry
-    that does not move is rounded alike on both databases.
+    Then nothing is rounded. Otherwise it rounds to nearest, with a relative error of at most u.
+    Either way, an entry that does not move is rounded alike on both databases.
     """
     if not rounding.is_float(dtype):
         raise RefusalError(f"a change from {x.dtype} to {dtype} has no rule: go by float32")
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # A number of 16 bits may still have all digits of the number before, and lose them only here.
+    # If a compiler dropped the cast to 16 bits, the cast back may be the one that rounds.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

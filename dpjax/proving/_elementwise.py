@@ -1,9 +1,9 @@
 """Rules of operations that act on each entry alone: arithmetic, powers, elementary functions.
 
-Let an operation f have partial derivatives of at most g_1 and g_2 on the box of its inputs. Then
-|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|: change one input after the other; the point
-between lies in the box too. The g are called gains. Norms follow with the largest gain. Rounding
-adds its error to each of the two values, where the inputs differ at all.
+Let |df/da| <= g_1 and |df/db| <= g_2 on the box of the inputs of an operation f(a, b). Then
+|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b; the point in
+between lies in the box too. The g are called gains. Norms of the difference grow by at most the
+largest gain. Where the inputs differ, the rounding error of both values is added.
 """
 
 import dataclasses
@@ -28,15 +28,14 @@ from dpjax.proving._value import (
     constant,
     erring,
     flushed,
-    make,
     over,
-    remade,
+    result_of,
 )
 
 _LARGEST_EXPONENT = 64
 _ALL = 2.0**60
 Array = np.ndarray
-# Bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low, high]: modulus(low, high, d).
+# modulus(low, high, d) bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low, high].
 Modulus = Callable[[Array, Array, Array], Array]
 
 
@@ -50,12 +49,20 @@ def lipschitz(
     absolute: Array | float = 0.0,
     whole: bool = False,
 ) -> Abstract:
-    """The value of an operation on aligned inputs with these gains.
+    """The value of an operation on aligned inputs.
 
-    Its exact value v is computed as v (1 + theta) + eta. |theta| is at most `relative` < 1, and
-    |eta| at most `absolute`, apart from numbers that are flushed to 0. So the computed value lies
-    between (1 - relative) v and (1 + relative) v, and both grow with v. Each end of the interval
-    moves by its own error. Where eta is 0, no sign changes.
+    Let v be the exact value. The device computes v (1 + theta) + eta, and may flush it to 0.
+    (1 - relative) v and (1 + relative) v both grow with v, since `relative` is below 1. So each end
+    of the interval is widened by its own error. If eta is 0, no sign changes.
+
+    Args:
+        inputs: the operands, which have one shape and one axis of records.
+        interval: the range of v.
+        gains: a bound on the derivative in each input.
+        dtype: of the result; that of the first input unless told.
+        relative: a bound on |theta|, below 1.
+        absolute: a bound on |eta|.
+        whole: whether the results are integers.
     """
     if not np.max(relative) < 1:
         raise RefusalError("rounding may take all digits: compute in float32 or float64")
@@ -65,7 +72,7 @@ def lipschitz(
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
     slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
 
-    def moved(ds: Sequence[Difference]) -> Moves:
+    def moved(*ds: Difference) -> Moves:
         each = sum(rounding.times(g, d.each) for g, d in zip(per_row, ds, strict=True))
         tops = [float(gain.max()) for gain in per_row]
         l1 = sum(float(rounding.times(g, d.l1)) for g, d in zip(tops, ds, strict=True))
@@ -79,11 +86,8 @@ def lipschitz(
     apart = sum(
         float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
     )
-    return make(
-        shape, dtype, low, high, axis, moved([x.changed for x in inputs]),
-        moved([x.others for x in inputs]), whole=whole,
-        apart=float(rounding.up(apart + 2 * slip.max())),
-    )  # fmt: skip
+    apart = float(rounding.up(apart + 2 * slip.max()))
+    return result_of(inputs, low, high, moved, dtype=dtype, whole=whole, apart=apart)
 
 
 def _ranked(array: Array | float, rank: int) -> Array:
@@ -92,7 +96,7 @@ def _ranked(array: Array | float, rank: int) -> Array:
 
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
-    """A widened interval, cut at 0 where the interval before lies on one side of 0."""
+    """The widened interval (low, high), cut at 0 where `interval` lies on one side of 0."""
     return (
         np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
         np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
@@ -111,11 +115,11 @@ def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
-    """The gains are 1; exact for integers that the dtype holds.
+    """Sums and differences. The gains are 1. Integers that the dtype holds are exact.
 
-    A compiler takes (x + c) + d to x + (c + d). The rounding of c + d shifts f(D) and f(D') alike,
-    so it only widens the range. A compiler may also start a sum at the number that is added to it.
-    Then all additions of that sum round numbers of this size.
+    A compiler may rewrite (x + c) + d as x + (c + d). The rounding of c + d shifts f(D) and f(D')
+    alike, so it only widens the range. A compiler may also use b as the start of the sum a. Then
+    all additions of that sum round numbers as large as b.
     """
     a, b = aligned(first, second)
     dtype = a.dtype
@@ -135,7 +139,10 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """A product. A part of it may be flushed to 0 before factors of so many bits multiply it."""
+    """The product x, with the error if some factors are flushed to 0 before the others multiply.
+
+    The others are at most 2^bits.
+    """
     if x.whole or not bits:
         return x
     error = 4 * rounding.tiny(x.dtype) * 2.0**bits
@@ -153,7 +160,7 @@ def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> t
 def multiply(
     first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
 ) -> Abstract:
-    """|ab - a'b'| <= |b| |a - a'| + |a'| |b - b'|. An array times itself is its square."""
+    """The gains are |b| and |a|. An array times itself is its square."""
     if first is second:
         return integer_power(first, 2, dtype=dtype)
     a, b = aligned(first, second)
@@ -166,7 +173,7 @@ def multiply(
 
 
 def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
-    """Whether two known numbers have a small integer as their exact product, as .5 and 4 do."""
+    """Whether the exact product of two known numbers is a small integer, as for .5 and 4."""
     if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
         return False
     x, y, found = float(a.low.flat[0]), float(b.low.flat[0]), float(product.flat[0])
@@ -175,7 +182,7 @@ def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
 
 
 def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: Any) -> Abstract:
-    """x^y for an integer y >= 0: monotone, or even. A negative power is a quotient."""
+    """x^y for an integer y: increasing for odd y, even for even y. If y < 0, it is 1 / x^-y."""
     if y < 0:
         return quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
     if y == 0:
@@ -189,7 +196,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
         raise RefusalError("the power may overflow")
     whole = x.whole and _fits(*ends, dtype or x.dtype)
-    # Computed with at most y products, each off by a factor 1 + theta: e^(y theta) - 1 in all.
+    # At most y products, each off by a factor 1 + t with |t| <= 2 u: together e^(2 y u) - 1.
     theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
     return lipschitz((x,), ends, (gain,), dtype=dtype, relative=theta, whole=whole)
 
@@ -198,10 +205,10 @@ SQUARE = functools.partial(integer_power, y=2)
 
 
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
-    """x^y for numbers x > 0 and a public y: monotone, with slope |y| x^(y - 1) at one of the ends.
+    """x^y for x > 0 and a public y: monotone. The slope |y| x^(y - 1) is largest at an end.
 
-    It rounds as exp(y log x) does, whose operand is off by u |y log x| in each step that a compiler
-    may take. u is the unit roundoff.
+    A device may compute exp(y log x). Then each of a few steps shifts the operand of exp by at most
+    u |y log x|, where u is the unit roundoff.
     """
     dtype = x.dtype
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
@@ -227,9 +234,9 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
 
 
 def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
-    """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|, where no b is near 0.
+    """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|, if b is bounded away from 0.
 
-    Where |b - b'| <= d, the last factor is at most 1/l - 1/(l + d), with l the least |b|.
+    Let l be the least |b|. If |b - b'| <= d, then |1/b - 1/b'| <= 1/l - 1/(l + d).
     """
     if first.dtype.kind != "f":
         raise RefusalError("a quotient of integers has no rule: convert to float first")
@@ -255,17 +262,16 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
         moved = moved * (1 + 2.0**-30) + 2.0**-500 + slip
         return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
 
-    return _capped(found, curved(a.changed, b.changed), curved(a.others, b.others))
+    return _capped(found, (a, b), curved)
 
 
-def _capped(found: Abstract, *bounds: Array) -> Abstract:
-    """The same value; a second bound on the move of each entry holds too."""
-    moves = zip((found.changed, found.others), bounds, strict=True)
-    changed, others = ((np.minimum(d.each, each), d.l1, d.l2) for d, each in moves)
-    return make(
-        found.shape, found.dtype, found.low, found.high, found.axis, changed, others,
-        apart=found.apart,
-    )  # fmt: skip
+def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
+    """The result with a second bound on the moves of its entries: bound(*moves of operands)."""
+
+    def moved(d: Difference, *ds: Difference) -> Moves:
+        return np.minimum(d.each, bound(*ds)), d.l1, d.l2
+
+    return result_of((found, *operands), found.low, found.high, moved, apart=found.apart)
 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
@@ -294,17 +300,15 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> A
         moves = np.maximum(x.each, y.each), x.l1 + y.l1, math.hypot(x.l2, y.l2)
         return flushed(moves, flush, a.shape)
 
-    return make(
-        a.shape, a.dtype, pick(a.low, b.low), pick(a.high, b.high), a.axis,
-        larger(a.changed, b.changed), larger(a.others, b.others), whole=whole,
-        apart=float(rounding.up(max(a.apart, b.apart) + flush)),
-    )  # fmt: skip
+    apart = float(rounding.up(max(a.apart, b.apart) + flush))
+    ends = pick(a.low, b.low), pick(a.high, b.high)
+    return result_of((a, b), *ends, larger, whole=whole, apart=apart)
 
 
 def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
-    """min(max(x, low), high).
+    """min(max(x, low), high), for low <= high.
 
-    XLA takes max(low, clamp(low, x, high)) for the clamp itself, even where low > high.
+    If low > high, XLA's rewrite of max(low, clamp(low, x, high)) as the clamp would be wrong.
     """
     if low.high.max() > high.low.min():
         a, b = aligned(low, high)
@@ -318,7 +322,7 @@ def steps(
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
     """floor, ceil, round, trunc, sign: monotone, with integer results. A jump adds 1 to a move."""
-    # np.round rounds halves to even; the other method would leave its interval.
+    # np.round rounds halves to even. Results of the other method might leave the interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
         raise RefusalError("halves that round away from 0 have no rule: use jnp.round")
     dtype = dtype or x.dtype
@@ -327,12 +331,12 @@ def steps(
         return lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
     if not _fits(*ends, dtype):
         raise RefusalError("the integer may be too large for its dtype")
-    changed, others = (
-        (np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf)
-        for d in (x.changed, x.others)
-    )
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
+
     apart = math.ceil(x.apart) + 1.0 if x.apart else 0.0
-    return make(x.shape, dtype, *ends, x.axis, changed, others, whole=True, apart=apart)
+    return result_of(x, *ends, moved, dtype=dtype, whole=True, apart=apart)
 
 
 def _check(x: Abstract, accuracy: object) -> None:
@@ -358,14 +362,14 @@ def _monotone(
         function: on the host, in float64.
         slope: slope(low, high) is the largest |slope| on [low, high].
         domain: operands beyond it are refused.
-        modulus: how far apart the function takes two numbers. A slope alone gives a larger bound,
-            because it falls on the way. Numbers at distance d are farthest apart at the steeper end
-            of the interval if the function is convex or concave. If it is odd, and its slope falls
-            with |x|, they are farthest apart at -d/2 and d/2.
-        reach: an interval that the results of compilers do not leave either.
-        absolute_error: whether values below 1 are off by as much as 1 is, or by less.
-        rounded_operand: units of its own size that the operand may be off by. A compiler takes
-            exp(a) exp(b) to exp(a + b), and rounds that sum.
+        modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
+            convex or concave, the worst a and b lie at the steeper end of the interval. If f is odd
+            and its slope falls with |x|, they are -d/2 and d/2.
+        reach: an interval that no computed result leaves.
+        absolute_error: whether small values have the same absolute error as the value 1. Otherwise
+            the error is relative.
+        rounded_operand: the error of the operand, in units of u times its size. A compiler may
+            rewrite exp(a) exp(b) as exp(a + b), and rounds that sum.
     """
 
     def rule(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
@@ -375,14 +379,14 @@ def _monotone(
                 f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
                 f" [{domain[0]:.3g}, {domain[1]:.3g}]"
             )
-        # A device may take a subnormal operand for 0, which the interval holds.
+        # A device may flush a subnormal operand to 0. The interval holds 0 then.
         ends = function(x.low), function(x.high)
         low, high = np.minimum(*ends), np.maximum(*ends)
         size = np.maximum(np.abs(low), np.abs(high))
         size = np.maximum(size, 1.0) if absolute_error else size
         counted = rounding.elementary(x.dtype) + rounded_operand * np.abs(x.high)
         error = counted * rounding.unit(x.dtype) * size + 2.0**-40 * size * 2.0**-4
-        # Rounding may move a value where the slope rounds to 0 on the host.
+        # The slope may underflow to 0 on the host. The tiny summand keeps the gain above 0.
         gain = rounding.up(slope(x.low, x.high)) * (1 + 2.0**-30) + 2.0**-500
         found = lipschitz((x,), (low, high), (gain,), absolute=error)
         slip = rounding.up(2 * over(error + 2 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
@@ -394,7 +398,7 @@ def _monotone(
 
         low, high = np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1])
         found = dataclasses.replace(found, low=low, high=high)
-        return _capped(found, curved(x.changed), curved(x.others))
+        return _capped(found, (x,), curved)
 
     return rule
 
@@ -462,7 +466,7 @@ RSQRT = _monotone(
 
 
 def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-    """|sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low) where |a - b| <= d: the root is concave."""
+    """|sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low) if |a - b| <= d, since the root is concave."""
     _check(x, accuracy)
     if x.low.min() < 0:
         raise RefusalError(
@@ -470,7 +474,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
             " negative: clamp it from below, as by jnp.maximum(x, 0)"
         )
     ends = np.sqrt(x.low), np.sqrt(x.high)
-    # Two subnormal numbers may be flushed to 0, and their roots are larger than they are.
+    # Subnormal numbers may be flushed to 0, which shifts a root by the root of such a number.
     flush = math.sqrt(4 * rounding.tiny(x.dtype))
     error = rounding.DIVISION * rounding.unit(x.dtype) * ends[1] + flush
     lowest = -over(-x.low, x.axis)
@@ -484,11 +488,14 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
         return np.where(d.each > 0, curved(d.each), 0.0), math.inf, math.inf
 
     low, high = rounding.widened(*ends, error)
-    return remade(x, np.maximum(low, 0.0), high, moved, apart=float(curved(x.apart).max()))
+    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(curved(x.apart).max()))
 
 
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
-    """Sin, and cos with its peak at 0: gain 1. They reach 1 and -1 only at peaks and troughs."""
+    """The rule of sin (with its peak at pi/2) and cos (with its peak at 0): the gain is 1.
+
+    The range holds 1 only if the operands may reach a peak, and -1 only for a trough.
+    """
     _check(x, accuracy)
     if x.magnitude.max() > 2.0**12:
         raise RefusalError(

@@ -1,4 +1,4 @@
-"""Rules of operations that move entries and compute nothing, so differences move along."""
+"""Rules of operations that move entries and compute nothing. Differences move like the entries."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from dpjax.proving._value import (
     as_dense,
     as_rows,
     constant,
-    make,
+    result_of,
     stretched,
 )
 
@@ -26,14 +26,14 @@ _MOST_COPIES = 64
 
 
 def check_places(places: Abstract, size: int) -> None:
-    """XLA takes places for signed integers, and adds those of a slice of a slice."""
+    """Refuses indices that may wrap: XLA reads them as signed, and adds those of nested slices."""
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(f"places in {places.dtype} have no rule here: use int32")
 
 
 def check_inside(first: float, last: float, size: int) -> None:
-    """XLA makes two slices one, so a place beyond the ends of one would be a place beside it."""
+    """Refuses indices out of bounds: XLA merges nested slices, and would read other entries."""
     if not 0 <= first <= last < size:
         raise RefusalError("a place may be out of bounds: clip the index")
 
@@ -45,10 +45,14 @@ def _moved(
     move: Callable[[np.ndarray], np.ndarray],
     **more: Any,
 ) -> Abstract:
-    """The array with its entries moved. Norms stay, and so do rows."""
-    changed, others = ((move(d.each), d.l1, d.l2) for d in (x.changed, x.others))
+    """The array with its entries moved. Norms of differences and of rows stay the same."""
+
+    def moved(d: Difference) -> Moves:
+        return move(d.each), d.l1, d.l2
+
     kept: Any = dict(whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, apart=x.apart)
-    return make(shape, x.dtype, move(x.low), move(x.high), axis, changed, others, **kept | more)
+    kept |= {"shape": shape, "axis": axis} | more
+    return result_of(x, move(x.low), move(x.high), moved, **kept)
 
 
 def same(x: Abstract, **_: Any) -> Abstract:
@@ -91,7 +95,7 @@ def broadcast(
 
 
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
-    """Entries keep their order. The records must stay one axis, with the same entries in a row."""
+    """Entries keep their order. The axis of records must remain, with the same entries in rows."""
     if dimensions is not None:
         raise RefusalError("a reshape that also transposes has no rule: transpose first")
     shape = tuple(new_sizes)
@@ -109,7 +113,7 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
 
 
 def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
-    """The axis of records afterwards: as many places before it, after it, and along it."""
+    """The axis of records after a reshape: as long as before, with as many places before it."""
     ahead, n = math.prod(before[:axis]), before[axis]
     for k, size in enumerate(after):
         if size == n and math.prod(after[:k]) == ahead:
@@ -135,10 +139,11 @@ def cut(
     strides: Sequence[int] | None = None,
     **_: Any,
 ) -> Abstract:
-    """A part of the entries. Of the records, the changed one may or may not be among them.
+    """A slice. If it takes some of the records, the changed record may or may not be among them.
 
-    If the first record that is left was not the first one before, rows get other numbers. Then row
-    i is another record than row i of other arrays, and the axis of records is given up.
+    If the slice does not start at the first record, or has a stride, rows get new numbers. Then row
+    i of this array and row i of another array belong to different records. So the result has no
+    axis of records.
     """
     steps = strides or [1] * len(x.shape)
     chosen = list(map(slice, start_indices, limit_indices, steps))
@@ -150,7 +155,7 @@ def cut(
         short = zip(chosen, array.shape, strict=True)
         return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
-    if x.axis is not None and shape[x.axis] < x.n:  # Any row may be all that is left.
+    if x.axis is not None and shape[x.axis] < x.n:  # One unchanged row may be all that is left.
         c, o = x.changed, x.others
         most = Difference(np.maximum(c.each, o.each), max(c.l1, o.l1), max(c.l2, o.l2))
         x = dataclasses.replace(x, changed=most)
@@ -158,7 +163,7 @@ def cut(
 
 
 def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:
-    """The places of one axis from `start` on."""
+    """A slice of `size` places along one axis, from `start` on."""
     starts = [start if k == axis else 0 for k in range(len(x.shape))]
     ends = [start + size if k == axis else whole for k, whole in enumerate(x.shape)]
     return cut(x, starts, ends)
@@ -171,7 +176,7 @@ def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstra
 
 
 def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
-    """A part at a public place."""
+    """A slice at public indices."""
     if not all(start.is_known for start in starts):
         raise RefusalError("a slice at a place that is not public has no rule")
     firsts = [int(start.low) for start in starts]
@@ -182,7 +187,7 @@ def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **
 
 
 def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
-    """Concatenation. Along the axis of the records, nothing is known by row afterwards."""
+    """Concatenation. If it joins along the axis of records, the result has no such axis."""
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
     if axes or axis == dim:
@@ -196,7 +201,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
                 sizes[axis] = 1
         return np.concatenate(list(map(np.broadcast_to, arrays, rows)), dim)
 
-    def moved(ds: Sequence[Difference]) -> Moves:
+    def moved(*ds: Difference) -> Moves:
         each, l2 = whole_of([d.each for d in ds], record=True), rounding.norm2([d.l2 for d in ds])
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 
@@ -207,17 +212,15 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
         x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
         for k, x in enumerate(joined)
     )
-    return make(
-        shape, joined[0].dtype, whole_of([x.low for x in joined], record=False),
-        whole_of([x.high for x in joined], record=False), axis,
-        moved([x.changed for x in joined]), moved([x.others for x in joined]),
-        whole=all(x.whole for x in joined), pending=pending.having(padded=padded),
-        apart=max(x.apart for x in joined),
+    low, high = (whole_of(ends, record=False) for ends in zip(*((x.low, x.high) for x in joined)))  # noqa: B905
+    return result_of(
+        joined, low, high, moved, shape=shape, whole=all(x.whole for x in joined),
+        pending=pending.having(padded=padded), apart=max(x.apart for x in joined),
     )  # fmt: skip
 
 
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
-    """Whether a compiler may know arrays to hold one number, and take them for padding."""
+    """Whether a compiler may know that all entries are one number, and replace them by padding."""
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
@@ -244,14 +247,14 @@ def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
 
 
 def reverse(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
-    """Entries move. A reversed row has another number, so nothing is known by row then."""
+    """Reversed axes. If the records are reversed, rows get new numbers: no axis of records."""
     x = as_dense(x) if x.axis in dimensions else x
     move = lambda array: np.flip(array, tuple(dimensions))  # noqa: E731
     return _moved(x, x.shape, x.axis, move, tied=x.tied)
 
 
 def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The array with all places of one axis."""
+    """The array with one axis expanded to all of its places."""
     shape = list(array.shape)
     shape[axis] = size
     return np.broadcast_to(array, shape)
@@ -260,7 +263,7 @@ def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
 def pad(
     x: Abstract, value: Abstract, padding_config: Sequence[tuple[int, int, int]], **_: Any
 ) -> Abstract:
-    """Public numbers around and between the entries. Rows of them do not move."""
+    """Padding by a public number, around and between the entries. Rows of padding do not move."""
     if not value.is_known or not value.is_finite:
         raise RefusalError("padding by a number that is not public and finite has no rule")
     if any(start < 0 or end < 0 for start, end, _ in padding_config):
@@ -282,11 +285,13 @@ def pad(
         return array
 
     within = [k for k in padded if k != x.axis]
-    changed, others = ((filled(d.each, 0.0, within), d.l1, d.l2) for d in (x.changed, x.others))
-    return make(
-        shape, x.dtype, filled(x.low, number, padded), filled(x.high, number, padded), x.axis,
-        changed, others, whole=x.whole and number.is_integer(),
-        l2_of_row=x.l2_of_row if number == 0 else math.inf,
+
+    def moved(d: Difference) -> Moves:
+        return filled(d.each, 0.0, within), d.l1, d.l2
+
+    return result_of(
+        x, filled(x.low, number, padded), filled(x.high, number, padded), moved, shape=shape,
+        whole=x.whole and number.is_integer(), l2_of_row=x.l2_of_row if number == 0 else math.inf,
         pending=Pending(padded=any(s == 1 and a + b > 0 for s, (a, b, _) in axes)), apart=x.apart,
     )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Lemmas: bounds of functions that are known better than their operations show.
+"""Lemmas: tighter bounds on whole functions than the bounds of their operations together.
 
-`_patterns.py` finds where they apply. The proofs are in docs/proofs/global-sensitivity.md. In
-lemmas of means and variances, the records are the first axis, and one record moves.
+`_patterns.py` finds where a lemma applies. The proofs are in docs/proofs/global-sensitivity.md. In
+lemmas about means and variances, the records are the first axis, and one record moves.
 
-Softmax, log_softmax and logsumexp all subtract the largest operand first, so that exp sees numbers
-in [-W, 0]. W is the width of all operands together. The relative error of exp grows with W, because
-the difference is rounded.
+softmax, log_softmax and logsumexp first subtract the largest operand. So the operands of exp lie in
+[-W, 0], where W is the width of the range of all operands. The subtraction rounds, so the relative
+error of exp grows with W.
 """
 
 import math
@@ -15,14 +15,14 @@ import numpy as np
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
-from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over, remade
+from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over, result_of
 
-# Larger relative errors of exponentials and of means have no lemma.
+# The lemmas do not apply if the relative error of exponentials, or of means, is larger than this.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
 def _each_alone(each: np.ndarray) -> Moves:
-    """Bounds in each entry; the others follow from them."""
+    """Moves with bounds on entries alone. `make` derives bounds on norms from them."""
     return rounding.up(each), math.inf, math.inf
 
 
@@ -33,8 +33,10 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
     v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m lie in one interval
     of length w. A correction c multiplies all of it by n / (n - c).
 
-    In floats, the mean is off by at most e = (gamma_n + 16 u) max|x|. The mean of (x_j - m - e)^2
-    exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. Its rounding is relative to that.
+    In floats, let the computed mean be off by e. |e| is at most (gamma_n + 16 u) max|x|, where u is
+    the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
+    (x_j - m - e)^2 exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. A relative rounding
+    error of this number is added.
     """
     n = x.n
     if not 0 <= correction <= n - 1:
@@ -54,10 +56,11 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
 
 
 def variance_by_moments(x: Abstract) -> Abstract | None:
-    """The mean of squares minus the square of the mean: a variance, apart from its rounding.
+    """The mean of squares minus the square of the mean: a variance with larger rounding errors.
 
-    Let M be the largest |x|. The mean of squares is off by (gamma_n + 10 u) M^2. The mean is off by
-    e, so the squared mean is off by e (2 M + e) + 2 u M^2. The difference adds 2 u M^2.
+    Let M be the largest |x|. The rounding error of the mean of squares is (gamma_n + 10 u) M^2. The
+    error of the mean is e, so that of its square is e (2 M + e) + 2 u M^2. The subtraction adds
+    2 u M^2.
     """
     exact = variance(x)
     gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -74,11 +77,11 @@ def variance_by_moments(x: Abstract) -> Abstract | None:
 
 
 def covariance(x: Abstract, divisor: float) -> Abstract | None:
-    """One record moves a scatter matrix by a matrix of rank two, divided by n or n - 1.
+    """The covariance matrix; `divisor` is n or n - 1.
 
-    Let w_p be the width of coordinate p, R a bound on the norm of a record, and s = (n - 1) / n /
-    divisor. Entry (p, q) moves by at most w_p w_q s. In l2 the whole moves by at most
-    min(|w|^2, 4 R^2) s.
+    Let w_p be the width of the range of coordinate p, and R a bound on the norm of a record. Let
+    s = (n - 1) / (n divisor). One record moves entry (p, q) by at most w_p w_q s, and the matrix by
+    at most min(||w||^2, 4 R^2) s in the Frobenius norm.
     """
     if len(x.shape) != 2:
         return None
@@ -91,7 +94,7 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     sides = width / 2 + 2 * off
     tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
     error = off[:, None] * off + relative * sides[:, None] * sides
-    # The two factors are two uses of x.
+    # A compiler may compute x twice, once for each factor, with different roundings.
     error = (error + x.apart * (sides[:, None] + sides)) * (n / divisor)
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
@@ -108,7 +111,7 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
 def _centered(
     x: Abstract, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Widths; errors of computed means; the relative error of sums of centered squares."""
+    """Widths of ranges, errors of computed means, and the relative error of sums of squares."""
     gamma = rounding.sum_units(x.n, x.dtype)
     off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
     relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= _OF_MEANS else math.inf
@@ -116,9 +119,10 @@ def _centered(
 
 
 def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
-    """The error of a computed mean of records of at most these sizes, which may be sums themselves.
+    """The rounding error of a computed mean; `sizes` bounds the magnitudes of the records.
 
-    The program may compute the mean from another use of the records, `apart` from this one.
+    The records may be sums themselves, and a compiler may flatten the sum of sums. It may also
+    compute the records anew for the mean, so `apart` is added.
     """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -129,10 +133,10 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
 def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     """Sum w x / sum w moves by at most the width of x times the largest share of one weight.
 
-    The sums are off by gamma_n, relative to their terms, and the quotient by 8 u. The two sums are
-    two uses of the weights.
+    The relative error of each sum is gamma_n, and that of the quotient 8 u. A compiler may compute
+    the weights anew for the second sum, so their `apart` is added.
     """
-    if flattened(w)[0] > 1:  # The sum of weights may become one sum of all their terms.
+    if flattened(w)[0] > 1:  # Each weight is a sum, and a compiler may flatten the sum of weights.
         return None
     least, most = float(w.low.min()), float(w.high.max())
     if x.shape != w.shape or len(x.shape) != 1 or least < 2.0**-30:
@@ -149,12 +153,12 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
 
 
 def median(x: Abstract) -> Abstract:
-    """With an even number of records, the median moves by half of what one record moves.
+    """The median of an even number of records moves by at most half as far as one record.
 
-    It is the mean of two neighboring order statistics. Sorting moves no two arrays further apart in
-    l1, so together they move by at most as much as the record. JAX computes their places and the
-    half in floats. If there are more records than integers that these floats hold exactly, it may
-    take the same record twice.
+    It is the mean of two neighboring order statistics. Sorting does not increase the l1 distance of
+    two arrays. So the two order statistics together move by at most as much as the record. JAX
+    computes their indices in floats. If n exceeds the integers that these floats hold exactly, it
+    may take the same record twice. Then, and for odd n, the bound has no factor 1/2.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
@@ -167,29 +171,29 @@ def median(x: Abstract) -> Abstract:
 
 
 def place_among(x: Abstract, levels: int) -> Abstract:
-    """The place of each number in a public array of k levels: an integer from 0 to k."""
+    """The index of each number among k public levels: an integer from 0 to k."""
     top = np.full((1,) * len(x.shape), float(levels))
-    changed, others = (
-        (np.where(d.each > 0, top, 0.0), math.inf, math.inf) for d in (x.changed, x.others)
-    )
-    dtype = np.dtype(np.int32)
-    return make(x.shape, dtype, 0 * top, top, x.axis, changed, others, whole=True)
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each > 0, top, 0.0), math.inf, math.inf
+
+    return result_of(x, 0 * top, top, moved, dtype=np.dtype(np.int32), whole=True)
 
 
 def _error(x: Abstract, count: int) -> float:
     """The relative error of the exponentials, and of their sum.
 
-    Two uses of a number may be rounded in two ways, and so may its maximum.
+    The operands and their maximum may come from two uses of x, so `apart` is added.
     """
     width = float(x.high.max() - x.low.min())
     units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
     found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype) + x.apart
-    # e^x - 1 and -log(1 - x) are at most x / (1 - x).
+    # Both e^y - 1 and -log(1 - y) are at most y / (1 - y), for the error y.
     return found / (1 - found) if found <= _OF_EXPONENTIALS else math.inf
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """How far differences of two entries move: of entry i and another one; of any two."""
+    """Bounds on the moves of x_i - x_j: for each i, over all j; and over all i and j."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -197,7 +201,7 @@ def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.
         return 2 * each, 2 * each
     ordered = np.sort(each, axis)
     first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
-    # The other entry is the farthest one, or the second farthest if entry i is the only farthest.
+    # The largest move among the others: the largest of all, unless entry i alone moves as far.
     other = np.where((each == first) & (first != second), second, first)
     return each + other, first + second
 
@@ -215,7 +219,7 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     def moved(d: Difference) -> Moves:
         entry, both = _farthest_two(d, axis, count)
         each, largest = np.tanh(entry / 4), np.tanh(both / 4)
-        # How many places each of these numbers stands for.
+        # The number of places that each of these bounds stands for.
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
@@ -226,15 +230,20 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         return rounding.up(each) * (1 + 2.0**-40), _up(l1), _up(l2)
 
     low, high = low * (1 - error) * (1 - 2.0**-30) - flush, high * (1 + error) * (1 + 2.0**-30)
-    return remade(x, np.maximum(low, 0.0), high + flush, moved, apart=_up(2 * (error + flush)))
+    return result_of(x, np.maximum(low, 0.0), high + flush, moved, apart=_up(2 * (error + flush)))
 
 
 def _up(bound: float) -> float:
+    """The bound, rounded up."""
     return float(rounding.up(bound)) * (1 + 2.0**-40)
 
 
 def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of a softmax: exp(low_i) / (exp(low_i) + sum over j != i of exp(high_j)), and back."""
+    """The range of a softmax.
+
+    The lower end is exp(low_i) / (exp(low_i) + sum_{j != i} exp(high_j)). The upper end swaps low
+    and high.
+    """
     top = float(x.high.max())
     ends = [np.exp(end - top) for end in np.broadcast_arrays(x.low, x.high)]
     repeats = x.shape[axis] // ends[0].shape[axis]
@@ -257,11 +266,11 @@ def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
 
 
 def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
-    """It moves by at most the largest move of an entry.
+    """The result moves by at most the largest move of an entry.
 
-    If it runs over the records, let A be the largest and a the least sum of exp(x) over the entries
-    of one record. Then it also moves by at most log(1 + (A - a) / (n a)): all records together sum
-    to at least n a, and one record adds at most A - a.
+    There is a second bound if the sum runs over the records. Let A be the largest and a the least
+    sum of exp(x) over the entries of one record. The sum over n records is at least n a, and one
+    record changes it by at most A - a. So the result moves by at most log(1 + (A - a) / (n a)).
     """
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
@@ -290,7 +299,7 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
 
 def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
-    """log(1 + (A - a) / (n a)) = log1p(expm1(log A - log a) / n)."""
+    """The second bound of `logsumexp`, as log1p(expm1(log A - log a) / n)."""
     assert x.axis is not None
     short = tuple(1 if k == x.axis else s for k, s in enumerate(x.shape))
     least = _log_sum(-over(-x.low, x.axis), short, axes)
@@ -299,7 +308,7 @@ def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
-    """x_i - log sum exp x: entry i moves by at most as its difference to another entry does."""
+    """x_i - log sum_j exp x_j. Entry i moves by at most the largest move of x_i - x_j over j."""
     axis, count = axes[0], x.shape[axes[0]]
     error = _error(x, count)
     if len(axes) > 1 or axis == x.axis or not math.isfinite(error):
@@ -319,4 +328,4 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         return np.where(each > 0, rounding.up(each + 2 * slip), 0.0), math.inf, math.inf
 
     low, high = rounding.widened(low, high, np.asarray(slip))
-    return remade(x, low, high, moved, apart=_up(2 * slip))
+    return result_of(x, low, high, moved, apart=_up(2 * slip))

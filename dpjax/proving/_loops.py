@@ -1,18 +1,19 @@
 """The rule of `lax.scan`, and of `lax.fori_loop` with a fixed number of steps.
 
-Few steps are walked one after the other, like an inner program, so nothing is assumed about the
-loop. Many steps, or steps that take one record each, have an *invariant* S: a set of values that
-holds the carry at the start, and that holds the carry after a step if it did before. By induction
-S holds the carry at every step. One walk of the body, from any value in S, proves the second part.
-The search for S jumps to the limit of a geometric series, or else widens. Only the last check
-counts: a step from S stays in S, in each of the numbers that describe a value.
+A loop of few steps is unrolled: the walk visits the body once for each step. Longer loops, and
+loops over the records, need an *invariant*: a set S of abstract values of the carry. S contains the
+carry at the start. If S contains the carry before a step, it contains the carry after the step. By
+induction, S contains the carry at every step. A walk of the body from S proves the second part. The
+search for S extrapolates a geometric series, or widens S. It proves nothing. The proof is a last
+check: a step from S leads into S.
 
-If steps take one record each, one step takes the changed record. Let B be an invariant of the steps
-of unchanged records. Let A be an invariant that also holds every carry that the step of the changed
-record makes from B. The carry is in B before that step, and in A after it.
+In a loop over the records, one step reads the changed record. Let B be an invariant of the steps
+that read unchanged records. Let A be such an invariant that also contains every carry that the
+changed record makes of a carry in B. The carry is in B before the changed record, and in A after
+it.
 
-XLA unrolls loops of at most 64 steps, and so may merge operations of two steps of a short loop. If
-carries are only sums and counters, this changes no bound.
+XLA unrolls loops of at most 64 steps, and may then merge operations of two steps. This changes no
+bound if all carries are sums and counters.
 """
 
 import dataclasses
@@ -42,12 +43,15 @@ from dpjax.proving._value import (
     norm_of,
 )
 
-# A longer unrolled loop takes long to walk; XLA unrolls loops up to the second number; more partial
-# sums take long; rounds of the search for an invariant, and of making it smaller.
-_MOST_OPERATIONS, _MOST_UNROLLED, _MOST_SUMS, _ROUNDS, _NARROWED = 2000, 64, 2**22, 40, 4
+_MOST_OPERATIONS = 2000  # Of an unrolled loop. More would take long to walk.
+_MOST_UNROLLED = 64  # XLA unrolls loops of at most so many steps.
+_MOST_SUMS = 2**22  # Partial sums. More would take long to walk.
+_ROUNDS, _NARROWED = 40, 4  # Of the search for an invariant, and for a smaller one.
+# A walk of a program: its operations, its constants and its inputs.
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
+# One step of a loop, from carry to carry.
 Step = Callable[[Sequence[Abstract]], list[Abstract]]
-# The numbers that describe a value.
+# The bounds in an abstract value, with signs so that larger numbers mean a larger set.
 Numbers = list[np.ndarray]
 
 
@@ -69,7 +73,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
 
 
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
-    """The results with the least bound, of several ways to walk a loop."""
+    """The results with the smallest bound, among several ways to walk a loop."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
         try:
@@ -82,6 +86,7 @@ def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
 
 
 def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
+    """The results of a loop, by a walk of its body for each step."""
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
     public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
@@ -102,7 +107,11 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
 
 
 class LongLoop:
-    """A `scan` with its operands."""
+    """A `scan` with its operands, walked by an invariant.
+
+    Carries are of three kinds. A counter adds a constant integer in each step. A sum adds a term
+    that does not depend on the sum. The invariant is for all other carries.
+    """
 
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
         self.body, self.constants = parts(parameters["jaxpr"])
@@ -113,7 +122,7 @@ class LongLoop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         roots = _Roots(self.body, fixed, carries)
-        # Carries that count, with their step; sums, with their term; and all other carries.
+        # By the index of the carry: the step of a counter, and the term of a sum.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
             if (by := roots.counts(k)) is not None and self.start[k].is_known:
@@ -121,9 +130,9 @@ class LongLoop:
             elif (term := roots.adds(k)) is not None:
                 self.sums[k] = term
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
-        # Results that list the partial sums of a carry.
+        # From the index of a result that lists partial sums to the index of the sum.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The body, with the terms of sums as outputs in the place of the sums.
+        # The body, with terms of sums as outputs in place of the sums.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
@@ -151,7 +160,7 @@ class LongLoop:
             after = closed(lambda x: carried(x, changed=False), after, self.length)
             still = step(tried, after, changed=False)
         last = {k: self._counted(k, self.length, self.length) for k in self.counters}
-        # Compilers unroll short loops alone. So these steps do not merge with later operations.
+        # XLA does not unroll this loop, so its steps do not merge with later operations.
         for k in self.others:
             pending = Pending().having(**_flags(moved[k], still[k]))
             last[k] = dataclasses.replace(hull(moved[k], still[k]), pending=pending)
@@ -169,7 +178,7 @@ class LongLoop:
         return make((), start.dtype, low, high, None, none, none, whole=True)
 
     def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
-        """A result of each step: that of the changed record, and those of the others."""
+        """The results of all steps along a new axis, from one step: with and without the change."""
         if self.by_record:
             moved, still = as_dense(moved), as_dense(still)
             axis, changed, others = 0, moved.others, still.others
@@ -220,12 +229,12 @@ def _sum(start: Abstract, total: Abstract) -> Abstract:
 
 
 def _flags(*xs: Abstract) -> dict[str, bool]:
-    """The flags of a result behind a loop."""
+    """The flags of a result of a loop."""
     return Pending.flags([x.pending for x in xs])
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """The row that a step takes from an array: any row, or the row of the changed record."""
+    """The row that a step reads: any row, or in a loop over records the row of the changed one."""
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
     def row(d: Difference) -> Difference:
@@ -242,7 +251,7 @@ def _any_step(x: Abstract, *, changed: bool) -> Abstract:
 
 
 class _Roots:
-    """The variables of a body. A cast to the same dtype counts as the variable before it."""
+    """Finds counters and sums in a body. It sees through casts to the same dtype."""
 
     def __init__(self, body: jex.Jaxpr, fixed: int, carries: int) -> None:
         self.body, self.fixed = body, fixed
@@ -287,7 +296,7 @@ class _Roots:
         return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
 
     def adds(self, k: int) -> Atom | None:
-        """The term that each step adds to a carry which it does not use otherwise."""
+        """The term that each step adds to a carry, if the step does not use the carry otherwise."""
         term = self._added(k)
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         if term is None or not isinstance(made, jex.Var):
@@ -302,7 +311,13 @@ def _type(atom: Any) -> tuple[Any, Any]:
 
 
 class _Met(NamedTuple):
-    """A value, its numbers, and the numbers of another value with the same axis of records."""
+    """A carry before and after a step, with one common axis of records or none.
+
+    Attributes:
+        value: the carry before the step.
+        before: its numbers.
+        after: the numbers of the carry after the step.
+    """
 
     value: Abstract
     before: Numbers
@@ -310,7 +325,11 @@ class _Met(NamedTuple):
 
 
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
-    """An invariant: values that hold the start, and with each value also the one after a step."""
+    """An invariant of a step that contains the start.
+
+    Raises:
+        RefusalError: if none is found.
+    """
     if not start:
         return []
     found, last = list(map(_plain, start)), None
@@ -345,13 +364,13 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
 
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
-    """The least value found that holds both."""
+    """The smallest abstract value found that contains both."""
     met = _met(_plain(first), second)
     return _made(met.value, list(map(np.maximum, met.before, met.after)))
 
 
 def _numbers(x: Abstract) -> Numbers:
-    """Numbers that grow with the set of arrays that a value describes."""
+    """The bounds of a value. A larger concretization has larger numbers."""
     ds = (x.changed, x.others)
     return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
 
@@ -361,20 +380,20 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
     changed, others = (
         (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
     )  # fmt: skip
-    # A compiler may know that no step changes a carry, and so may know the start of it.
-    pending = Pending().having(**Pending.flags([x.pending])).having(coarse=False)
+    # A compiler may know that no step changes a carry. Then it knows the numbers of the start.
+    pending = Pending().having(**(_flags(x) | {"coarse": False}))
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
     )
 
 
 def _plain(x: Abstract) -> Abstract:
-    """The value without facts that a step may lose."""
+    """The value with its bounds alone, without other facts that a step might not preserve."""
     return _made(x, _numbers(x))
 
 
 def _met(x: Abstract, y: Abstract) -> _Met:
-    """Both with one axis of records or none; the first is whole only if both are."""
+    """Both values with a common axis of records or none. The first is whole only if both are."""
     axis = y.axis if x.is_public else x.axis
     axis = axis if y.is_public or axis == y.axis else None
     first, second = (as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y))
@@ -384,7 +403,7 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
-    """Whether a step stays in the values that it took. Values that changed were not walked."""
+    """Whether the step from `taken` leads into it. A carry that `_met` changed was not walked."""
     same = all(x is m.value for x, m in zip(taken, met, strict=True))
     return same and all(_inside(m.after, m.before) for m in met)
 
@@ -394,7 +413,7 @@ def _inside(inner: Numbers, outer: Numbers) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """The limit of e + e r + e r^2 + ... after two excesses e and e r; far away if r >= 1."""
+    """The sum e r + e r^2 + ... after two excesses e and e r; a large number if r >= 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)
         falls = ratio < 1 - 2.0**-24
@@ -402,7 +421,7 @@ def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
 
 
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
-    """A smaller invariant: the hull of the start and a step from this one, if it is invariant."""
+    """A smaller invariant: the hull of the start and of a step from `found`, while invariant."""
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))
         if not _holds(smaller, list(map(_met, smaller, step(smaller)))):

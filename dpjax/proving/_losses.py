@@ -1,8 +1,8 @@
-"""Where a proof loses: the bound of each step, compared with the moves of random neighbors.
+"""Where a proof is loose: the bound of each step, compared with the moves of random neighbors.
 
-The ratio of a step is its bound divided by the largest move found. The proof overestimates the move
-up to this step by at most that factor. A step loses the factor by which its ratio exceeds the
-ratios of its operands.
+The ratio of a step is its bound divided by the largest move that was found. So its bound exceeds
+the true largest move by at most this factor. The loss of a step is its ratio divided by the largest
+ratio of its operands.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from dpjax.proving._value import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]
-# A value, and the step that computed it.
+# A value, and the path of the step that computed it.
 Traced = tuple[Any, Path | None]
 _PAIRS, _MOST_NUMBERS = 256, 2**22
 _WORTH_SAYING = 1.5
@@ -32,7 +32,7 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """Adds lines to a proof that say where it loses. They are computed on demand, once."""
+    """Adds lines to a proof that say where it is loose. They are computed on demand, once."""
 
     jaxpr: jex.Jaxpr
     consts: Sequence[Any]
@@ -94,7 +94,7 @@ class Losses:
         return dict(zip(keys, found.tolist(), strict=True)), operands
 
     def _pairs(self) -> tuple[Database, Database]:
-        """Random, corner and constant databases. Neighbors mirror, zero or redraw one record."""
+        """Pairs of neighbors. The other database mirrors, zeroes or redraws one record."""
         leaves, structure = jax.tree.flatten(self.specs)
         numbers = sum(math.prod(x.shape) for x in leaves)
         count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
@@ -126,7 +126,15 @@ def _ends(bound: Ball | Interval) -> tuple[float, float]:
 def _drawn(
     rng: np.random.Generator, bound: Bound, leaf: jax.ShapeDtypeStruct, kind: int
 ) -> np.ndarray:
-    """A database within bounds. Kind 0 is random, 1 has corners, 2 one corner, 3 two corners."""
+    """A database within bounds.
+
+    Args:
+        rng: draws it.
+        bound: on the records.
+        leaf: shape and dtype.
+        kind: 0 for random records, 1 for random corners of the bounds, 2 for copies of one corner,
+            3 for copies of two corners.
+    """
     shape = leaf.shape
     if isinstance(bound, Categories):
         rows = rng.choice(bound.values, shape)

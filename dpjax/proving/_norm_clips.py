@@ -1,13 +1,16 @@
-"""A lemma for clips by the l2 norm: quotients or products whose rows stay within a ball.
+"""A lemma for clipping by the l2 norm: quotients or products whose rows lie in a ball.
 
-Take x / v with v at least alpha ||x||, as max(1, ||x|| / C) is with alpha = 1 / C. Or take x f with
-f at most beta / ||x||, as min(1, C / (||x|| + eps)) is. The norm runs over some axes of x, and each
-place of the other axes is a group. Then the norm of each group of the result is at most 1 / alpha
-or beta. Each step is read off the program. Every axis of v or f must be an axis of x, so that no
-group meets the norm of another one.
+Two forms are recognized:
 
-If x is an array minus its means, the norm may be that of the same difference, computed anew: layer
-norms do so. Both differ by rounding, which `_apart` bounds.
+- x / v with v >= alpha ||x||. An example is v = max(1, ||x|| / C), with alpha = 1 / C.
+- x f with f <= beta / ||x||. An example is f = min(1, C / (||x|| + eps)), with beta = C.
+
+The norm runs over some axes of x, and the other axes number *groups*. The norm of each group of the
+result is at most 1 / alpha, or beta. Every axis of v or f must be an axis of x, so that each group
+is divided by its own norm.
+
+In a layer norm, x is an array minus its means, and the program may compute that difference a second
+time for the norm. The two differ by rounding, which `_apart` bounds.
 """
 
 import dataclasses
@@ -33,7 +36,7 @@ Values = Mapping[jex.Var, Abstract | None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Scope:
-    """What computes each variable of a program, and what its inputs are in the calling program."""
+    """A program: the operation that computes each variable, and its inputs in the caller."""
 
     made: Made
     inputs: "Mapping[jex.Var, _At]"
@@ -59,7 +62,10 @@ class _Node(NamedTuple):
 
 
 class _Norm(NamedTuple):
-    """A multiple of the norm of x over `summed`; axis k of this array is axis `places[k]` of x."""
+    """`factor` times the norm of x over the axes `summed`.
+
+    Axis k of the array that holds it is axis `places[k]` of x, or None for a repeated axis.
+    """
 
     factor: float
     summed: tuple[int, ...]
@@ -67,11 +73,12 @@ class _Norm(NamedTuple):
 
 
 def _is_small(number: float) -> bool:
+    """Whether a number is a small integer, whose differences are exact in float32."""
     return number.is_integer() and 0 <= number < _SMALL
 
 
 def _sum_of(atom: Atom, equation: Equation) -> _Norm:
-    """The axes of a sum over an array."""
+    """A sum over axes of an array, as a `_Norm` of factor 1."""
     axes = tuple(equation.params["axes"])
     return _Norm(1.0, axes, tuple(k for k in range(len(aval(atom).shape)) if k not in axes))
 
@@ -87,13 +94,22 @@ def _repeated(equation: Equation, norm: _Norm) -> _Norm:
 
 @dataclasses.dataclass
 class _Search:
+    """A search for the norm of x, from the denominator or factor back to its operands.
+
+    Attributes:
+        x: the array that is clipped.
+        root: the program that clips it.
+        values: the abstract values of variables of the root.
+        steps: the number of operations that were passed, for the rounding error.
+    """
+
     x: Atom
     root: _Scope
     values: Values
     steps: int = 0
 
     def node(self, at: _At) -> _Node:
-        """Where a variable is computed, inside calls and outside them."""
+        """The operation that computes a variable, also inside of an inner program."""
         atom, scope = at
         while True:
             self.steps += 1
@@ -115,13 +131,14 @@ class _Search:
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """The array and the axes, if x is an array minus its means over some axes."""
+        """If x is an array minus its means over some axes: the array and the axes."""
         return self.less_its_means((self.x, self.root))
 
     def less_its_means(self, at: _At) -> tuple[jex.Var, tuple[int, ...]] | None:
+        """If a variable is an array minus its means: the array and the axes."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
-        self.steps = steps  # `_apart` counts the rounding of those steps.
+        self.steps = steps  # `_apart` bounds the rounding of a centered array.
         return found
 
     def _less_its_means(self, at: _At) -> tuple[jex.Var, tuple[int, ...]] | None:
@@ -139,14 +156,14 @@ class _Search:
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: _At, whole: Atom) -> _Norm | None:
-        """A sum of an array over some axes, times a factor."""
+        """A sum of the array `whole` over some axes, times a factor; None for other variables."""
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
 
     def number(self, at: _At) -> float | None:
-        """A public number that is the same at every place."""
+        """The public number that an array holds everywhere; None for other arrays."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
             literal = np.asarray(node.atom.val, aval(node.atom).dtype)
@@ -157,13 +174,14 @@ class _Search:
             return first if (known.low == first).all() else None
         if node.name not in ("convert_element_type", "broadcast_in_dim"):
             return None
-        # Floats keep their value, up to rounding that the lemma counts; 1.9 as an integer does not.
+        # A cast to float changes a number by rounding, which the lemma counts. A cast to an integer
+        # may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
         return self.number(node.operands[0]) if is_float else None
 
     def computed(self, at: _At) -> float | None:
-        """A public number, or a difference or a comparison of small integers, which is exact."""
+        """A public number; also a difference or comparison of small integers, which is exact."""
         if (number := self.number(at)) is not None:
             return number
         node = self.node(at)
@@ -175,13 +193,14 @@ class _Search:
         return first - second if node.name == "sub" else float(first > second)
 
     def is_x(self, at: _At) -> bool:
+        """Whether a variable is x, or the same centered array computed anew."""
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
         return self.centered is not None and self.less_its_means(at) == self.centered
 
     def squared(self, at: _At) -> _At | None:
-        """The array whose square a variable is."""
+        """The array a, if the variable is a^2."""
         node = self.node(at)
         power = node.equation.params.get("y") if node.name == "integer_pow" else None
         if node.name == "square" or power == 2:
@@ -190,7 +209,7 @@ class _Search:
         return node.operands[0] if same else None
 
     def squares(self, at: _At) -> tuple[bool, _Norm | None]:
-        """Whether this adds up squares, and the squared norm of x if it is among them."""
+        """Whether a variable is a sum of squares, and the norm of x if x is among their roots."""
         if (known := self.number(at)) is not None:
             return known >= 0, None
         node = self.node(at)
@@ -220,7 +239,7 @@ class _Search:
         return True, _sum_of(self.x, node.equation) if self.is_x(squared) else None
 
     def above(self, at: _At) -> _Norm | None:
-        """A multiple of the norm that a variable is never below."""
+        """A multiple of the norm of x that the variable is at least."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -233,7 +252,7 @@ class _Search:
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: _At) -> _Norm | None:
-        """The beta of a variable that is never above beta over the norm."""
+        """The beta, as a factor, if the variable is at most beta over the norm of x."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -250,7 +269,12 @@ class _Search:
         return self.moved(node, self.below_reciprocal)
 
     def moved(self, node: _Node, of: Callable[[_At], _Norm | None]) -> _Norm | None:
-        """A norm or a sum after an operation that scales it by a public number, or repeats it."""
+        """Passes operations that scale an array by a public number, or repeat it.
+
+        Args:
+            node: the operation.
+            of: finds the norm or sum in the operand.
+        """
         name = node.name
         if name in OPERATIONS and OPERATIONS[name].rule is layout.same:
             return of(node.operands[0])
@@ -268,7 +292,7 @@ class _Search:
 
 
 def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
-    """The value of a quotient or product that clips its first operand by a norm."""
+    """The value of a quotient or product, if it clips an operand by its norm."""
     root, divides = _Scope(made, {}), equation.primitive.name == "div"
     pairs = [equation.invars] if divides else [equation.invars, equation.invars[::-1]]
     for first, second in pairs:
@@ -286,7 +310,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether every group of x meets its own norm, and no record is part of a group."""
+    """Whether each group of x is divided by its own norm, and lies within one record."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -296,9 +320,9 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 def _apart(search: _Search, x: Abstract, norm: _Norm) -> float | None:
     """A bound on the difference of two norms: of x, and of the array that the program squares.
 
-    They are two uses of x, or x and the same difference, computed anew. In the second case, let M
-    be the largest entry of the array whose k entries have the mean. An entry of each difference is
-    off by (gamma_k + 16 u) M, plus the distance of two uses of the array.
+    These arrays are two uses of x, or x is an array minus its means and both compute it. In the
+    second case, let M be the largest magnitude in the array, and k the number of entries in a mean.
+    An entry of x is off by (gamma_k + 16 u) M, plus the distance of two uses of the array.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)
@@ -317,7 +341,7 @@ def _apart(search: _Search, x: Abstract, norm: _Norm) -> float | None:
 def _in_ball(
     x: Abstract, by: Abstract, norm: _Norm, slack: float, *, divides: bool
 ) -> Abstract | None:
-    """The clipped value. The norm has a relative error theta, and subnormal squares may vanish."""
+    """The clipped value. The norm has a relative error theta, and tiny squares may underflow."""
     count = math.prod(x.shape[k] for k in norm.summed)
     groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
     units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)  # One rsqrt.
@@ -328,7 +352,8 @@ def _in_ball(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        short = 2.0**20 * vanished  # Shorter groups stay short; longer ones lose little.
+        # Groups shorter than this stay short. For longer groups, underflow matters little.
+        short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most
     radius = float(rounding.up(radius * (1 + theta))) + 64 * count * rounding.tiny(x.dtype)

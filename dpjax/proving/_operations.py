@@ -40,12 +40,12 @@ class Operation(NamedTuple):
             operation is refused. `scan` has its rule in the walk.
         slots: how the result depends on slots. None: under add-or-remove-one, the operands must be
             public.
-        merging: how a compiler may merge the operation with others. `ANY` is always right.
-        tighter: under add-or-remove-one, a smaller bound on the result.
-        narrow: whether the rule takes floats of 16 bits.
-        cpu_only: whether its rounding is bounded on CPUs alone.
-        remedy: what to write instead where the operation is refused.
-        instead: what to write instead where its bound is much larger than the moves found.
+        merging: how a compiler may merge the operation with others. `ANY` assumes the least.
+        tighter: under add-or-remove-one, computes a tighter bound on the result.
+        narrow: whether the rule accepts floats of 16 bits.
+        cpu_only: whether the bound on its rounding holds on CPUs only.
+        remedy: the advice of the message if the operation is refused.
+        instead: the advice of `explain()` if the bound is much larger than the moves that it found.
     """
 
     rule: Callable[..., Abstract | list[Abstract]] | None = None
@@ -175,7 +175,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def operation_of(name: str) -> Operation:
-    """The row of a primitive. Those without a row have no rule."""
+    """The row of a primitive. A primitive without a row has no rule."""
     return OPERATIONS.get(name, Operation())
 
 

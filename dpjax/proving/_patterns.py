@@ -1,8 +1,8 @@
-"""Parts of a program that compute a known function, so that a lemma bounds them.
+"""Finds parts of a program that compute a known function, for which there is a lemma.
 
-JAX traces `jax.nn.softmax` and others into the operations of their caller, and `jnp.var` into an
-inner program with a name. Either way, a lemma applies only to a part with the fingerprint of the
-function itself, traced anew on the same shapes. Names only say which functions to compare with.
+JAX inlines `jax.nn.softmax` and others into the program of their caller. `jnp.var` and others stay
+an inner program with a name. In both cases the known function is traced on the same shapes, and the
+lemma applies only if both programs have one fingerprint. Names only select what to compare with.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ class Program:
         self.made = {v: e for e in jaxpr.eqns for v in e.outvars}
 
     def definition(self, atom: Atom) -> Equation | None:
-        """The operation that computes a variable; None for inputs, constants and literals."""
+        """The operation that computes a variable; None for an input, constant or literal."""
         return self.made.get(atom) if isinstance(atom, jex.Var) else None
 
     def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
-        """The operations of one name that a variable is computed from, within a few steps."""
+        """The operations of this name among the ancestors of a variable, up to a few levels."""
         seen, front = set[int](), [atom]
         for _ in range(_DEPTH):
             made = [e for e in map(self.definition, front) if e is not None and id(e) not in seen]
@@ -50,7 +50,7 @@ class Program:
             front = [x for e in made for x in e.invars]
 
     def between(self, start: jex.Var, end: jex.Var) -> jex.Jaxpr | None:
-        """The program from one variable to another; None if it needs anything else."""
+        """The program that computes `end` from `start`; None if it needs other inputs."""
         needed, chosen = {end}, set[int]()
         while needed:
             equation = self.made.get(needed.pop())
@@ -88,7 +88,8 @@ def _reference(
     """The operations of a function of one array, and its fingerprint."""
     del x64  # Tracing depends on it.
     whole = _traced(function, jax.ShapeDtypeStruct(shape, dtype), **static)
-    while len(whole.eqns) == 1 and (inner := called(whole.eqns[0])):  # It is compiled on its own.
+    # A function under `jit` is traced to a single call of its program.
+    while len(whole.eqns) == 1 and (inner := called(whole.eqns[0])):
         whole, _ = parts(inner)
     return _names(whole), digest(whole)
 
@@ -103,7 +104,7 @@ def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **st
 
 
 def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """The value of an inner program by a lemma; None where there is none."""
+    """The value of an inner program by a lemma; None if no lemma applies."""
     name = str(equation.params.get("name"))
     if name == "searchsorted":
         return _searched(inner, operands)
@@ -149,10 +150,18 @@ def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
 def improved(
     program: Program, equation: Equation, values: Values, walked: Abstract | None
 ) -> tuple[str, Abstract] | None:
-    """The lemma that bounds the program up to an operation, and the better bound."""
+    """The name of a lemma about the program that ends in an operation, and the tighter value.
+
+    Args:
+        program: that contains the operation.
+        equation: the operation.
+        values: the abstract values so far; None for refused operations.
+        walked: the value by the operation's rule; None if the rule refused.
+    """
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
-    # A lemma assumes that all uses of an array see the same numbers, up to `apart`.
+    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. Uses of numbers
+    # of 16 bits may not.
     if any(x is not None and x.pending.coarse for x in operands):
         return None
     found = clipped(program.made, equation, values) if name in ("div", "mul") else None
@@ -171,7 +180,7 @@ def improved(
 
 
 def _meet(first: Abstract | None, second: Abstract) -> Abstract:
-    """Both hold of one array, so the better of every bound does."""
+    """The intersection of two values of one array: the tighter one of each bound."""
     if first is None or first.axis != second.axis:
         return second
     low, high = np.maximum(first.low, second.low), np.minimum(first.high, second.high)
@@ -188,7 +197,14 @@ def _meet(first: Abstract | None, second: Abstract) -> Abstract:
 
 
 class Lemma(NamedTuple):
-    """A function whose program a user may write out, the last operation of it, and its bound."""
+    """A lemma about a function whose operations may stand anywhere in a program.
+
+    Attributes:
+        name: for the steps of a proof.
+        last: the name of the last operation of the function.
+        function: the function.
+        bound: computes the value of the function.
+    """
 
     name: str
     last: str
@@ -199,7 +215,7 @@ class Lemma(NamedTuple):
 def _of_a_maximum(
     lemma: Lemma, program: Program, equation: Equation, values: Values
 ) -> Abstract | None:
-    """The value of a function that begins with the maximum of its operand."""
+    """The value of softmax and its relatives, which begin with the maximum of their operand."""
     for maximum in program.sources(equation.outvars[0], "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
         x = None if isinstance(variable, jex.Literal) else values.get(variable)
@@ -211,14 +227,14 @@ def _of_a_maximum(
             continue
         found, made = lemma.bound(x, axes), aval(equation.outvars[0])
         if found is not None and (found.shape, found.dtype) == (tuple(made.shape), made.dtype):
-            # The bits of the denominator, a sum of at most so many exponentials of at most 1.
+            # The denominator is a sum of exponentials, each at most 1.
             bits = x.pending.bits + math.log2(math.prod(x.shape)) + 1
             return dataclasses.replace(found, pending=x.pending.having(bits=bits, terms=1))
     return None
 
 
 def _mean(program: Program, equation: Equation, values: Values) -> tuple[str, Abstract] | None:
-    """A weighted mean, or a variance that the program writes out."""
+    """The name and value of a weighted mean, or of a variance, in the operations of a program."""
     name = equation.primitive.name
     if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
         return "weighted mean", found
@@ -257,7 +273,7 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
 
 
 def _summed(program: Program, atom: Atom) -> jex.Var | None:
-    """The array of one axis whose sum a number is."""
+    """The array, if a number is the sum of an array over its first axis."""
     total = program.definition(atom)
     if total is None or total.primitive.name != "reduce_sum" or tuple(total.params["axes"]) != (0,):
         return None

@@ -1,15 +1,17 @@
 """How a compiler may merge the operations that computed an array with later ones.
 
-A compiler takes (x + c) + d to x + (c + d). It also does so across operations that undo each other:
-a product with 2 and one with 1/2, log and exp, log and logistic, or a sum of one term. So every
-operation hands on the `shift` of its operands, unless no other operation undoes it.
+XLA's algebraic simplifier rewrites programs, so rounding depends on more than one operation:
 
-It lets a sum by places, or a product of matrices, start at the number that is added to it. Then
-each of the N additions rounds a number of that size. It takes a sum of sums to one sum of all their
-terms.
-
-It multiplies constants first, (x c) (y d) = (x y) (c d), and divides once, a / b / c = a / (b c).
-So numbers that no operation of the program holds may overflow, which is refused, or vanish.
+- *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also finds the two additions
+  across operations that cancel: a product with 2 and one with 1/2, log and exp, or a sum of one
+  term. So the result of an operation has the `shift` of its operands, unless nothing can cancel
+  the operation.
+- *Sums.* The accumulator of a scatter or of a matrix product may start at a number that the program
+  adds later. Then each of the N additions rounds a number of that size. A sum of sums may become
+  one sum of all terms.
+- *Factors.* (x c) (y d) becomes (x y) (c d), and a / b / c becomes a / (b c). So XLA computes
+  numbers that stand nowhere in the program. If these may overflow, the program is refused. If they
+  may underflow to 0, the error is added.
 """
 
 import math
@@ -26,9 +28,10 @@ class Merging(NamedTuple):
     """How a compiler may merge an operation with others.
 
     Attributes:
-        kind: a group of operations with a rule of its own in this file.
-        undone: whether another operation may undo it, so that a compiler drops both.
-        dropped: whether a compiler may drop it alone: it moves one entry, or multiplies by 1.
+        kind: the group of operations that this file treats alike; "" for all others.
+        undone: whether another operation may cancel it, so that a compiler drops both.
+        dropped: whether a compiler may drop it alone, as a transpose of one entry or a product
+            with 1.
     """
 
     kind: Literal[
@@ -52,7 +55,7 @@ def carried(
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
-    if merging.kind == "sum":  # `add` has called `added`.
+    if merging.kind == "sum":  # The rule of `add` has computed the rest by `added`.
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
     shift, scale = _shift(merging, operands), _scale(merging, operands)
@@ -67,12 +70,14 @@ def carried(
 
 
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
-    """The flags of a result: what a compiler may see of it.
+    """The flags of a result.
 
-    A compiler drops no operation that no other one undoes, except comparisons of booleans. It knows
-    that x - x is 0 and x == x for integers, and that squares are not below 0. Places move nothing.
+    If no other operation can cancel an operation, a compiler keeps it, except comparisons of
+    booleans. So it hides padding and truncation. A compiler knows for integers that x - x is 0 and
+    that x == x is true, and for all numbers that a square is at least 0. Indices of a gather or a
+    scatter do not become numbers of the result, so their truncation does not count.
     """
-    flags = Pending.flags([found.pending, *(x.pending for x in operands)])
+    flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):
         flags |= {"padded": False, "cut": False}
     if merging.kind == "places":
@@ -95,7 +100,7 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
         return a.pending.shift * _largest(b) + b.pending.shift * _largest(a)
     if merging.kind == "quotient":
         a, b = operands
-        # c / (d / y) is y c / d.
+        # A compiler may rewrite c / (d / y) as y c / d.
         return a.pending.shift * _largest(b, inverted=True) + b.pending.shift * max(
             _largest(a), _largest(a, inverted=True)
         )
@@ -103,14 +108,14 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def _scale(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """A bound on the public factor that scales an array."""
+    """A bound on the public factor in a product or quotient; 1 for other operations."""
     if merging.kind not in ("product", "quotient"):
         return 1.0
     return _largest(operands[0]) * _largest(operands[1], inverted=merging.kind == "quotient")
 
 
 def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """One entry of a public factor."""
+    """An entry of the public factor in a product or quotient; 1 for other operations."""
     if merging.kind not in ("product", "quotient"):
         return 1.0
     first, second = (float(x.low.flat[0]) if x.is_known else 1.0 for x in operands)
@@ -118,7 +123,7 @@ def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """The pending operations of a + b, and its error if a compiler adds up all terms at once."""
+    """The pending operations of a + b, and the error of a + b if a compiler makes it one sum."""
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
     starts = first.pending.starts | second.pending.starts
@@ -134,7 +139,7 @@ def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, 
 
 
 def flattened(x: Abstract) -> tuple[int, float]:
-    """How many terms an entry may bring into a sum of sums, and the sum of their magnitudes."""
+    """The number of terms of an entry in a flattened sum, and the sum of their magnitudes."""
     old = x.pending
     is_sum = old.terms > 1 and abs(abs(old.factor) - 1) < 2.0**-8
     return (old.terms, old.weight) if is_sum else (1, 0.0)
@@ -143,7 +148,7 @@ def flattened(x: Abstract) -> tuple[int, float]:
 def _bits(
     merging: Merging, parameters: Any, operands: Sequence[Abstract], dtype: np.dtype
 ) -> float:
-    """The bits of all factors that a compiler may move, if an array is a product of them."""
+    """The sum of |log2 f| over the public factors f of a product, which a compiler may regroup."""
     kind = merging.kind
     if not rounding.is_float(dtype) or not merging.undone or not operands:
         return 0.0
@@ -151,7 +156,8 @@ def _bits(
     if kind == "contraction":
         return sum(own) + sum(_log(x) for x in operands if x.is_public)
     if kind == "reduction" and x.axis not in parameters["axes"]:
-        return own[0] + math.log2(math.prod(x.shape))  # A sum of k copies is a product with k.
+        # A compiler may rewrite a sum of k copies as a product with k.
+        return own[0] + math.log2(math.prod(x.shape))
     if kind == "power":
         y = float(operands[1].low.flat[0]) if len(operands) > 1 else parameters.get("y", 2)
         power = max(1.0, abs(y))
@@ -173,18 +179,19 @@ def _bits(
 
 
 def _log(x: Abstract) -> float:
+    """The log2 of the largest entry, at least 0."""
     return math.log2(max(1.0, float(x.magnitude.max())))
 
 
 def _size(x: Abstract) -> float:
-    """The largest |log2| of an entry."""
+    """The largest |log2| of an end of the range."""
     sizes = np.append(np.abs(x.low), np.abs(x.high))
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
     return float(np.abs(np.log2(sizes)).max()) if sizes.size else 0.0
 
 
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
-    """A bound on a public factor, or on its inverse; 1 for other arrays, which nothing undoes."""
+    """A bound on a public factor, or on its inverse. 1 for private arrays: nothing cancels them."""
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:
         return 1.0

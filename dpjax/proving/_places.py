@@ -1,4 +1,4 @@
-"""Rules of places that a record chooses: rows of a public table, and numbers added at a place."""
+"""Rules of gather and scatter, with indices that may be private."""
 
 import dataclasses
 import math
@@ -15,13 +15,17 @@ _MOST_ROWS = 128
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
-    """All entries at a public place of an axis, or rows of a public table at places of records."""
+    """Entries of a private array at a public index, or rows of a public table at private ones."""
     rule = _take if index.is_known and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
 
 def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
-    """Of a gather: axes that it drops, that places choose, that are batches; axes of rows."""
+    """The dimension numbers of a gather, as tuples of axes that can be compared.
+
+    These are the axes of the operand that it drops, that the indices select, and that are batches,
+    and the axes of rows in the result.
+    """
     dropped, chosen = numbers.collapsed_slice_dims, numbers.start_index_map
     return tuple(map(tuple, (dropped, chosen, numbers.operand_batching_dims, numbers.offset_dims)))
 
@@ -29,7 +33,7 @@ def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """Rows of a public table at the places of the records: an entry moves where its place does."""
+    """Rows of a public table at private indices. A row moves where its index does."""
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
     plain = places.shape[-1:] == (1,) and tuple(slice_sizes) == (1, *size)
@@ -48,7 +52,7 @@ def _look_up(
     each_row = len(batch) == 1 and places.axis == 0
     farthest = math.inf
     if each_row and len(rows) <= _MOST_ROWS:
-        # The sum of squares of tiny numbers would be 0 on the host.
+        # Squares of tiny numbers underflow to 0 on the host. The summand 2^-400 covers that.
         apart = float(np.linalg.norm(rows[:, None] - rows[None], axis=-1).max())
         farthest = apart * (1 + 2.0**-30) + 2.0**-400 + flush * rows.shape[1]
 
@@ -68,7 +72,7 @@ def _look_up(
 def _take(
     x: Abstract, index: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """All entries at one public place of an axis, as of sorted records."""
+    """All entries at one public index of an axis, such as an order statistic of sorted records."""
     axes = tuple(dimension_numbers.start_index_map)
     sizes = [1 if k in axes else s for k, s in enumerate(x.shape)]
     plain = index.shape == (1,) and len(axes) == 1 and list(slice_sizes) == sizes
@@ -86,11 +90,11 @@ def scatter_add(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
     unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Adds one number or row u of each record at a place of a public array: a histogram, sums.
+    """Adds a number or row u of each record at index i of a public array, as a histogram does.
 
-    A record takes u away from place i, and its replacement adds u' at place i'. If the places
-    differ, that moves |u| + |u'| in l1 and sqrt(|u|^2 + |u'|^2) in l2. If they agree, it moves
-    |u - u'|. A place beyond the ends gets nothing, so less moves.
+    Replacing a record by one with u' and i' subtracts u at i, and adds u' at i'. If i and i'
+    differ, the difference has the norm |u| + |u'| in l1, and sqrt(|u|^2 + |u'|^2) in l2. If they
+    agree, it is u' - u. Nothing is added at an index out of bounds, so the difference is smaller.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
@@ -122,7 +126,8 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # The errors of one place, and of all places together: they add up n rows and all of `start`.
+    # Rounding errors: `one` of each entry, and `all_` of the sum of all entries. All of them
+    # together add up n rows and the entries of `start`.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

@@ -1,10 +1,10 @@
-"""One line of a sampled sensitivity that says which bound a proof would give.
+"""Adds a line to a sampled sensitivity: the bound that a proof would give.
 
-A proof needs bounds on records, and an oracle states none. So a wide range is tried, in which only
-a target that clips its records has a useful bound. Then [0, 1] is tried, as an example.
+A proof needs bounds on records, and an oracle states none. So two ranges are tried. In the first,
+[-2^20, 2^20], only targets that clip their records have a useful bound. The second is [0, 1], as an
+example.
 """
 
-import dataclasses
 import functools
 import math
 from typing import cast, get_args
@@ -34,11 +34,11 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
         target: the sampled target, which may have a proof of its own.
         program: its trace.
         norm: that of the estimate.
-        estimate: the sampled sensitivity. A bound that is much larger is of no use.
+        estimate: the sampled sensitivity. A bound that is much larger is not shown.
     """
     if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
         return None
-    try:  # A sampling does not need the proof, so a defect in a proof must not end it.
+    try:  # The sampling does not need this line. So an error in a proof must not stop it.
         known = cast(ProvedNorm, norm)
         line = _line(target, program, known, estimate) if _is_small(program) else None
     except Exception:
@@ -56,7 +56,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
         # The same bounds for all arrays, as far as their dtypes reach.
         kinds = map(_ends, dtypes)
         ends = tuple(Interval(max(low, least), min(high, most)) for least, most in kinds)
-        bound = _walked(_ByFingerprint(program), norm, RecordBounds(ends))
+        bound = _walked(program, norm, RecordBounds(ends))
         if 0 < bound < math.inf and (high == 1 or bound <= _USEFUL * estimate):
             every = [(b.low, b.high) for b in ends] == list(map(_ends, dtypes))
             records = "all records" if every else f"records in {shown}"
@@ -64,23 +64,8 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
     return None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _ByFingerprint:
-    """A program as the key of a cache: every call traces the target anew."""
-
-    program: Program
-
-    def __eq__(self, other: object) -> bool:
-        own = self.program.fingerprint
-        return isinstance(other, _ByFingerprint) and own == other.program.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.program.fingerprint)
-
-
-@functools.lru_cache(maxsize=64)
-def _walked(program: _ByFingerprint, norm: ProvedNorm, bounds: RecordBounds) -> float:
-    return walked_bound(program.program, norm, bounds)
+# Programs with equal fingerprints are equal, so a target that is traced again is walked once.
+_walked = functools.lru_cache(maxsize=64)(walked_bound)
 
 
 def _ends(dtype: np.dtype) -> tuple[float, float]:
@@ -103,7 +88,7 @@ def _is_small(program: Program) -> bool:
 
 
 def _operations(jaxpr: jex.Jaxpr) -> int:
-    """The number of operations of a walk, which takes the steps of a loop one by one."""
+    """The number of operations that a walk visits, if all loops are unrolled."""
     return sum(
         1
         + equation.params.get("length", 1)

@@ -184,7 +184,7 @@ def own_bound(
 
 
 def _refuse_rounded(target: object) -> None:
-    """Refuses a query of sums: its own proof is about integers, and its floats are rounded."""
+    """Refuses a query of sums. Its own proof holds for integers, and its floats are rounded."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
             f"the proof of a {type(target).__name__} is about integers, which privatize computes"
@@ -201,7 +201,7 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
-    """The bound of a program without a clamp, for records within bounds; or infinity."""
+    """The bound of a program whose records lie within bounds; infinity if there is no proof."""
     try:
         return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
     except RefusalError:
@@ -232,7 +232,9 @@ def _padded_walk(
     outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    try:  # Lemmas may bound a replaced row better, and an empty row is one of its replacements.
+    # Emptying a slot also replaces its row, by the empty row. So a proof for replaced rows holds
+    # too, and may be tighter: it uses lemmas.
+    try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:
             emptied, steps = other, tuple(map(str, replaced.steps))
@@ -244,9 +246,9 @@ def _padded_walk(
 
 
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
-    """The program from its clamp on, with the clamped records as further inputs."""
+    """The program without its first operation, the clamp, whose results become further inputs."""
     jaxpr = program.jaxpr.jaxpr
-    # Its fingerprint and its place identify the clamp, so no other code can pass for it.
+    # The clamp is recognized by its fingerprint and its place, so no other code can pass for it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
     if (
@@ -260,7 +262,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
-    """The value of an array after the clamp: its record i moves, and no other one."""
+    """The value of an array after the clamp: one row moves, and no other row does."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))
@@ -268,7 +270,7 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     whole = dtype.kind != "f"
     if isinstance(bound, Ball):
         ends = -bound.radius, bound.radius
-        # The clamp computes the norm of a record and scales it, in so many roundings.
+        # The clamp computes the norm of a record and scales the record. Each step rounds.
         norm = bound.radius * (1 + (math.prod(shape[1:]) + 16) * 4 * rounding.unit(dtype))
         moves, apart = 2 * norm, 2 * (norm - bound.radius)
     elif isinstance(bound, Categories):

@@ -1,7 +1,7 @@
 """Rules of sums, products of matrices, extrema and sorts.
 
-Where an operation reduces over the records, one row moves within `changed` and n - 1 rows move
-within `others`.
+If an operation reduces over the records, one row moves within `changed` and n - 1 rows move within
+`others`.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from dpjax.proving._value import (
     erring,
     flushed,
     make,
-    remade,
+    result_of,
     without_middle,
 )
 
@@ -37,12 +37,17 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
-    """Refuses sums and extrema from `start` along axes on which all but the middle may hold it.
+    """Refuses sums and extrema of one number with equal padding around it: XLA miscompiles them.
 
-    XLA folds padding into the window of a sum. Where it stands alike on both sides of one place,
-    XLA takes each result for that place, also where the window does not reach it. So
-    `cumsum([0, x, 0])` is [x, x, x] once compiled. It is refused, however the zeros came there. A
-    sum of one number at a place that it chooses is such an array too, if XLA knows the place.
+    XLA folds padding into the window of a sum. If the padding is equal on both sides of one place,
+    XLA replaces every result by that place, even if its window does not contain the place. So
+    compiled code computes [x, x, x] for `cumsum([0, x, 0])`. The zeros may come from padding or
+    from anything else. A scatter of one number is such an array too, if XLA knows its index.
+
+    Args:
+        x: the operand.
+        axes: along which the operation reduces.
+        start: the number at which it starts, such as 0 for a sum.
     """
     if x.is_known and (x.low == start).all():
         return
@@ -52,7 +57,8 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # An operation that XLA drops may have widened the range of public numbers a little.
+        # The range of public numbers may be slightly too wide: rules widen it for operations that
+        # XLA then drops.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
@@ -63,9 +69,10 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
 
 
 def check_cut(x: Abstract) -> None:
-    """Refuses sums of floats that were cut to integers, if XLA may know them to be one number.
+    """Refuses sums of truncated floats, if XLA may know that all of them are one number.
 
-    XLA takes a cumulative sum of one number for its multiples, and forgets that it was cut.
+    XLA computes a cumulative sum of one number as multiples of it, but of the number before
+    truncation.
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
         raise RefusalError(
@@ -74,7 +81,7 @@ def check_cut(x: Abstract) -> None:
 
 
 def check_sums(units: float, count: int, dtype: np.dtype) -> None:
-    """Refuses sums of so many terms that the bound on their rounding fails."""
+    """Refuses sums of so many terms that nothing bounds their rounding error."""
     if not math.isfinite(units):
         raise RefusalError(f"a sum of {count} numbers in {dtype} may lose all digits: use float64")
 
@@ -89,11 +96,11 @@ class Sums(NamedTuple):
 
     Attributes:
         exact: whether they add integers that the dtype holds.
-        gamma: 0 if they are exact (Higham 2002).
-        flush: what flushed numbers add to the error.
+        gamma: the bound on |theta_i| (Higham 2002); 0 if they are exact.
+        flush: the error from numbers that are flushed to 0.
         sizes: bounds on the sums of magnitudes.
-        host: the relative rounding of the same sums on the host.
-        pending: a sum of such sums may become one sum of all their terms.
+        host: the relative rounding error of the same sums on the host.
+        pending: for a later sum of these sums, which a compiler may flatten.
     """
 
     exact: bool
@@ -131,7 +138,7 @@ def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int |
 
 
 def _summed(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
-    """The sum of an array; an axis of length 1 stands for all its places."""
+    """The sum of an array of bounds, where an axis of length 1 stands for all its places."""
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
@@ -170,8 +177,9 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
     """Each result is a sum of at most N terms, and each term is in at most N results.
 
-    So a move d of one record moves N results by d: N times d in l1 and sqrt(N) times d in l2.
-    Within a row, the matrix of zeros and ones has a norm of at most N in l1 and l2.
+    If the sum runs over the records, a row that moves by d moves N results by d. Their difference
+    grows N times in l1, and sqrt(N) times in l2. Otherwise, the sum maps each row by a matrix of
+    zeros and ones, whose norms are at most N.
     """
     check_surrounded(x, [axis], 0.0)
     check_cut(x)
@@ -215,13 +223,13 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
     pick = np.max if largest else np.min
     dense = as_dense(x) if x.axis in axes else x
     flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
-    changed, others = (
-        flushed((d.each.max(axes), d.l1, d.l2), flush, shape) for d in (dense.changed, dense.others)
-    )
-    return make(
-        shape, x.dtype, pick(x.low, axis=axes), pick(x.high, axis=axes), axis, changed, others,
-        whole=x.whole, apart=x.apart + flush,
-    )  # fmt: skip
+
+    def moved(d: Difference) -> Moves:
+        return flushed((d.each.max(axes), d.l1, d.l2), flush, shape)
+
+    ends = pick(x.low, axis=axes), pick(x.high, axis=axes)
+    kept = {"shape": shape, "axis": axis, "whole": x.whole, "apart": x.apart + flush}
+    return result_of(dense, *ends, moved, **kept)
 
 
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
@@ -232,7 +240,7 @@ def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> 
 
 
 def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
-    """Sorting moves no two arrays further apart, in l1, l2 and linf.
+    """Sorting does not increase the distance of two arrays, in l1, l2 and linf.
 
     ||sort x - sort y||_p is the least ||x - P y||_p over permutations P (rearrangement inequality).
     """
@@ -248,7 +256,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
         each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
         return flushed((each, d.l1, d.l2), flush, x.shape)
 
-    return remade(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
+    return result_of(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
 
 
 def contract(
@@ -257,10 +265,13 @@ def contract(
 ) -> Abstract:  # fmt: skip
     """dot_general: the product of every pair of entries, then their sum.
 
-    The l2 norm has a better bound in two cases. If B is public, ||X B - Y B|| <= ||B||_2 ||X - Y||.
-    If the sum runs over the records alone, a b^T moves by at most |a| |b - b'| + |b'| |a - a'|. If
-    a and b are one row r, ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4, where s is
-    the row of the neighbor and R bounds the norm of a row.
+    The l2 norm has a tighter bound in three cases:
+
+    - If B is public, ||X B - Y B||_F <= ||B||_2 ||X - Y||_F.
+    - If the sum runs over the records alone, it adds outer products a b^T of rows. One record moves
+      such a product by at most |a| |b - b'| + |b'| |a - a'|.
+    - If a and b are the same row r, let s be its replacement, and R a bound on the norm of a row.
+      Then ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
     """
     dtype = np.dtype(preferred_element_type or first.dtype)
     if dtype.kind == "f" and precision not in HIGHEST:
@@ -272,7 +283,8 @@ def contract(
             f"a product of {first.dtype} and {second.dtype} in {dtype} has no rule: in 16 bits, ask"
             " for preferred_element_type=jnp.float32"
         )
-    # Both get the axes (batch, free of a, free of b, summed); those of the other have length 1.
+    # Both get the axes (batch, free axes of a, free axes of b, summed axes). The free axes of one
+    # have length 1 in the other.
     free_a = [k for k in range(len(first.shape)) if k not in (*ca, *ba)]
     free_b = [k for k in range(len(second.shape)) if k not in (*cb, *bb)]
     a, b = transpose(first, [*ba, *free_a, *ca]), transpose(second, [*bb, *free_b, *cb])
@@ -290,15 +302,16 @@ def contract(
         return products
     load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
-    if narrow:  # Tensor cores cut digits of all terms below the largest one, up to 2 u of it.
-        # So each number is rounded as a sum of four.
+    if narrow:
+        # Tensor cores align all terms with the largest one, and cut up to 2 u of it from each. So
+        # each term is counted like a sum of four terms.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)
     found = sum_over(dataclasses.replace(products, pending=pending), summed)
     terms, weight = found.pending.terms, found.pending.weight
     start = Pending.of_sum(terms, max(load, weight))
-    # Compilers take a product with a vector for a sum, and sum over batches in one product.
+    # A compiler may rewrite a product with a vector as a sum, and products of batches as one sum.
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
     found = dataclasses.replace(found, pending=start)
@@ -306,7 +319,7 @@ def contract(
     bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
     if not bounds:
         return found
-    # The rounding of each entry, in both databases, comes on top of the exact bound.
+    # The bounds are for exact numbers. The rounding of each entry is added, for both databases.
     sizes = rounding.up(products.magnitude)
     sizes = np.maximum(_summed(sizes, products.shape, summed), weight)
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
@@ -339,7 +352,7 @@ def _public_factor(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, f
             np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
             for ends in (matrix.low, matrix.high)
         )
-        # A matrix that is known up to a radius is off by at most the norm of the radius.
+        # The matrix lies within `high - low` / 2 of the middle, and so does its norm.
         off = float(np.linalg.norm(high - low)) / 2
         largest = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
         return largest * x.changed.l2, largest * x.others.l2

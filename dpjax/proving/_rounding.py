@@ -1,13 +1,14 @@
-"""Outward arithmetic on the host, and the rounding errors that a device may add.
+"""Outward rounding on the host, and bounds on the rounding errors of a device.
 
-On the host, numbers are float64. A product or sum of bounds is inflated by 2^-44. That covers every
-rounding in the formulas of this room: none does more than 100 operations in a row, and sums of N
-terms are inflated by N + 100 units.
+The host computes bounds in float64, and inflates sums and products of bounds by a factor
+1 + 2^-44. This covers the host's own rounding: no formula in this room takes more than 100
+operations in a row, and sums of N terms are inflated by N + 100 units.
 
-On the device, a result is computed as exact(inputs) (1 + theta) + eta. |theta| is at most a few u,
-where u is the unit roundoff, eps / 2. eta is below a few of the least normal number, because a
-device may flush subnormal numbers to 0. A compiler may contract a product and a sum into one FMA,
-which rounds less. It may multiply by the reciprocal of a constant, which `DIVISION` covers.
+The device computes v (1 + theta) + eta instead of the exact value v. |theta| is at most a few u,
+where u = eps / 2 is the unit roundoff. |eta| is at most a few times the least normal number,
+because a device may flush subnormal numbers to 0. A compiler may contract a product and a sum to
+one FMA, which rounds less. It may multiply by the reciprocal of a constant instead of dividing;
+`DIVISION` covers that.
 """
 
 from collections.abc import Sequence
@@ -15,10 +16,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-# Bounds on |theta| in units of u: of +, - and x; of quotients and square roots. XLA documents no
-# error bounds, so they leave room: an IEEE device rounds within one u.
+# Bounds on |theta| in units of u: for sums and products; and for quotients and square roots. An
+# IEEE device stays within one u. XLA documents no bound, so these leave room.
 ARITHMETIC, DIVISION = 2, 8
-# Beyond these magnitudes, a rewritten program could overflow where the written one does not.
+# Beyond these magnitudes, a program that XLA has rewritten might overflow, unlike the original.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
 _INFLATION = 1 + 2.0**-44
 _FLOOR = 2.0**-900
@@ -30,7 +31,7 @@ def up(bound: np.ndarray | float) -> np.ndarray:
 
 
 def times(first: np.ndarray | float, second: np.ndarray | float) -> np.ndarray:
-    """A product of bounds, rounded up; above 0 where both are."""
+    """A product of bounds, rounded up. It is above 0 if both factors are."""
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         product = np.asarray(up(np.multiply(first, second)))
     positive = (np.asarray(first) > 0) & (np.asarray(second) > 0)
@@ -45,12 +46,12 @@ def widened(
     return low - np.abs(low) * slack - below, high + np.abs(high) * slack + above
 
 
-# Floats of 16 bits. A compiler may keep more digits of them in one use than in another.
+# Floats of 16 bits. In some uses, a compiler may keep more than 16 bits.
 NARROW = frozenset((np.dtype(np.float16), np.dtype(jnp.bfloat16)))
 _WIDE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 USUAL = _WIDE | frozenset(map(np.dtype, ("bool", *_INTEGERS)))
-# The dtypes of rules. NumPy's `kind` would not do: float8_e5m2 has the kind of float32.
+# The dtypes with rules. NumPy's `kind` cannot replace this list: float8_e5m2 has that of float32.
 KNOWN = USUAL | NARROW
 
 
@@ -82,12 +83,12 @@ def of_quotient(error: float, dtype: np.dtype) -> float:
 
 
 def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
-    """The l2 norm of bounds, each taken `copies` times; above 0 where one of them is."""
+    """The l2 norm of bounds, each taken `copies` times. It is above 0 if one of the bounds is."""
     array = np.asarray(numbers, float)
     largest = float(array.max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
         return largest
-    # Squares of small numbers would be 0 on the host. A power of 2 as a scale adds no rounding.
+    # Without the scale, squares of small numbers would underflow to 0. A power of 2 is exact.
     scale = 2.0 ** np.frexp(largest)[1]
     return float(scale * np.sqrt(((array / scale) ** 2).sum() * copies))
 
@@ -103,7 +104,7 @@ def largest(dtype: np.dtype) -> float:
 
 
 def most_bits(dtype: np.dtype) -> float:
-    """The sum of |log2| of factors, up to which their product neither overflows nor vanishes."""
+    """The largest sum of |log2 f| at which no product of the factors f over- or underflows."""
     return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 
 

@@ -1,8 +1,9 @@
-"""Rules of slots, for proofs under add-or-remove-one.
+"""Rules about slots, for proofs under add-or-remove-one.
 
-Records stand in a public number of slots. Move them to other slots. An array *follows* them if it
-becomes the same array with its rows moved alike, up to rounding. An array *stays* if it does not
-change, up to rounding. A program that does anything else may look at slots, and is refused.
+A database has a public number of slots, and each slot holds a record or is empty. Suppose that the
+records are permuted among the slots. An array *follows* the records if its rows are permuted in the
+same way, up to rounding. An array *stays* if the permutation does not change it, up to rounding.
+Every array must do one of both. Other programs may depend on who is in which slot, and are refused.
 """
 
 import dataclasses
@@ -25,22 +26,22 @@ class Slots:
     """How an array depends on slots.
 
     Attributes:
-        axis: along which it follows the records; None if it stays.
-        alike: the axes along which an array that stays has copies of one number.
+        axis: the axis along which the array follows the records; None if it stays.
+        alike: for an array that stays, the axes along which it does not vary.
     """
 
     axis: int | None = None
     alike: frozenset[int] = frozenset()
 
     def moved(self, place: Callable[[int], int | None]) -> "Slots":
-        """After a rule that moves axes; it takes one to None where nothing is known."""
+        """The dependence after a rule that moves axes; `place` maps a lost axis to None."""
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
             raise RefusalError(f"it takes the slots of records apart: {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
-        """After a rule that drops axes."""
+        """The dependence after a rule that drops axes."""
         return self.moved(lambda k: None if k in axes else k - sum(a < k for a in axes))
 
 
@@ -49,10 +50,10 @@ class Tracked:
     """What the walk under add-or-remove-one knows about one array.
 
     Attributes:
-        value: its abstract value, if a record leaves its slot empty. Its `apart` also bounds how
-            far rows in other slots are from these.
-        empty: an array whose range holds the row of an empty slot.
-        slots: how it depends on slots.
+        value: its abstract value, if the changed record leaves its slot. `value.apart` also bounds
+            how far a permutation of records may move an entry.
+        empty: an abstract value whose range contains the row of an empty slot.
+        slots: how the array depends on slots.
     """
 
     value: Abstract
@@ -60,14 +61,14 @@ class Tracked:
     slots: Slots
 
     def is_alike(self, axis: int) -> bool:
-        """Whether an array that stays holds one number along an axis."""
+        """Whether an array that stays does not vary along an axis."""
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
             return True
         return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
     def is_along(self, axis: int) -> bool:
-        """Whether an axis is the axis of the records, or one of copies."""
+        """Whether an axis numbers the records, or the array does not vary along it."""
         return self.slots.axis == axis if self.slots.axis is not None else self.is_alike(axis)
 
     def is_by_record(self) -> bool:
@@ -76,7 +77,7 @@ class Tracked:
 
 
 class Applied(NamedTuple):
-    """An operation with its operands, and its result by the rule for values."""
+    """An operation with its parameters and operands, and the abstract value of its result."""
 
     parameters: Any
     operands: Sequence[Tracked]
@@ -88,7 +89,7 @@ class Applied(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first operand."""
+        """The shape of the first operand."""
         return self.first.value.shape
 
 
@@ -99,7 +100,7 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
     """How the result of an operation depends on slots.
 
     Raises:
-        RefusalError: if it may look at them.
+        RefusalError: if it may neither stay nor follow the records.
     """
     if rule is not None:
         return rule(applied)
@@ -109,7 +110,7 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
 
 
 def at_one_place(op: Applied) -> Slots:
-    """An entry of the result comes from the entries at its place."""
+    """For elementwise operations: an entry of the result depends on entries at the same place."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
         raise RefusalError(f"it meets pairs of records: {_REMEDY}")
@@ -127,7 +128,7 @@ def at_one_place(op: Applied) -> Slots:
 
 
 def compared(op: Applied) -> Slots:
-    """Two uses of a rounded number may differ, so a comparison of them may look at slots."""
+    """An elementwise comparison. Two uses of a rounded number may differ, depending on the slot."""
     values = [x.value for x in op.operands]
     if len(values) == 2 and values[0] is values[1] and values[0].apart:
         raise RefusalError("a rounded number is compared with itself: leave it out")
@@ -173,7 +174,7 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """For operations that mix entries along some axes."""
+    """For operations that mix entries along some axes, which must not be those of the records."""
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
         raise RefusalError(f"it depends on the order of records: {_REMEDY}")
     return Slots(op.first.slots.axis)
@@ -211,7 +212,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """Sums over the records, products of each record with public numbers, or within records."""
+    """Products of matrices: sums over the records, products by record, or products within one."""
     contracted, batch = op.parameters["dimension_numbers"]
     axes = [x.slots.axis for x in op.operands]
     if axes == [None, None]:
@@ -235,12 +236,12 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """Rows of a public table at places of records, or one public place of an array."""
+    """Rows of a public table at indices of records, or one public index of an array of records."""
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
             raise RefusalError(f"it looks records up: {_REMEDY}")
-        return Slots(places.slots.axis)  # The rule of `gather` puts the axes of places first.
+        return Slots(places.slots.axis)  # In the result of `gather`, axes of indices come first.
     if table.slots.axis is None:
         return Slots()
     if not (places.value.is_known and places.value.shape == (1,)):
@@ -252,7 +253,7 @@ def gathered(op: Applied) -> Slots:
 
 
 def scattered(op: Applied) -> Slots:
-    """Sums by place do not depend on the order in which numbers are added."""
+    """Sums by index do not depend on the order in which numbers are added."""
     start, *added = op.operands
     if start.slots.axis is not None:
         raise RefusalError(f"it adds to numbers of slots: {_REMEDY}")
@@ -266,12 +267,13 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter values: an empty row moves less than any row, and rows in other slots are equal to these.
+# Tighter values. A record moves to the row of an empty slot, not to any row. And a permuted array
+# has equal rows, not just rows within its range.
 Tightening = Callable[[Applied], Abstract]
 
 
 def row_norms(x: Abstract, axis: int) -> tuple[float, float]:
-    """The largest l1 and l2 norm of a row. Of integers, the l1 norm is at most the square in l2."""
+    """The largest l1 and l2 norm of a row. For integers, ||x||_1 <= ||x||_2^2."""
     l2 = x.l2_of_row if x.axis == axis else math.inf
     largest = difference(over(x.magnitude, axis), x.shape, axis, l2=l2)
     square = float(rounding.up(largest.l2**2 * (1 + 2.0**-30)))
@@ -279,7 +281,15 @@ def row_norms(x: Abstract, axis: int) -> tuple[float, float]:
 
 
 def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: float) -> Abstract:
-    """A value without rows, with a second bound on its difference, plus `slip` in each entry."""
+    """A value without an axis of records, with a second bound on its difference.
+
+    Args:
+        found: the value with its first bound.
+        each: the second bound, on entries.
+        l1: the second bound, in l1.
+        l2: the second bound, in l2.
+        slip: the rounding error of each entry, which is added.
+    """
     if found.axis is not None:
         return found
     size, old = math.prod(found.shape), found.others
@@ -293,7 +303,7 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 
 
 def tight_lookup(op: Applied) -> Abstract:
-    """Equal places give equal rows of a public table."""
+    """Equal indices give equal rows of a public table, so two uses differ by flushing alone."""
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
         return op.found
@@ -302,7 +312,7 @@ def tight_lookup(op: Applied) -> Abstract:
 
 
 def tight_sums(op: Applied) -> Abstract:
-    """Sums by place: u is taken away, and the row of an empty slot is added, perhaps elsewhere."""
+    """Sums by index: row u is subtracted, and the row of an empty slot added, maybe elsewhere."""
     start, places, added = op.operands
     found, u, empty = op.found, added.value, added.empty
     n, slip = u.shape[0], 0.0
@@ -323,7 +333,10 @@ def tight_sums(op: Applied) -> Abstract:
 
 
 def tight_products(op: Applied) -> Abstract:
-    """A sum of a b over records, rows of both, moves by at most |a| |b| + |a'| |b'|."""
+    """A sum of outer products a b^T of rows moves by at most |a| |b| + |a'| |b'|.
+
+    a' and b' are the rows of an empty slot.
+    """
     (ca, cb), _ = op.parameters["dimension_numbers"]
     a, b = op.operands
     if not (len(ca) == 1 and (a.slots.axis, b.slots.axis) == (ca[0], cb[0])):
@@ -339,13 +352,13 @@ def tight_products(op: Applied) -> Abstract:
 
 
 def _of_row(norm: Callable[[list[Abstract]], float]) -> Tightening:
-    """A bound on the l2 norm of a row of integers, many of which are 0."""
+    """A rule that tightens the l2 norm of a row of integers, such as a one-hot encoding."""
 
     def rule(op: Applied) -> Abstract:
         found = op.found
         if found.axis is None or not found.whole:
             return found
-        # Operations repeat operands along axes of length 1.
+        # Operands may have axes of length 1, which the operation repeats.
         full = aligned(*(x.value for x in op.operands))
         l2 = norm(full) if full[0].axis == found.axis else math.inf
         return dataclasses.replace(found, l2_of_row=min(found.l2_of_row, l2))

@@ -16,20 +16,23 @@ variable x of the program. It stands for a set of families of arrays x(D), its *
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
 7. Two uses of one entry of x(D) differ by at most `apart`.
 
-x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x once for each of
-its uses, and round it differently. But one use rounds in the same way on D and on D'. So an entry
-whose inputs are equal on D and D' is equal there. Lemmas that read an array twice count `apart`.
+x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x again for each
+operation that uses x, and may round it differently each time. But one use rounds in the same way
+on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal too. Lemmas
+that read an array twice add `apart`.
 
-Theorem. If every input is in its concretization, and every rule takes concretizations to the
-concretization of its output, then the output moves by at most `norm_of` on every pair. The proof is
-an induction over the equations: docs/proofs/global-sensitivity.md. Each rule states its own step.
+Theorem. Let every input lie in its concretization. Let every rule map values in the concretizations
+of its operands into the concretization of its result. Then one record moves the output by at most
+`norm_of`. The proof is an induction over the operations: docs/proofs/global-sensitivity.md. The
+docstring of each rule states its induction step.
 
-Arrays are kept short: an axis of length 1 in `low`, `high` or `each` stands for all its places.
+Bounds are stored compactly. If an axis has length 1 in `low`, `high` or `each`, that number bounds
+all places of the axis.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +41,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 
-# Bounds on a difference: in each entry, in l1, in l2.
+# Bounds on the difference of two arrays: of each entry, of the l1 norm, and of the l2 norm.
 Moves = tuple[np.ndarray, float, float]
 
 
@@ -47,27 +50,27 @@ class RefusalError(Exception):
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised where a compiler may form a number that overflows. No lemma can replace the rule."""
+    """Raised if a merged operation may overflow. Then a lemma may not replace the rule either."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """Operations of an array that a compiler may merge with later ones; see `_pending.py`.
+    """Operations on an array that a compiler may merge with later ones; see `_pending.py`.
 
     Attributes:
-        shift: the sum of the magnitudes of the constants that were added.
-        starts: sums that may start at the number that is added to them: the number of additions of
-            each, with a token that tells sums apart.
-        load: the sum of the magnitudes of all terms of such sums.
-        terms: how many terms this sum may bring into a sum of sums.
+        shift: the sum of |c| over the constants c that were added.
+        starts: earlier sums whose accumulator a compiler may start at a number that is added later.
+            Each is a token that identifies the sum, with the number of its additions.
+        load: the sum of the magnitudes of all terms of the sums in `starts`.
+        terms: the number of terms that this array adds to a later sum, if a compiler flattens it.
         weight: the sum of the magnitudes of these terms.
-        factor: the product of the factors that multiplied the sum since.
-        bits: the sum of |log2| of all factors of a product, apart from the records themselves.
-        coarse: whether a part of it was held in 16 bits, so that two uses may see other digits.
-        single: whether it may be one number between zeros (`check_surrounded`).
-        padded: whether padding may hold such a number, even where ranges do not show it.
-        hidden: whether a compiler may know numbers that the range does not show.
-        cut: whether it holds floats that were cut to integers.
+        factor: the product of the constants by which the sum was multiplied afterwards.
+        bits: for a product, the sum of |log2 f| over its public factors f.
+        coarse: whether some part of it had 16 bits. Then two uses may see different digits.
+        single: whether it may hold one number, and zeros around it (`check_surrounded`).
+        padded: whether it may hold one number with padding around it that its range does not show.
+        hidden: whether a compiler may know its numbers more precisely than its range does.
+        cut: whether it holds floats that were truncated to integers.
     """
 
     shift: float = 0.0
@@ -85,12 +88,12 @@ class Pending:
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
-        """The pending operations of a new sum, which may start at the number added to it."""
+        """The pending operations of a new sum, whose accumulator may start at a later summand."""
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
     @staticmethod
     def of_all(all_: "Sequence[Pending]") -> "Pending":
-        """The pending operations of arrays side by side. A sum in two of them counts once."""
+        """The pending operations of several operands. A sum in two of them counts once."""
         sums = [p for p in all_ if p.terms > 1]
         return Pending(
             shift=sum(p.shift for p in all_),
@@ -104,10 +107,11 @@ class Pending:
         )
 
     @staticmethod
-    def flags(all_: "Sequence[Pending]") -> dict[str, bool]:
-        """The flags of an array that is made of others: each is set if one of theirs is."""
+    def flags(all_: "Iterable[Pending]") -> dict[str, bool]:
+        """The flags of an array that is made of others: a flag is set if one of them has it."""
+        found = list(all_)
         names = ("coarse", "single", "padded", "hidden", "cut")
-        return {name: any(getattr(p, name) for p in all_) for name in names}
+        return {name: any(getattr(p, name) for p in found) for name in names}
 
     def having(self, **fields: Any) -> "Pending":
         """A copy with other fields."""
@@ -139,9 +143,12 @@ def difference(
     l2: float = math.inf,
     whole: bool = False,
 ) -> Difference:
-    """The tightest bounds that follow from the given ones and from each other."""
+    """The tightest bounds that follow from the given ones and from each other.
+
+    With an axis of records, the bounds are those of one row.
+    """
     each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
-    if whole:  # An integer below 2.3 is at most 2.
+    if whole:  # An integer of at most 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
     copies = math.prod(counted) / max(1, each.size)
@@ -160,7 +167,7 @@ def difference(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Abstract:
-    """What the walk knows about one array: the list at the top of this file."""
+    """The abstract value of one array; the docstring of this module explains the fields."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -178,7 +185,7 @@ class Abstract:
 
     @property
     def origin(self) -> object:
-        """The array that has the same entries in each row, perhaps in another order."""
+        """An earlier array whose rows have the same entries, maybe in another order."""
         return self if self.source is None else self.source
 
     @property
@@ -189,17 +196,17 @@ class Abstract:
 
     @property
     def is_public(self) -> bool:
-        """Whether no record moves it."""
+        """Whether no record moves the array."""
         return self.changed.is_zero and self.others.is_zero
 
     @property
     def is_known(self) -> bool:
-        """Whether it is one public array, the same on all databases."""
+        """Whether the array is the same on all databases, and its entries are known."""
         return self.is_public and bool((self.low == self.high).all())
 
     @property
     def is_finite(self) -> bool:
-        """Whether its range is finite. The range of a constant may not be."""
+        """Whether the range is finite. A constant may hold infinities."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
@@ -209,12 +216,12 @@ class Abstract:
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """The maximum along the axis of records, which becomes 1."""
+    """The maximum along the axis of records. The axis stays, with length 1."""
     return array if axis is None else array.max(axis=axis, keepdims=True)
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuses dtypes without rules. The known ones are listed, so future ones are refused too."""
+    """Refuses dtypes without rules. Known dtypes are listed, so new dtypes are refused."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise RefusalError("random bits have no rule: draw them outside of the target")
     if dtype not in rounding.KNOWN:
@@ -224,7 +231,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """The value of a constant. It may hold NaN and infinities; few rules take them."""
+    """The abstract value of a constant. It may hold NaN and infinities, which few rules accept."""
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
     check_dtype(array.dtype)
@@ -243,10 +250,11 @@ def constant(value: object) -> Abstract:
 def erring(
     moves: Moves, error: np.ndarray | float, shape: Sequence[int], axis: int | None
 ) -> Moves:
-    """Bounds on a difference of computed values, each of which is off by an error.
+    """Bounds on the difference of two computed values, from bounds on that of the exact values.
 
-    Twice the error is added where an entry moves. Elsewhere the inputs are equal, so both values
-    round alike. With an axis of records, the bounds are those of one row.
+    Each computed value is off by at most `error`. So twice the error is added to entries that move.
+    An entry that does not move has equal inputs, so both of its values are rounded alike. With an
+    axis of records, the bounds are those of one row.
     """
     each, l1, l2 = moves
     error = np.asarray(error, float)
@@ -262,9 +270,10 @@ def erring(
 
 
 def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:
-    """Bounds on a difference after an operation that only flushes numbers to 0.
+    """Bounds on a difference after an operation that rounds nothing, but may flush numbers to 0.
 
-    Bounds of entries are not inflated: loops look for values that a step does not change.
+    Without flushing, bounds on entries stay as they are, not even inflated by the host's rounding.
+    Loops need that: they search for values that a step leaves as they are.
     """
     each, l1, l2 = moves
     count = math.prod(shape) * flush
@@ -288,7 +297,7 @@ def make(
     pending: Pending = NOTHING,
     apart: float = math.inf,
 ) -> Abstract:
-    """An abstract value. Its range caps all differences, and also how far uses are apart.
+    """An abstract value. The width of its range also bounds all differences, and `apart`.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -320,17 +329,28 @@ def make(
     )  # fmt: skip
 
 
-def remade(
-    x: Abstract, low: np.ndarray, high: np.ndarray, moved: Callable[[Difference], Moves],
-    shape: Sequence[int] | None = None, **more: Any,
+def result_of(
+    operands: Abstract | Sequence[Abstract], low: np.ndarray, high: np.ndarray,
+    moved: Callable[..., Moves], **more: Any,
 ) -> Abstract:  # fmt: skip
-    """A value with the axis and dtype of x, whose differences follow from those of x."""
-    shape = x.shape if shape is None else shape
-    return make(shape, x.dtype, low, high, x.axis, moved(x.changed), moved(x.others), **more)
+    """The result of an operation on aligned operands, with the shape, dtype and axis of the first.
+
+    Args:
+        operands: the operands whose moves decide how the result moves.
+        low: lower bounds on the entries of the result.
+        high: upper bounds.
+        moved: maps one difference of each operand to the moves of the result. It is called twice:
+            for the changed row, and for the other rows.
+        **more: other arguments of `make`, also another shape, dtype or axis.
+    """
+    xs = [operands] if isinstance(operands, Abstract) else operands
+    kind = {"shape": xs[0].shape, "dtype": xs[0].dtype, "axis": xs[0].axis}
+    moves = moved(*(x.changed for x in xs)), moved(*(x.others for x in xs))
+    return make(low=low, high=high, changed=moves[0], others=moves[1], **(kind | more))
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses NaN, and arrays that do not fit the shape: a sum would count too few entries."""
+    """Refuses NaN, and bounds that do not fit the shape, whose sums would miss some entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
         raise RefusalError(f"a rule gave NaN, or numbers of shape {array.shape} for {shape}")
@@ -354,9 +374,10 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
 
 
 def as_dense(x: Abstract) -> Abstract:
-    """The same array without an axis of records.
+    """The same array without an axis of records: its difference is bounded as a whole.
 
-    One row moves within `changed` and n - 1 rows within `others`, so norms add up as here.
+    One row moves within `changed` and n - 1 rows within `others`. l1 norms of rows add up, and so
+    do squares of l2 norms.
     """
     if x.axis is None:
         return x
@@ -371,13 +392,13 @@ def as_dense(x: Abstract) -> Abstract:
 
 
 def as_rows(x: Abstract, axis: int) -> Abstract:
-    """The same array with an axis of records: a row moves by at most as much as the whole."""
+    """The same array with an axis of records. A row moves by at most as much as the whole array."""
     if x.axis == axis:
         return x
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` refuses sums of it, and would not recognize it by its rows.
+        # `check_surrounded` must refuse sums of such an array. Bounds on rows would hide its form.
         raise RefusalError(f"numbers that move at one place of axis {axis} alone are no rows")
     each = over(each, axis)
     row = difference(each, x.shape, axis, l1=x.others.l1, l2=x.others.l2, whole=x.whole)
@@ -425,7 +446,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
 
 
 def aligned(*values: Abstract) -> list[Abstract]:
-    """Values of one shape, with one axis of records or none."""
+    """The values, repeated to a common shape, with one common axis of records or none."""
     shape = np.broadcast_shapes(*(x.shape for x in values))
     full = [stretched(x, shape) for x in values]
     axis = next((x.axis for x in full if x.axis is not None), None)

@@ -1,4 +1,4 @@
-"""The walk over a traced program, one operation after the other, with what is known of each array.
+"""The walk: it visits the operations of a traced program, and computes an abstract value for each.
 
 docs/proofs/global-sensitivity.md has the proof. `_operations.py` has the rules.
 """
@@ -32,7 +32,13 @@ from dpjax.proving._value import (
 class Step:
     """One operation of a proof: its name, its source line, and how far its value moves.
 
-    `path` leads to it: the place among the live operations of each program that holds it.
+    Attributes:
+        depth: the number of inner programs around it.
+        operation: the name of the primitive, or of a lemma.
+        place: the source line, as text.
+        value: the abstract value of the result.
+        path: its index in its program, after the indices of the calls that lead to that program.
+        output: the index of the result, if the operation has several.
     """
 
     depth: int
@@ -60,14 +66,14 @@ class Step:
 
 @dataclasses.dataclass
 class Walk:
-    """The state of a walk: the steps so far."""
+    """A walk over a program, with the steps of the proof so far."""
 
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """The values of the outputs. An input without a value is None, and no output may use it."""
+        """The values of the outputs. An input that is None has no value, and may not be used."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
         values.update(zip(jaxpr.invars, inputs, strict=True))
@@ -92,7 +98,8 @@ class Walk:
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), self.shown(output))
             except RefusalError as refusal:
-                # It counts where its value is used. A lemma may know the result without it.
+                # The refusal is raised only if the value is used. A lemma may bound later results
+                # without it.
                 outputs = None
                 reason = located(refusal, equation)
                 refused.update(dict.fromkeys(equation.outvars, reason))
@@ -114,7 +121,7 @@ class Walk:
         return [read(atom) for atom in jaxpr.outvars]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """The same, and no step is shown."""
+        """The same values as by `run`. The steps are not recorded."""
         shown, path = len(self.steps), self.path
         try:
             return self.run(jaxpr, consts, inputs)
@@ -123,31 +130,31 @@ class Walk:
             self.path = path
 
     def known(self, array: object) -> Any:
-        """The value of a constant."""
+        """The abstract value of a constant."""
         return constant(array)
 
     def shown(self, value: Any) -> Abstract:
-        """The abstract value that a step shows."""
+        """The abstract value that a step prints; subclasses walk other values."""
         return value
 
     def improved(self, *situation: Any) -> tuple[str, Any] | None:
-        """A lemma and the better value; see _patterns.py."""
+        """The name of a lemma that applies, and its tighter value; see `_patterns.py`."""
         return improved(*situation)
 
     def outputs(self, equation: Equation, operands: list[Any]) -> list[Any]:
-        """The values that an operation makes of values; an inner program is walked."""
+        """The values of an operation's results, by a lemma, its inner program, or its rule."""
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
         coarse = any(x.pending.coarse for x in operands)
         if not coarse and (found := of_call(equation, inner, operands)) is not None:
-            flags = Pending.flags([found.pending, *(x.pending for x in operands)])
+            flags = Pending.flags(x.pending for x in (found, *operands))
             found = dataclasses.replace(found, pending=found.pending.having(**flags))
             lemma, place = f"lemma {equation.params['name']}", source_line(equation)
             self.steps.append(Step(self.depth, lemma, place, found, self.path))
             return [found]
-        return self.inside(inner, operands)
+        return self.inner_outputs(inner, operands)
 
-    def inside(self, inner: Any, operands: list[Any]) -> list[Any]:
+    def inner_outputs(self, inner: Any, operands: list[Any]) -> list[Any]:
         """The outputs of an inner program."""
         self.depth += 1
         try:
@@ -156,7 +163,7 @@ class Walk:
             self.depth -= 1
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
-        """The values that the rule of an operation makes of values."""
+        """The values of an operation's results, by its rule."""
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
@@ -178,7 +185,7 @@ class Walk:
 
 
 def located(refusal: RefusalError, equation: Equation) -> RefusalError:
-    """The refusal with its equation, its line and a remedy; one that has them stays."""
+    """The refusal with its operation, source line and remedy. A located refusal stays as it is."""
     if refusal.args[1:]:
         return refusal
     name = equation.primitive.name
@@ -199,7 +206,7 @@ def _check_type(expected: Any, found: Abstract) -> None:
 
 
 def source_line(equation: Equation) -> str:
-    """Where the user wrote an operation: the innermost frame outside JAX and dpjax."""
+    """Where the user wrote an operation: the innermost stack frame outside of JAX and dpjax."""
     traceback: Any = getattr(equation.source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):

@@ -1,10 +1,14 @@
 """Rules of convolutions with a public kernel, and of pooling: operations that slide windows.
 
-A convolution is one linear map A for each place of the batch. It moves an entry by at most |A| d,
-where d holds the moves of its operands, and by at most max_j sum_i |A_ij| times d in l1. In l2,
-Schur's test gives sqrt(max_i sum_j |A_ij| max_j sum_i |A_ij|). A second bound: A is a part of a
-circular convolution on a larger torus, which has the norm max_w ||K(w)||_2. K is the Fourier
-transform of the kernel, and w runs over the frequencies of the torus.
+A convolution applies one linear map A to each element of the batch. Let d hold bounds on the moves
+of the entries of its operand.
+
+- Entries of the result move by at most |A| d.
+- In l1, a difference grows by at most the factor max_j sum_i |A_ij|.
+- In l2, it grows by at most sqrt(max_i sum_j |A_ij| max_j sum_i |A_ij|) (Schur's test).
+- A second factor in l2: A is a submatrix of a circular convolution on a larger torus. Its norm is
+  max_w ||K(w)||_2, where K is the Fourier transform of the kernel, and w runs over the frequencies
+  of the torus.
 """
 
 import dataclasses
@@ -34,7 +38,7 @@ from dpjax.proving._value import (
     RefusalError,
     as_dense,
     erring,
-    remade,
+    result_of,
 )
 
 _MOST_TAPS = 4096
@@ -43,9 +47,10 @@ _MOST_READ = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """Along each axis: a window's size, strides, padding, and gaps in the array and in the window.
+    """The windows of a convolution or pooling, with one number of each kind for each axis.
 
-    Result o reads the places o stride + t dilation of the padded array, one for each tap t.
+    The array is spread by the gaps and padded. Result o reads its places o stride + t dilation, for
+    each tap t from 0 to size - 1.
     """
 
     sizes: tuple[int, ...]
@@ -86,7 +91,13 @@ class Windows:
     def read(
         self, array: np.ndarray, shape: Sequence[int], fill: float
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """Each tap, with the numbers that all windows read there; a short axis may stay short."""
+        """For each tap, the numbers that the windows read at it. An axis of bounds may stay short.
+
+        Args:
+            array: bounds on the entries of an array.
+            shape: of that array.
+            fill: the number in gaps and padding.
+        """
         axes = [k for k in range(len(shape)) if self.moves(k)]
         full = [size if k in axes else array.shape[k] for k, size in enumerate(shape)]
         array, padded = np.broadcast_to(array, full), self.padded(shape)
@@ -112,11 +123,12 @@ class Windows:
             yield tap, made[chosen]
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """The taps in groups: only taps of one group meet at one place.
+        """The taps in groups. At one place, only taps of one group occur.
 
-        If `steps` are the strides, a place is one of the array. Result o reads it at tap t if it is
-        o stride + t dilation. If they are the gaps, a place is a result. It reads a number at tap t
-        if there is no gap.
+        If `steps` are the strides, a place of the array is meant. It is o stride + t dilation for
+        each result o that reads it at tap t, so t dilation is the same modulo the stride. If
+        `steps` are the gaps, a result is meant. It reads numbers, and not gaps, at taps whose
+        t dilation is the same modulo the gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -125,7 +137,7 @@ class Windows:
         return list(groups.values())
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuses what takes too long to walk."""
+        """Refuses windows with so many taps that a walk would take long."""
         taps = math.prod(self.sizes)
         if min(self.results(shape)) < 1:
             raise RefusalError("windows larger than their array have no rule")
@@ -137,7 +149,7 @@ def _pooling(
     x: Abstract, *, start: float, window_dimensions: Any, window_strides: Any, padding: Any,
     base_dilation: Any, window_dilation: Any, **_: Any,
 ) -> tuple[Windows, Abstract]:  # fmt: skip
-    """The windows, and the array. If a window reads several records, nothing is known by record."""
+    """The windows, and the array: without an axis of records if a window reads several records."""
     windows = Windows(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
         tuple(base_dilation), tuple(window_dilation),
@@ -150,8 +162,8 @@ def _pooling(
 def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
     """reduce_window_sum: a sum of the places of each window, in any order.
 
-    A place is in at most m windows, and a window holds K places. So a move grows m times in l1, and
-    sqrt(m K) times in l2 (Schur's test).
+    A place is in at most m windows, and a window holds K places. So a difference grows at most m
+    times in l1, and sqrt(m K) times in l2 (Schur's test).
     """
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
@@ -178,11 +190,12 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
 def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
     """reduce_window_max and reduce_window_min.
 
-    A result moves by at most the largest move in its window. A place is in at most m windows, so a
-    move grows m times in l1, and sqrt(m) times in l2: the largest square is at most their sum.
+    A result moves by at most the largest move in its window. A place is in at most m windows. So a
+    difference grows at most m times in l1. In l2 it grows at most sqrt(m) times, because the square
+    of the largest move is at most the sum of all squares.
     """
     pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
-    start = idle  # JAX starts an extremum at the least or the largest number of the dtype.
+    start = idle  # JAX starts a maximum at the least number of the dtype, a minimum at the largest.
     if x.dtype.kind in "iu":
         start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
     windows, x = _pooling(x, **parameters, start=start)
@@ -210,7 +223,7 @@ def _made(
 ) -> Abstract:
     shape = windows.results(x.shape)
     erred = lambda d: erring(moved(d), error, shape, x.axis)  # noqa: E731
-    found = remade(x, *interval, erred, shape, **more)
+    found = result_of(x, *interval, erred, shape=shape, **more)
     pending = found.pending.having(padded=windows.pads_one(x.shape))
     return dataclasses.replace(found, pending=pending)
 
@@ -221,9 +234,14 @@ _MOST_OF_TRANSFORM = 2**19
 
 @dataclasses.dataclass(frozen=True)
 class _Map:
-    """Kernels of shape (taps..., inputs, groups, outputs), which slide over (batch, ..., features).
+    """The linear map A of a convolution.
 
-    `inputs` and `outputs` count the features of a group.
+    Kernels have shape (taps..., inputs, groups, outputs), and arrays (batch, places..., features).
+    `inputs` and `outputs` count the features of one group.
+
+    Attributes:
+        windows: that slide over the array.
+        shape: of the array.
     """
 
     windows: Windows
@@ -242,7 +260,7 @@ class _Map:
         return np.swapaxes(total, 0, 1).reshape(*places, groups * outputs)
 
     def sums(self, sizes: np.ndarray) -> tuple[float, float]:
-        """The largest sum of magnitudes of a column of A, and of a row."""
+        """The largest sum of |A_ij| in a column, and in a row, from the magnitudes of a kernel."""
         columns = self._largest(sizes.sum(-1), self.windows.strides)
         return columns, self._largest(sizes.sum(-3), self.windows.gaps)
 
@@ -255,10 +273,10 @@ class _Map:
         return float(rounding.up(math.sqrt(math.prod(self.sums(sizes)))))
 
     def spectral(self, kernel: np.ndarray) -> float:
-        """The largest norm of the transform; infinite where that takes long.
+        """The largest norm of the Fourier transform; infinite if it would take long to compute.
 
-        A step s reads each of s phases of the array once, so phases are more inputs of a kernel
-        with step 1.
+        A convolution with stride s splits the array into s phases. It is a convolution with stride
+        1 whose inputs are the features of all phases.
         """
         *taps, inputs, groups, outputs = kernel.shape
         steps, by = self.windows.strides[1:-1], self.windows.dilation[1:-1]
@@ -282,7 +300,7 @@ class _Map:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """A public kernel: the middle of its range, half the width of that, the largest magnitudes."""
+    """A public kernel: the middle and half the width of its range, and its largest magnitudes."""
 
     middle: np.ndarray
     off: np.ndarray
@@ -353,7 +371,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     if not exact:
         units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
         check_sums(units, count, x.dtype)
-        # A factor that is flushed to 0 takes its product with it.
+        # If a factor is flushed to 0, so is its product.
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
     column = map_.sums(sizes)[0] * room
@@ -362,7 +380,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
 
     def moved(d: Difference) -> Moves:
         touched = map_.of((d.each > 0) * 1.0, (sizes > 0) * 1.0) > 0
-        # A move that is too small for the host is still a move.
+        # A tiny move may underflow to 0 on the host, so a lower limit is set.
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         bounds = np.minimum(each, l1), l1, float(rounding.times(d.l2, l2))
@@ -377,4 +395,4 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     if groups > 1 or 1 in (outputs, math.prod(shape[:-1])):
         pending = pending.having(terms=count * terms, weight=load)
     low, high = rounding.widened(*ends, error + spread + host)
-    return remade(x, low, high, moved, shape, whole=exact, pending=pending)
+    return result_of(x, low, high, moved, shape=shape, whole=exact, pending=pending)

@@ -1,7 +1,7 @@
 """Converts the database of a release to the dtypes that its target reads.
 
-The target and the dtypes decide how a column is converted, never its numbers.
-docs/how-to/pandas.md explains it to users.
+The target and the dtypes of columns decide on conversions, never the numbers in them.
+docs/how-to/pandas.md explains the rules to users.
 """
 
 import jax

@@ -1,8 +1,8 @@
 """The draw of a mechanism for one kind of value: checked once, compiled once, then kept.
 
-Checking a value and flattening a mechanism take longer than drawing noise. A mechanism is frozen,
-so this is done once for all values of one structure, with the same shapes and dtypes. Nothing is
-kept for a mechanism that holds tracers, because they live no longer than their trace.
+Checking a value and flattening a mechanism take longer than drawing noise. A mechanism is frozen.
+So both are done once for all values of one structure, with the same shapes and dtypes. If a
+mechanism holds tracers, nothing is kept, because tracers end with their trace.
 """
 
 import functools
@@ -34,16 +34,16 @@ class Compiled:
     """One compiled function that draws for all mechanisms of one structure.
 
     Attributes:
-        draw: takes the numbers of a mechanism, a key and a value.
+        draw: maps the numbers of a mechanism, a key and a value to the noisy value.
         ahead: the kinds of keys and values for which it was compiled before a release.
     """
 
     def __init__(self, structure: TreeDef):
-        """The structure is of mechanisms without the origin of their sensitivity."""
+        """`structure` is that of mechanisms as `Draw` flattens them."""
 
         def draw(numbers: list[Any], key: Key, value: Value) -> Value:
-            # Inside another program the numbers may be constants. XLA would fold them in its own
-            # way, and round a quotient differently. Behind the barrier all programs compute alike.
+            # Inside another program the numbers may be constants. XLA would fold them while it
+            # compiles, and might round a quotient differently. The barrier prevents folding.
             mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
             return mechanism._draw(key_for_each(key, value), value)
 
@@ -51,16 +51,16 @@ class Compiled:
         self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
 
 
-# To compare the structures of nested dataclasses at every draw, as `jax.jit` would, takes longer
-# than the draw.
+# `jax.jit` would compare structures of nested dataclasses at every draw. That takes longer than the
+# draw, so `Draw` keeps its compiled function.
 _compiled = functools.lru_cache(Compiled)
 
 
 class Draw:
     """The draw of one mechanism for one kind of value.
 
-    It holds the numbers of the mechanism, but not the mechanism itself: the draw is found by a weak
-    reference to it, and goes when the mechanism goes.
+    It holds the numbers of the mechanism, but no reference to the mechanism. So `_DRAWS`, whose
+    keys are weak references to mechanisms, drops the draw together with the mechanism.
     """
 
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
@@ -70,8 +70,8 @@ class Draw:
         arrays = kind.tree()
         mechanism._check_like_sampled(kind)
         mechanism._check_value(arrays)
-        # The draw does not depend on m, gamma or the identity of the samples. Left in, each of them
-        # would make a program of its own.
+        # The draw does not depend on m, gamma or the identity of the samples. They are left out,
+        # because each of their values would compile another program.
         whole = mechanism.sensitivity
         bare = Sensitivity(
             whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
@@ -91,8 +91,8 @@ class Draw:
         if self._pieces is not None and _can_be_cut(key, leaves):
             return self._pieces(key, value)
         if _checks.is_staging():
-            # In one program with the target, a value could be computed again for each of its uses,
-            # and rounded in other ways. Noise hides one value, not the difference of two.
+            # In one program with the target, XLA could compute the value again for each of its
+            # uses, and round it differently. Noise does not hide the difference of two roundings.
             value = jax.tree.map(written, value)
         return self._compiled.draw(self.numbers, key, value)
 
@@ -119,7 +119,7 @@ class Draw:
             return
         left = None
         if self._pieces is not None:
-            # What this draws, nobody sees.
+            # This draw only compiles programs. Its result is dropped.
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
             self(key, jax.tree.unflatten(self._kind.structure, zeros))
         else:
@@ -128,7 +128,7 @@ class Draw:
             self.accuracy(mechanism)
         finally:
             if left is not None:
-                left.result()  # If it fails, the next release is refused unpaid, too.
+                left.result()  # Raises if XLA fails, before the release is paid for.
         self._compiled.ahead.add(kind)
 
 
@@ -186,18 +186,18 @@ def refuse_batch(mechanism: object) -> list[Any]:
 
 
 def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
-    """Whether a draw may run in pieces: nothing is traced, and no array lies on many devices."""
+    """Whether a draw may run as several programs: nothing is traced, and no array is sharded."""
     traced = any(map(_checks.is_traced, (key, *leaves)))
     return not traced and all(len(x.devices()) == 1 for x in leaves)
 
 
 def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
-    """Whether target and draw are known before the release, and do not call the host."""
+    """Whether target and draw can be compiled before the release, and do not call the host."""
     if draw.is_traced:
         return False
     if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):
         return False
-    # A device that was chosen is a part of a program.
+    # A program that is compiled ahead is for the default device. Committed arrays may be elsewhere.
     return not any(leaf.committed for leaf in used[1:])
 
 
@@ -206,7 +206,7 @@ def compile_ahead(
 ) -> None:
     """Compiles target and draw: while XLA compiles one, Python traces the other.
 
-    Of the key, only the kind counts.
+    Only the implementation of the key matters, not its words.
     """
     # The settings of a release, so that it finds these programs.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
@@ -214,17 +214,17 @@ def compile_ahead(
         try:
             draw.compile(mechanism, _key_of_zeros(key))
         finally:
-            target.exception()  # The release meets the same one.
+            target.exception()  # Waits. If XLA fails, the release will raise the same error.
 
 
 @functools.lru_cache(maxsize=256)
 def _compiling(program: Program, records: TreeSpec) -> Future[None]:
-    """A target that XLA compiles, or has compiled."""
+    """The compilation of a target, which may have ended."""
     return compiling(evaluate_alone.lower(records.tree(), program=program))
 
 
 def compiling(lowered: jax.stages.Lowered) -> Future[None]:
-    """A program that XLA compiles, while Python goes on."""
+    """Starts the compilation of a program in a thread."""
 
     def compile_it() -> None:
         lowered.compile()

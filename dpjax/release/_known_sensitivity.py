@@ -1,7 +1,7 @@
-"""Whether the noise of a mechanism is large enough for a target whose sensitivity is known.
+"""Checks that the noise of a mechanism is large enough for a target of known sensitivity.
 
-A mechanism promises its epsilon for values within its own sensitivity. If a record moves the target
-further than that, the guarantee of the release would be false. Only public facts decide.
+A mechanism promises its epsilon for pairs of values within its own sensitivity. If one record moved
+the target further, the guarantee of the release would be false. Only public facts decide.
 """
 
 import dataclasses
@@ -18,13 +18,14 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# A bound is rounded up. To nearest it is this much smaller at most, which the noise has to spare.
+# `needed` rounds bounds up. A user may give the bound rounded to nearest, which is smaller by at
+# most this factor. The scale that is really drawn covers that.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses the sensitivity of a query for another target, whose sensitivity is not known."""
+    """Refuses a sensitivity that a query computed, if the target is not a query."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
@@ -36,8 +37,8 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
 def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float:
     """How far one record may move the target, in the norm and relation of a sensitivity.
 
-    A sampled or proved sensitivity belongs to a traced program, and `privatize` compares programs.
-    A sampled one may be smaller than the known one; its gamma accounts for that.
+    For a sampled or proved sensitivity this is 0, because `privatize` compares traced programs
+    instead. A sampled sensitivity may be smaller than the known one; its gamma accounts for that.
 
     Returns:
         A number, rounded up; 0 where no sensitivity is known, so that any noise is accepted.
@@ -89,8 +90,12 @@ def covering(mechanism: M, needed: float) -> M:
     return mechanism
 
 
-def inside_of(target: Target, mechanism: Mechanism) -> Inside:
-    """How a mechanism releases a target: the function that runs, the draw, the published value."""
+def plan_of(target: Target, mechanism: Mechanism) -> Inside:
+    """How a mechanism releases a target.
+
+    A query may run another function than itself, such as sums of integers, with noise for these. It
+    then also maps the noisy value to the published one.
+    """
     known = knowing(target)
     if known is None:
         return Inside(target, mechanism)

@@ -1,4 +1,4 @@
-"""The base of all mechanisms: data, a pure draw, and the release that is made of them."""
+"""The base of all mechanisms: data, a pure draw, and releases."""
 
 import abc
 import dataclasses
@@ -57,10 +57,10 @@ class SensitivityMechanism(abc.ABC):
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:
-        """The noisy value; pure, and the same program for every epsilon.
+        """The noisy value: a pure function, whose program is the same for every epsilon.
 
-        The sensitivity here has value, norm, relation and `zero_allowed` only. Its m and gamma do
-        not matter to the noise, and would make other programs.
+        It is called on a copy of the mechanism. The sensitivity of that copy has a value, norm,
+        relation and `zero_allowed`, and defaults otherwise: m and gamma do not affect the noise.
         """
 
     @abc.abstractmethod
@@ -86,13 +86,16 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def dp_event(self) -> Any:
-        """The epsilon-delta part of one release as an event of dp-accounting; gamma is not in it.
+        """The epsilon-delta part of one release as an event of dp-accounting, without gamma.
 
-        The Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) / 2), which dominates every
-        epsilon-DP mechanism: with x = e^(t/2), its hockey-stick divergence at t >= 0 exceeds that
-        of binary randomized response, the largest there is (Kairouz, Oh and Viswanath 2015), by
-        (1 - x)^2 / (1 + e^epsilon). dp-accounting takes it under its default relation, as it does
-        the events of Laplace and Gaussian, so that all of them compose in one accountant.
+        By default it is the Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) / 2), which
+        dominates every epsilon-DP mechanism. Proof: among all epsilon-DP mechanisms, binary
+        randomized response has the largest hockey-stick divergence (Kairouz, Oh and Viswanath
+        2015). Let x = e^(t/2) for t >= 0. The divergence of this Laplace mechanism at t is larger,
+        by (1 - x)^2 / (1 + e^epsilon).
+
+        dp-accounting uses the event under its default relation, like those of Laplace and Gaussian
+        noise. So all of them compose in one accountant.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:
@@ -131,9 +134,9 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """A draw made of programs that other shapes share, for use outside of `jit`; None for none.
+        """A draw for use outside of `jit` whose programs serve many shapes; None for one program.
 
-        It computes with arrays in place of Python floats, because arrays round as programs do.
+        It computes with JAX arrays, not with Python floats, so that numbers round as in `jit`.
         """
         del value
         return None
@@ -144,13 +147,13 @@ class SensitivityMechanism(abc.ABC):
         return UNKNOWN
 
     def accuracy(self, value: TreeSpec) -> Accuracy:
-        """What `Release.interval` makes intervals of; known if no parameter is traced.
+        """The facts for `Release.interval`. Nothing is known if a parameter is traced.
 
         Args:
             value: describes the target's value.
 
         Returns:
-            An `Accuracy`, made of public things alone.
+            An `Accuracy`, made of public facts alone.
         """
         traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
         with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
@@ -230,10 +233,10 @@ class SensitivityMechanism(abc.ABC):
         return Release(release.value, release.guarantee, draw.accuracy(self))
 
     def unpaid_draw(self, key: Key, value: Value) -> Value:
-        """The value of a release that no open ledger is told of, for code that has paid.
+        """A draw that tells no ledger, for code that has already paid for it.
 
-        It is a part of a larger release, which pays once for all of its draws. Everybody else calls
-        the mechanism itself.
+        It serves larger releases, which pay once for all of their draws. All other code calls the
+        mechanism itself.
 
         Args:
             key: a typed key, used for nothing else.
@@ -254,7 +257,7 @@ class SensitivityMechanism(abc.ABC):
             return draw(key, arrays)
 
     def _in_units_of(self, unit: float, larger: float) -> Self:
-        """The mechanism for values that are divided by a power of two, with so much more noise."""
+        """The mechanism for values that were divided by `unit`, with noise times `larger`."""
         sensitivity = dataclasses.replace(
             self.sensitivity, value=self.sensitivity.value * (larger / unit), inside=False
         )
@@ -262,7 +265,7 @@ class SensitivityMechanism(abc.ABC):
         return changed(self, sensitivity=sensitivity, **scales)
 
     def _check_unclamped(self) -> None:
-        """Refuses values that `privatize` alone makes, if the sensitivity is for those."""
+        """Refuses a mechanism outside of `privatize` if its sensitivity holds only inside of it."""
         if self.sensitivity.inside:
             raise ValueError(
                 "the sensitivity is for exact integers, which privatize computes inside, and floats"
@@ -290,8 +293,8 @@ class SensitivityMechanism(abc.ABC):
     def _frozen(self, value: TreeSpec) -> Self:
         """The mechanism with traced programs in place of functions of the user.
 
-        A compiled draw is looked up by the mechanism. The same function may compute something else
-        later, and two functions that are equal may compute different things.
+        Compiled draws are looked up by the mechanism. A user's function cannot be part of the key:
+        it may compute something else later, and may equal another function.
         """
         del value
         return self

@@ -29,7 +29,7 @@ from dpjax.proving._operations import runs_on_cpu_only
 from dpjax.random._keys import check_key
 from dpjax.release._database import released_records
 from dpjax.release._draw import Draw, DrawOfAnother, can_compile_ahead, compile_ahead, draw_of
-from dpjax.release._known_sensitivity import check_maker, covering, inside_of, knowing, needed
+from dpjax.release._known_sensitivity import check_maker, covering, knowing, needed, plan_of
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import pay_and_draw, request_of
 
@@ -39,11 +39,17 @@ _MOST_KEPT = 256  # Kinds of databases, programs and requests that a private fun
 
 
 class _Kind(NamedTuple):
-    """What all databases of one structure, with the same shapes and dtypes, have in common."""
+    """The facts that all databases of one structure, with the same shapes and dtypes, share.
+
+    Attributes:
+        records: their structure, shapes and dtypes.
+        shapes: the same as a tree.
+        plan: how a release of them is made.
+    """
 
     records: TreeSpec
     shapes: Database
-    inside: Inside
+    plan: Inside
 
 
 class _Step(NamedTuple):
@@ -54,11 +60,6 @@ class _Step(NamedTuple):
     kind: _Kind
     program: Program
     draw: Draw | DrawOfAnother
-
-    @property
-    def programs(self) -> Hashable:
-        """A key that is equal for releases that run the same programs."""
-        return "compiled", self.key.dtype, self.program, self.kind.records
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -77,8 +78,10 @@ class PrivateFunction:
     target: Target
     mechanism: Mechanism
     ledger: OpenLedger | None
-    _program: Program | None  # Of a target that was sampled.
-    _accepting: Mechanism  # For the values of clamped records.
+    _program: Program | None  # The traced target, if it was sampled or proved.
+    _accepting: Mechanism  # The mechanism, for values of clamped records.
+    # What is known from earlier releases. Keys begin with the kind of result: "kind" (of
+    # databases), "users" (functions in the target), "target", "request", or "compiled".
     _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -115,7 +118,7 @@ class PrivateFunction:
         """
         check_key(key)
         records, kind = self._read(database)
-        mechanism = kind.inside.mechanism
+        mechanism = kind.plan.mechanism
         program = self._traced(kind)
         if self.mechanism.sensitivity.bounds is not None:
             _check_platform(records, convolves=runs_on_cpu_only(program.jaxpr.jaxpr))
@@ -136,15 +139,15 @@ class PrivateFunction:
         if (knows := self._knows_accuracy) is not None:
             relation = mechanism.sensitivity.relation
             accuracy = knows._accuracy_of(accuracy, relation, release.value, database)
-        published = kind.inside.published
+        published = kind.plan.published
         value = release.value if published is None else published(release.value)
         return Release(value, release.guarantee, accuracy)
 
     def _read(self, database: Database) -> tuple[Database, _Kind]:
         """Converts a database to the records that the target gets.
 
-        Refusals depend on structure, shapes and dtypes alone. So arrays of a kind that needed no
-        conversion before are not checked again.
+        Structure, shapes and dtypes alone decide on refusals and conversions. So if arrays of a
+        kind needed no conversion before, further arrays of this kind are returned at once.
         """
         leaves, structure = jax.tree.flatten(database)
         looks: Hashable = None
@@ -155,10 +158,10 @@ class PrivateFunction:
                 return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        # Without float64 a sensitivity that is known is rounded outward.
+        # A known sensitivity depends on the setting: without float64 it is rounded outward.
         alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
         if (kind := self._kept.get(alike)) is None:
-            kind = _Kind(described, described.tree(), self._inside(described))
+            kind = _Kind(described, described.tree(), self._plan(described))
             self._keep(alike, kind)
         arrays, read_as = jax.tree.flatten(records)
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
@@ -168,24 +171,24 @@ class PrivateFunction:
     def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
             if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()  # Another thread may look something up, and then finds nothing.
+                self._kept.clear()  # Safe with threads: every look-up handles a missing key.
             self._kept[key] = value
 
-    def _inside(self, records: TreeSpec) -> Inside:
+    def _plan(self, records: TreeSpec) -> Inside:
         """How records of a kind are released; refuses a mechanism whose noise is too small."""
         least = needed(self.target, self.mechanism.sensitivity, records)
-        return inside_of(self.target, covering(self._accepting, least))
+        return plan_of(self.target, covering(self._accepting, least))
 
     def _traced(self, kind: _Kind) -> Program:
-        """The program of the target, as it is now."""
+        """The program of the target at this time; a user's function may have changed before."""
         if self._program is not None:
             self._program.check_unchanged("target")
             return self._program
-        target = kind.inside.target
+        target = kind.plan.target
         if isinstance(target, KnowsSensitivity):
-            target = self._unchanging(kind.inside.target)
+            target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
-        # What was traced just now is unchanged, but for code on the host.
+        # The trace is new. Only code on the host may have been frozen earlier.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
@@ -193,8 +196,8 @@ class PrivateFunction:
     def _unchanging(self, target: Target) -> Target:
         """The target with kept programs, if nothing in it can have changed since it was traced.
 
-        What dpjax made is frozen. But a predicate of the user may close over a variable that has
-        another value by now. Such a target is returned as it is, and traced anew.
+        Objects that dpjax made are frozen. But a user's predicate in them may close over a variable
+        that has another value now. Then the target is returned as it is, and will be traced anew.
         """
         users = self._kept.get(("users", target), "unknown")
         if users == "unknown":
@@ -209,38 +212,42 @@ class PrivateFunction:
         return kept
 
     def _request(self, step: _Step, name: str | None) -> Request | None:
-        """The request under a name. Without a name it only refuses what the draw would refuse."""
-        if name is None and self._is_compiled(step):
+        """The request under a name, for a ledger; None without a name.
+
+        Either way, it raises the errors that the draw would raise, before the release is paid for.
+        """
+        if name is None and self._compiled_ahead(step):
             return None
         program, kind = step.program, step.kind
         asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        # A user's function inside of the mechanism may compute something else by now.
+        # A mechanism may hold a user's function, which may have changed since.
         may_change = getattr(self.mechanism, "_calls_user", True)
         if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
         any_key = jax.ShapeDtypeStruct((), step.key.dtype)
-        draw = kind.inside.mechanism.unpaid_draw
+        draw = kind.plan.mechanism.unpaid_draw
         about = program.outputs, program.fingerprint, kind.records, self.mechanism
         found = request_of(name, draw, any_key, *about)
         self._keep(asked, (found,))
         return found
 
-    def _is_compiled(self, step: _Step) -> bool:
-        """Compiles the programs of a release before it is paid for; False where that cannot be."""
+    def _compiled_ahead(self, step: _Step) -> bool:
+        """Compiles the programs of a release before it is paid for, and says whether it could."""
         if not step.program.is_concrete:
             return False
-        if step.programs in self._kept:
+        programs = "compiled", step.key.dtype, step.program, step.kind.records
+        if programs in self._kept:
             return True
         draw, used = step.draw, [step.key, *jax.tree.leaves(step.records)]
         if not isinstance(draw, Draw) or not can_compile_ahead(draw, step.program, used):
             return False
-        compile_ahead(draw, step.kind.inside.mechanism, step.program, step.key, step.kind.records)
-        self._keep(step.programs, True)
+        compile_ahead(draw, step.kind.plan.mechanism, step.program, step.key, step.kind.records)
+        self._keep(programs, True)
         return True
 
     def _drawn(self, step: _Step) -> Value:
-        """Computes the target alone, and adds noise to its value."""
-        self._is_compiled(step)
+        """Computes the target in a program of its own, and adds noise to its value."""
+        self._compiled_ahead(step)
         program, key = step.program, step.key
         if not program.is_concrete:
             return step.draw(key, apart(program, step.records))
@@ -339,7 +346,7 @@ def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
 
 
 def _accepting_values(mechanism: Mechanism) -> Mechanism:
-    """The mechanism for values of clamped records, which only a program that clamps may make."""
+    """The mechanism without the check that records were clamped: the target clamps them here."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:
         return mechanism
@@ -349,9 +356,10 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
 
 
 def _check_platform(records: Database, *, convolves: bool = False) -> None:
-    """Refuses devices on which nobody bounds the rounding that a proof counts.
+    """Refuses devices whose rounding errors may exceed the bounds in a proof.
 
-    Libraries of GPUs choose among algorithms of convolutions, and some add up other products.
+    For convolutions these are all GPUs: their libraries choose among algorithms, some of which add
+    up other products.
     """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}

@@ -1,4 +1,4 @@
-"""The transaction of a release: every open ledger is told, and paid, before noise is drawn."""
+"""The transaction of a release: every open ledger records and pays it before noise is drawn."""
 
 import dataclasses
 import enum
@@ -40,16 +40,16 @@ def pay_and_draw(
     """Pays for a release from all open ledgers and draws it, or returns the one paid for before.
 
     Args:
-        draw: draws the value of the release. It must tell no ledger, so inside it noise comes from
-            `mechanism.unpaid_draw`: a release pays once, however many draws it is made of.
+        draw: draws the value of the release. It uses `mechanism.unpaid_draw`, which tells no
+            ledger, because a release of several draws pays only once.
         key: a typed key.
-        used: everything else that the release is made of. If a part of it is traced, the key may
-            serve many releases.
+        used: all other inputs of the release. If one of them is traced, the key may serve many
+            releases, so an open ledger refuses it.
         guarantee: of the release.
         what: describes it in the history.
         name: the user's name for the records. Nothing is released again without a name.
-        request: makes the request under a name, or refuses it. It is called without a name too: a
-            release that will be refused must not be paid for.
+        request: makes the request under a name. It is also called without a name, because it raises
+            the errors of the draw before anything is paid.
         ledger: another one to pay from.
         drawing: the draw, if it is one draw of a mechanism.
     """
@@ -91,7 +91,7 @@ def pay_and_draw(
 
 
 def tell_of_training(key: Key) -> None:
-    """Lets ledgers of keys claim the key of a training. Its steps will not tell them."""
+    """Lets open ledgers of keys claim the key of a training, since its steps tell no ledger."""
     refuse_unpaid_steps()
     if ledgers := told():
         refuse_traced(key)
@@ -100,7 +100,7 @@ def tell_of_training(key: Key) -> None:
 
 
 def refuse_unpaid_steps() -> None:
-    """Refuses a step of a training while a budget is open: it does not know the cost of all."""
+    """Refuses a step of a training inside of `with ledger`: a step does not know the total cost."""
     if any(isinstance(one, Account) for one in told()):
         raise ValueError(
             "a training pays for all of its steps at once: ledger.charge what they will promise, as"
@@ -122,11 +122,11 @@ def request_of(
     value: TreeSpec,
     *asked: object,
 ) -> Request | None:
-    """The request for the value that `draw(key, value)` releases, None without a name.
+    """The request for the value that `draw(key, value)` releases; None without a name.
 
-    The fingerprint covers the name, the traced program of `draw`, and `asked`. Records are not
-    looked at: two databases of one structure and one name count as the same.
-    `draw` is traced without a name too: a release that it refuses must not be paid for.
+    The fingerprint covers the name, the traced program of `draw`, and `asked`. It does not cover
+    the records: two databases of one structure under one name count as the same. Without a name,
+    `draw` is traced too, so that its errors come before anything is paid.
 
     Args:
         name: the user's name for the records, or None.

@@ -16,7 +16,7 @@ from dpjax._core._values import Mechanism, Oracle, Target
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.random._keys import check_key
-from dpjax.release._known_sensitivity import covering, inside_of, needed
+from dpjax.release._known_sensitivity import covering, needed, plan_of
 from dpjax.release._privatize import privatize
 from dpjax.sweeps._axes import REPEAT
 from dpjax.sweeps._sweep import sweep
@@ -112,7 +112,7 @@ def rehearse(
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
-    inside = {name: inside_of(target, mechanism) for name, mechanism in named.items()}
+    inside = {name: plan_of(target, mechanism) for name, mechanism in named.items()}
     selecting = [name for name, one in named.items() if isinstance(one, SelectionMechanism)]
 
     def release_all(key: Key) -> dict[str, PyTree]:
