@@ -19,10 +19,14 @@ def completed(markdown: str, room: str) -> str:
     names = [name for name in listed if not (folder / name).is_dir()]
     placed = re.findall(rf"^::: {prefix}\.(\w+)$", markdown, flags=re.MULTILINE)
     rest = sorted(set(names) - set(placed), key=str.lower)
-    return markdown + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
+    heading = "\n## More names\n" if placed and rest else ""
+    return markdown + heading + "".join(f"\n::: {prefix}.{name}\n" for name in rest)
 
 
 def on_page_markdown(markdown: str, *, page: typing.Any, **_: typing.Any) -> str:
     """Completes the pages of the reference; mkdocs calls it with every page."""
     folder, _, file = page.file.src_uri.rpartition("/")
-    return completed(markdown, file.removesuffix(".md")) if folder == "api" else markdown
+    if folder != "api":
+        return markdown
+    here = re.sub(r"^> On GitHub .*\n", "", markdown, flags=re.MULTILINE)
+    return completed(here, file.removesuffix(".md"))
