@@ -1,9 +1,7 @@
-"""Columns of any library of tables, as exact NumPy arrays: nothing is rounded, wrapped or guessed.
+"""Columns that no array of JAX holds, and what queries ask of them.
 
-The dtype of a column decides how it is converted, not its entries: missing ones are private.
-Libraries are known by their attributes, so none of them is imported, nor missed.
-
-`Numbers` holds what no array of JAX does: 64 bits without x64, or some numbers that are missing.
+`Numbers` have 64 bits without x64, or some that are missing. `Texts` compare like texts. `Refused`
+is neither: it stands in a table until something uses it.
 """
 
 import contextlib
@@ -11,9 +9,6 @@ import datetime
 import decimal
 import functools
 import hashlib
-import math
-import re
-import string
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -24,7 +19,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
-from dpjax._core._types import Database, PyTree
+from dpjax._core._types import PyTree
 
 
 @frozen_pytree
@@ -106,6 +101,7 @@ def is_numbers(leaf: PyTree) -> bool:
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
     """Refuses anything but one array of numbers of one of these shapes; None is any length."""
+    check_usable(records)
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
     wanted = " or ".join(map(_in_letters, shapes))
@@ -182,12 +178,8 @@ def for_functions(records: PyTree) -> PyTree:
     return jax.tree.map(one, records, is_leaf=lambda x: hasattr(x, "is_column"))
 
 
-# What pandas, polars and Arrow call numbers of at most 64 bits.
-_WIDTH = r"(8|16|32|64)"
-_INTEGERS = re.compile(rf"(u?int{_WIDTH}|bool|boolean)(\[pyarrow\])?")
-_FLOATS = re.compile(rf"(float{_WIDTH}?|double|halffloat|decimal.*)(\[pyarrow\])?")
+# Python refuses to write thousands of digits.
 _LARGEST = 10**400
-_TEXTS = ("str", "string", "large_string", "string_view", "categorical")
 
 
 @frozen_pytree
@@ -249,28 +241,37 @@ def as_text(entry: object) -> str | None:
     if isinstance(entry, decimal.Decimal) and not entry.is_finite():
         return None
     if isinstance(entry, (int, float, decimal.Decimal)):
-        # Neither is NaN; and Python refuses to write thousands of digits.
+        # NaN is not between these.
         small = -_LARGEST < entry < _LARGEST
         return str(int(entry)) if small and entry == int(entry) else None
     # Pandas' mark of a missing date is a date, too, and differs from itself.
     return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
 
 
-def columns(name: str, database: Database) -> Database:
-    """A database with tables as dicts of their columns, in NumPy arrays, `Numbers` and `Texts`.
+@frozen_pytree
+class Refused:
+    """A column of a table whose dtype no query reads. It has no arrays, so the others still count.
 
-    Raises:
-        TypeError: if a dtype holds neither numbers nor texts; the message names the column.
-        ValueError: if columns of a table share a name.
+    Attributes:
+        message: the refusal, raised by what uses the column.
     """
 
-    def tables(path: tuple[Any, ...], leaf: PyTree) -> PyTree:
-        table = _columns_of_a_table(leaf)
-        if table is leaf:
-            return exact_column(place_of(name, path), leaf, named=bool(path))
-        return {key: exact_column(place_of(name, (*path, key)), x) for key, x in table.items()}
+    message: str = static()
 
-    return jax.tree_util.tree_map_with_path(tables, database, is_leaf=is_column)
+    def refuse(self, *_: object, **__: object) -> Any:
+        """Raises the refusal."""
+        raise TypeError(self.message)
+
+    __array__ = __jax_array__ = __getitem__ = __iter__ = __len__ = __bool__ = __float__ = refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = refuse
+    __neg__ = __abs__ = __invert__ = __and__ = __or__ = __rand__ = __ror__ = refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return "unusable"
 
 
 def is_column(leaf: PyTree) -> bool:
@@ -278,178 +279,7 @@ def is_column(leaf: PyTree) -> bool:
     return isinstance(leaf, (Numbers, Texts))
 
 
-def place_of(name: str, path: tuple[Any, ...]) -> str:
-    """What messages call a column: by its name, if it has one."""
-    if not path:
-        return name
-    key = getattr(path[-1], "key", path[-1])
-    if isinstance(key, (str, int)):
-        return f"column {key!r} of {name}"
-    return name + jax.tree_util.keystr(path)
-
-
-def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
-    """One column in a dtype that does not depend on which of its entries are missing."""
-    if is_column(leaf) or isinstance(leaf, (jax.Array, type)) or callable(leaf):
-        return leaf
-    _checks.refuse_masked(place, leaf)
-    if _holds_texts(leaf):
-        if not named:
-            or_floats = ', or make floats by .astype("float64")' if _kind(leaf) == "object" else ""
-            raise TypeError(
-                f"{place} must be numbers, got the dtype {dtype_of(leaf)}: number its texts by a"
-                " public list, as by pandas.Index(public).get_indexer(column), or pass a table"
-                f" with this column and count its texts by dpjax.queries.by{or_floats}"
-            )
-        texts = texts_of(leaf)
-        return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
-    if hasattr(leaf, "to_pylist") and hasattr(leaf, "type"):
-        return _of_arrow(place, leaf)
-    if hasattr(leaf, "to_arrow") and hasattr(leaf, "is_null"):
-        return _of_polars(place, leaf)
-    if hasattr(leaf, "isna") and hasattr(leaf, "to_numpy"):
-        return _of_pandas(place, leaf)
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "mM":
-        raise _refusal(place, leaf, '.astype("datetime64[s]").astype("int64")', ".astype(str)")
-    return leaf
-
-
-def _of_pandas(place: str, leaf: Any) -> np.ndarray | Numbers:
-    dtype: Any = leaf.dtype
-    if hasattr(dtype, "categories"):
-        found = exact_column(place, dtype.categories)
-        codes = np.asarray(leaf.cat.codes if hasattr(leaf, "cat") else leaf.codes)
-        if isinstance(found, Numbers):  # No category is missing.
-            found, _ = found.on_host()
-        found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
-        return _with_gaps(found[codes], codes >= 0)
-    if isinstance(leaf.dtype, np.dtype) and dtype.kind in "iufb":
-        return np.asarray(leaf)
-    if _INTEGERS.fullmatch(_kind(leaf)):
-        whole = np.dtype("bool" if "bool" in _kind(leaf) else dtype.numpy_dtype)
-        return _with_gaps(leaf.to_numpy(whole, na_value=whole.type(0)), ~np.asarray(leaf.isna()))
-    if _FLOATS.fullmatch(_kind(leaf)):
-        wide = _kind(leaf).startswith("decimal")
-        return leaf.to_numpy("float64" if wide else dtype.numpy_dtype, na_value=np.nan)
-    is_time = isinstance(leaf.dtype, np.dtype) and dtype.kind in "mM"
-    raise _refusal(place, leaf, f'.astype("{"int" if is_time else "float"}64")', ".astype(str)")
-
-
-def _of_polars(place: str, leaf: Any) -> np.ndarray | Numbers:
-    if _INTEGERS.fullmatch(_kind(leaf)):
-        nothing = False if _kind(leaf) == "boolean" else 0
-        return _with_gaps(leaf.fill_null(nothing).to_numpy(), ~leaf.is_null().to_numpy())
-    if _FLOATS.fullmatch(_kind(leaf)):
-        found = leaf.cast(float) if _kind(leaf).startswith("decimal") else leaf
-        return found.fill_null(math.nan).to_numpy()
-    raise _refusal(place, leaf, ".cast(polars.Float64)", ".cast(polars.String)")
-
-
-def _of_arrow(place: str, leaf: Any) -> np.ndarray | Numbers:
-    if hasattr(leaf.type, "value_type") and hasattr(leaf.type, "index_type"):
-        return _of_arrow(place, leaf.cast(leaf.type.value_type))
-    if _INTEGERS.fullmatch(_kind(leaf)):
-        filled = leaf.fill_null(False if _kind(leaf) == "bool" else 0)
-        missing = leaf.is_null().to_numpy(zero_copy_only=False)
-        return _with_gaps(filled.to_numpy(zero_copy_only=False), ~missing)
-    if _FLOATS.fullmatch(_kind(leaf)):
-        found = leaf.cast("double") if _kind(leaf).startswith("decimal") else leaf
-        return found.to_numpy(zero_copy_only=False)
-    is_time = _kind(leaf).startswith(("date", "time"))
-    as_numbers = '.cast("timestamp[s]").cast("int64")' if is_time else '.cast("double")'
-    raise _refusal(place, leaf, as_numbers, '.cast("string")')
-
-
-def _with_gaps(numbers: np.ndarray, known: np.ndarray) -> np.ndarray | Numbers:
-    """Numbers of which some may be missing: floats have NaN for that."""
-    if numbers.dtype.kind == "f":
-        return np.where(known, numbers, numbers.dtype.type(np.nan))
-    return Numbers.of(numbers, known)
-
-
-def _refusal(place: str, leaf: Any, as_numbers: str, as_texts: str) -> TypeError:
-    return TypeError(
-        f"{place} must be numbers or texts, got the dtype {dtype_of(leaf)}: make it"
-        f" numbers, by {as_numbers} where that is exact, or texts, by {as_texts}, or leave it out"
-    )
-
-
-def texts_of(leaf: PyTree) -> np.ndarray:
-    """The entries of a column of texts, or of objects."""
-    # NumPy forgets which texts of an Arrow dictionary are missing.
-    return np.asarray(leaf.to_pylist() if hasattr(leaf, "to_pylist") else leaf, object)
-
-
-def _holds_texts(leaf: PyTree) -> bool:
-    """Whether a column holds texts, by its dtype alone: missing entries are private."""
-    dtype = getattr(leaf, "dtype", None)
-    categories = getattr(dtype, "categories", None)
-    if hasattr(categories, "dtype") and not hasattr(leaf, "to_arrow"):
-        return _holds_texts(categories)
-    if isinstance(dtype, np.dtype):
-        return dtype.kind in "UOT"
-    name, *_ = _kind(leaf).removeprefix("dictionary<values=").split(",")
-    return name.removesuffix("[pyarrow]") in _TEXTS or name.startswith("enum(")
-
-
-def _kind(leaf: PyTree) -> str:
-    """The name of a dtype of pandas or polars, or of a type of Arrow."""
-    return str(dtype_of(leaf)).lower()
-
-
-def dtype_of(leaf: PyTree) -> object:
-    """The dtype of a column, which Arrow calls its type."""
-    found = getattr(leaf, "dtype", getattr(leaf, "type", ""))
-    # NumPy's own name says how long the longest text is.
-    return "str" if isinstance(found, np.dtype) and found.kind == "U" else found
-
-
-def _columns_of_groups(groups: PyTree) -> PyTree:
-    """The columns of `frame.groupby("cut")["price"]`, a group and a number for each record."""
-    name, values = groups.keys, groups.obj
-    if groups.ndim != 1 or not isinstance(name, (str, int)):
-        raise TypeError(
-            "groups must be grouped by one column and reduced to one column, as in"
-            ' frame.groupby("cut")["price"]; otherwise pass the frame itself, and name the columns'
-        )
-    # Take the column itself: pandas chooses the dtype of its index of groups by private values.
-    grouper = groups._grouper if hasattr(groups, "_grouper") else groups.grouper  # pandas 2.1.
-    return {name: grouper.groupings[0].grouping_vector, values.name: values}
-
-
-def _columns_of_a_table(leaf: PyTree) -> PyTree:
-    """The columns of a DataFrame, each with its own dtype; anything else stays as it is."""
-    if isinstance(leaf, type):
-        return leaf
-    if hasattr(leaf, "ngroups") and hasattr(leaf, "indices"):
-        return _columns_of_groups(leaf)
-    if hasattr(leaf, "column_names"):  # Of Arrow.
-        columns = list(leaf.column_names)
-    elif hasattr(leaf, "columns") and hasattr(leaf, "dtypes"):
-        columns = list(leaf.columns)
-    else:
-        return leaf
-    if len(set(columns)) < len(columns):
-        raise ValueError(
-            f"columns of a table must have names of their own, got {_checks.shown(columns)}"
-        )
-    return {column: leaf[column] for column in columns}
-
-
-ALPHABET = string.ascii_lowercase
-
-
-def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
-    """The first letters of each text, 1 for a to 26 for z, and 0 after the end: (n, width)."""
-    texts = list(texts)
-    codes = np.zeros((len(texts), width), np.uint8)
-    for row, text in zip(codes, texts, strict=True):
-        letters = letters_of(text)[:width]
-        row[: len(letters)] = letters
-    return codes
-
-
-def letters_of(text: object) -> list[int]:
-    """The codes of all letters of a text; none for anything else."""
-    folded = text.casefold() if isinstance(text, str) else ""
-    return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]
+def check_usable(column: PyTree) -> None:
+    """Refuses a column whose dtype no query reads."""
+    if isinstance(column, Refused):
+        column.refuse()

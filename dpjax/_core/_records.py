@@ -8,7 +8,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._columns import Numbers, columns, in_64_bits, is_column, is_numbers, place_of
+from dpjax._core._columns import Numbers, Refused, check_usable, in_64_bits, is_column, is_numbers
+from dpjax._core._frames import columns, place_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import Database, PyTree
 
@@ -44,14 +45,14 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
     tree = columns(name, database)
     leaves = jax.tree.leaves(tree, is_leaf=is_column)
+    if not leaves:
+        _refuse_nothing(name, tree)
     # Before anything is converted: a list of numbers has as many leaves as numbers.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
             f"{wanted}, got {_checks.described(tree)}; if that is a list of numbers,"
             " pass numpy.asarray of it"
         )
-    if not leaves:
-        raise ValueError(f"{name} must hold at least one array, got {_checks.shown(tree)}")
 
     def converted(path: tuple[object, ...], leaf: PyTree) -> PyTree:
         return _exact(place_of(name, path), leaf)
@@ -74,6 +75,13 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
             )
         records = PaddedRecords(records.records, as_dtype(present, bool))
     return records, n
+
+
+def _refuse_nothing(name: str, tree: Database) -> None:
+    """Refuses a database without arrays, by the dtype of a column if it has one."""
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
+        check_usable(leaf)
+    raise ValueError(f"{name} must hold at least one array, got {_checks.shown(tree)}")
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:

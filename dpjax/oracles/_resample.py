@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._columns import codes_of, letters_of
+from dpjax._core._letters import codes_of, letters_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, Key, PyTree

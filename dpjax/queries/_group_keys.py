@@ -14,7 +14,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._columns import Texts, as_text, exact_column, texts_of
+from dpjax._core._columns import Texts, as_text
+from dpjax._core._frames import exact_column, texts_of
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key

@@ -14,7 +14,8 @@ from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
-from dpjax._core._columns import Numbers, Texts, columns, fingerprints, in_64_bits
+from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
+from dpjax._core._frames import columns
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax.mechanisms._selection import sum_of_group_maxima
@@ -166,6 +167,7 @@ def _plain(key: object, wanted: str) -> int | str:
 def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     """The key of every record."""
     found = _computed(column, records) if callable(column) else _picked(records, column)
+    check_usable(found)
     n = jax.tree.leaves(records)[0].shape[0]
     if isinstance(found, (jax.Array, Numbers, Texts)) and found.shape == (n,):
         return found

@@ -6,7 +6,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._columns import columns
+from dpjax._core._frames import columns
 from dpjax._core._records import PaddedRecords as PaddedRecords
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database

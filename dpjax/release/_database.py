@@ -7,7 +7,8 @@ docs/how-to/pandas.md explains the rules to users.
 import jax
 import jax.numpy as jnp
 
-from dpjax._core._columns import Numbers, is_numbers, place_of
+from dpjax._core._columns import Numbers, is_numbers
+from dpjax._core._frames import place_of
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype, check_padded, exact_records
 from dpjax._core._types import Database, PyTree

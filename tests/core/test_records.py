@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import dpjax
@@ -12,47 +13,9 @@ from dpjax import attacks, learning, queries
 from dpjax._core._records import record_arrays
 
 
-class Table:
-    """What pandas' DataFrame is to us, which no test needs to install."""
-
-    def __init__(self, columns):
-        self._columns = columns
-
-    @property
-    def columns(self):
-        return list(self._columns)
-
-    @property
-    def dtypes(self):
-        return {name: column.dtype for name, column in self._columns.items()}
-
-    def __getitem__(self, name):
-        return Column(self._columns[name])
-
-    def to_numpy(self):
-        return np.array(list(self._columns.values())).T  # One dtype for all.
-
-    __array__ = to_numpy
-
-
-class Column:
-    """What pandas' Series is to us."""
-
-    def __init__(self, values):
-        self._values = values
-        self.dtype = values.dtype
-        self.shape = values.shape
-
-    def to_numpy(self):
-        return self._values
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self._values, dtype)
-
-
 @dataclasses.dataclass
 class Nullable:
-    """Values with a mask, as pandas' Int64: what NumPy makes of them depends on what is missing."""
+    """A column of no library we know: what NumPy makes of it depends on what is missing."""
 
     values: list
     dtype: str = "Int64"
@@ -61,7 +24,7 @@ class Nullable:
     def shape(self):
         return (len(self.values),)
 
-    def __array__(self, dtype=None, copy=None):
+    def to_numpy(self):
         return np.array(self.values)
 
 
@@ -78,8 +41,8 @@ def dtypes(tree):
 
 def test_a_table_becomes_its_columns():
     for tree, found in (
-        (COLUMNS, record_arrays("database", Table(COLUMNS))[0]),
-        ({"people": [COLUMNS]}, record_arrays("database", {"people": [Table(COLUMNS)]})[0]),
+        (COLUMNS, record_arrays("database", pd.DataFrame(COLUMNS))[0]),
+        ({"people": [COLUMNS]}, record_arrays("database", {"people": [pd.DataFrame(COLUMNS)]})[0]),
     ):
         assert dtypes(found) == dtypes(jax.tree.map(jnp.asarray, tree))
         jax.tree.map(np.testing.assert_array_equal, found, tree)
@@ -87,7 +50,7 @@ def test_a_table_becomes_its_columns():
 
 @pytest.mark.parametrize("make", [dpjax.oracles.resample, dpjax.oracles.smoothed_resample])
 def test_an_oracle_of_a_table_draws_its_columns(make, key):
-    drawn = jax.eval_shape(lambda key: make(Table(COLUMNS))(key, 7), key)
+    drawn = jax.eval_shape(lambda key: make(pd.DataFrame(COLUMNS))(key, 7), key)
     assert dtypes(drawn) == {"age": "float32", "visits": "int32", "ill": "bool"}
     assert {leaf.shape for leaf in drawn.values()} == {(7,)}
 
@@ -95,13 +58,13 @@ def test_an_oracle_of_a_table_draws_its_columns(make, key):
 def test_a_table_is_released_as_its_columns(key):
     private = dpjax.privatize(lambda d: jnp.sum(d["ill"]), dpjax.laplace(1.0, 1.0))
     columns = COLUMNS | {"visits": COLUMNS["visits"].astype("int32")}
-    assert private(key, Table(columns)).value == private(key, columns).value
+    assert private(key, pd.DataFrame(columns)).value == private(key, columns).value
 
 
 def test_columns_that_numpy_converts_by_what_they_hold_are_refused():
     told = []
     for values in ([1, 2], [1, None]):
-        table = Table({"visits": Nullable(values)})
+        table = {"visits": Nullable(values)}
         with pytest.raises(TypeError, match=r"of dtype Int64, which is none of NumPy's") as caught:
             record_arrays("database", table)
         told.append(str(caught.value))
@@ -173,16 +136,14 @@ def test_a_mask_that_hides_nothing_is_refused_too():
 
 
 def test_columns_of_one_name_are_refused():
-    class Twice(Table):
-        columns = ("age", "age")
-
+    twice = pd.DataFrame([[1, 2]], columns=["age", "age"])
     with pytest.raises(ValueError, match="names of their own"):
-        record_arrays("database", Twice(COLUMNS))
+        record_arrays("database", twice)
 
 
 def test_a_table_is_no_array(key):
-    with pytest.raises(TypeError, match="got a Table"):
-        dpjax.laplace(1.0, 1.0)(key, Table(COLUMNS))
+    with pytest.raises(TypeError, match="got a DataFrame"):
+        dpjax.laplace(1.0, 1.0)(key, pd.DataFrame(COLUMNS))
 
 
 @pytest.mark.parametrize(

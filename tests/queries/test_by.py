@@ -13,7 +13,6 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
-from dpjax._core._records import record_arrays
 from dpjax.queries._groups import groups as groups_of_keys
 from dpjax.queries._groups import integers_by_group
 from dpjax.queries._second_moments import second_moments_query
@@ -256,54 +255,6 @@ def test_columns_of_texts_come_from_tables():
     np.testing.assert_array_equal(grouped(nullable), expected)
     with pytest.raises(TypeError, match="without a mask"):
         grouped({"cut": np.ma.array(frame["cut"].to_numpy(object)), "price": frame["price"]})
-
-
-@pytest.mark.parametrize("sort", [True, False])
-def test_groups_of_pandas_are_their_column_and_their_numbers(sort):
-    frame = table_of(50)
-    frame.loc[3, "cut"] = None
-    frame["code"] = np.where(np.arange(50) % 7 == 0, np.nan, np.arange(50) % 3)
-    grouped = queries.by(queries.histogram_query(9), column="cut", keys=CUTS)
-    pairs = frame.groupby("cut", sort=sort)["price"]
-    np.testing.assert_array_equal(grouped(pairs), grouped(frame[["cut", "price"]]))
-    by_code = queries.by(queries.histogram_query(9), column="code", keys=[2, 0])
-    for column in (frame["code"], frame["code"].fillna(5).astype(int)):
-        other = frame.assign(code=column)
-        pairs = other.groupby("code", sort=sort)["price"]
-        np.testing.assert_array_equal(by_code(pairs), by_code(other[["code", "price"]]))
-    mean = queries.private_mean(KEY, pairs, lower=0, upper=9, epsilon=1e4, by={"code": [1]})
-    assert mean.value[0] == pytest.approx(other["price"][other["code"] == 1].mean(), abs=0.01)
-    for groups in (frame.groupby("cut"), frame.groupby(["cut", "code"])["price"]):
-        with pytest.raises(TypeError, match="pass the frame itself"):
-            grouped(groups)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ([1, 2, 3], ["a", None, 3]),
-        (["a", "b", "c"], [2.5, None, 3]),
-        (["a", "b", "c"], [None, None, None]),
-        (np.array([1, 2, 3], "uint64"), np.array([2**63, 2**64 - 1, 3], "uint64")),
-        (np.array([1, 2, 3], "M8[ns]"), np.array(["NaT"] * 3, "M8[ns]")),
-    ],
-    ids=["numbers", "texts", "nothing", "huge", "dates"],
-)
-def test_values_do_not_decide_how_groups_are_read(one, other):
-    """pandas takes the dtype of groups from values. Only dates are refused, and always."""
-
-    def read(values):
-        dtype = getattr(values, "dtype", object)
-        keys = pd.Series(values, dtype=dtype)
-        groups = pd.DataFrame({"k": keys, "v": [1.0, 2, 3]}).groupby("k")["v"]
-        try:
-            records, _ = record_arrays("database", groups)
-        except TypeError as error:
-            return str(error)
-        return jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), records)
-
-    assert repr(read(one)) == repr(read(other))
-    assert ("dtype datetime64" in repr(read(one))) == (getattr(one, "dtype", None) == "M8[ns]")
 
 
 def test_what_is_no_group_is_refused():

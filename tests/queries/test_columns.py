@@ -7,8 +7,6 @@ for every loader and every kind of column, alone and in a table. Functions of th
 released themselves are in tests/release/test_database.py.
 """
 
-import datetime
-import decimal
 import itertools
 import math
 
@@ -25,81 +23,14 @@ import odd_inputs
 from dpjax import queries
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import exact_records
+from loaders import BIG, KINDS, LOADERS, missing_at
 from tables import for_each
 
 KEY = dpjax.random.seeded_key(5)
 SHARP = {"epsilon": 1e6}
-BIG = [5_000_000_001, 20240131, -(2**40), 7, 5_000_000_001, 2_147_483_647]
-DAYS = [datetime.date(2024, 1, 31), datetime.date(2024, 2, 1)] * 3
-KINDS = {
-    "ints": ([1, 2, 2, 3, -1, 1], "int64"),
-    "small ints": ([1, 2, 2, 3, 0, 1], "uint8"),
-    "ints of 32 bits": ([20240131, 2**24 + 1, 2**24, 3, -1, 20240131], "int32"),
-    "big ints": (BIG, "int64"),
-    "ids": ([2**60 + 1, 2**60 + 1, 2**60, 3, 4, 5], "int64"),
-    "whole floats": ([20240131.0, 20240201.0, 5e9 + 1, 3.0, -1.0, 20240131.0], "float64"),
-    "floats": ([0.1, 20240131.0, math.nan, 3.0, -1.5, 2.0**24 + 1], "float64"),
-    "floats of 32 bits": ([0.5, math.nan, 2.0, 3.0, -1.5, 2.0], "float32"),
-    "booleans": ([True, False, True, True, False, False], "bool"),
-    "texts": (["a", "b", "a", "", "ä", "2"], "str"),
-    "dates": (DAYS, "date"),
-    "decimals": ([decimal.Decimal(x) for x in ("0.10", "2.00", "2.00", "-1.50", "3", "7")], "dec"),
-}
-ARROW = {"str": pa.string(), "date": pa.date32(), "dec": pa.decimal128(20, 2), "bool": pa.bool_()}
-NULLABLE = {"str": "string", "bool": "boolean", "float64": "Float64", "float32": "Float32"}
-
-
-def arrow_type(dtype):
-    return ARROW.get(dtype) or pa.from_numpy_dtype(dtype)
-
-
-def of_numpy(values, dtype):
-    if dtype == "dec":
-        pytest.skip("NumPy has no decimals")
-    return np.array(values, {"str": "U", "date": "M8[D]"}.get(dtype, dtype))
-
-
-def of_pandas(values, dtype):
-    if dtype == "dec":
-        pytest.skip("pandas has decimals of Arrow alone")
-    return pd.Series(values, dtype={"date": "M8[s]"}.get(dtype, dtype))
-
-
-def of_nullable(values, dtype):
-    if dtype in ("dec", "date"):
-        pytest.skip("pandas has none that may be missing")
-    return pd.Series(values, dtype=NULLABLE.get(dtype, dtype.replace("i", "I").replace("u", "U")))
-
-
-def of_categories(values, dtype):
-    return of_pandas(values, dtype).astype("category")
-
-
-def of_pandas_on_arrow(values, dtype):
-    return pd.Series(pd.array(values, pd.ArrowDtype(arrow_type(dtype))))
-
-
-def of_polars(values, dtype):
-    return pl.Series(pl.from_arrow(pa.array(values, arrow_type(dtype), from_pandas=True)))
-
-
-def of_arrow(values, dtype):
-    return pa.chunked_array([pa.array(values, arrow_type(dtype), from_pandas=True)])
-
-
-def of_arrow_dictionary(values, dtype):
-    return of_arrow(values, dtype).dictionary_encode()
-
-
-LOADERS = {
-    loader.__name__[3:]: loader
-    for loader in (of_numpy, of_pandas, of_nullable, of_categories, of_pandas_on_arrow, of_polars)
-} | {"arrow": of_arrow, "arrow_dictionary": of_arrow_dictionary}
-
 EDGES = [-(2.0**41), 0, 0.1, 2, 2**24 + 1, 20240131, 20240201, 4e9, 5e9 + 1, 1e19]
 KEYS = [2, 7, 20240131, 20240201, 2**24, 2**24 + 1, 5_000_000_001, -(2**40), 2**60, 2**60 + 1]
 GRID = [-1.5, 0, 0.1, 2, 3, 2**24, 20240131, 3e9, 5e9 + 1, 1e18]
-REFUSED = ("texts", "dates")
 
 
 def keys_of(kind):
@@ -195,19 +126,6 @@ def form_of(database):
     return TreeSpec.of(exact), *(np.asarray(x).tobytes() for x in jax.tree.leaves(exact))
 
 
-def missing_at(values, dtype, loader):
-    """The same column whose second entry is missing, and None where the dtype has no such thing."""
-    floats = dtype.startswith("float")
-    if loader in ("numpy", "pandas") and not floats:
-        return None
-    if loader == "categories":
-        column = of_categories(values, dtype)
-        column[1] = None
-        return column
-    gap = math.nan if floats else None
-    return LOADERS[loader]([gap if i == 1 else x for i, x in enumerate(values)], dtype)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @for_each("ask", RIGHT)
 def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
@@ -219,10 +137,9 @@ def test_every_loader_gives_the_right_answer_or_a_refusal(kind, ask):
             column = load(values, dtype)
         except pytest.skip.Exception:
             continue
-        if kind in REFUSED and not (kind == "texts" and ask in (ask_groups, ask_keys)):
-            with pytest.raises(TypeError, match=r"must be numbers.*got the dtype .*: ") as e:
+        if kind == "texts" and ask not in (ask_groups, ask_keys):
+            with pytest.raises(TypeError, match=r"must be numbers.*got the dtype .*: "):
                 ask(column)
-            assert ask is not ask_groups or "column 'x' of database" in str(e.value), loader
             continue
         ask_groups.keys = keys_of(kind)
         if kind == "texts":
@@ -252,7 +169,6 @@ WORSE = {
     "floats": [math.inf, -math.inf, 1e308, 5e-324, -0.0, 1.0],
     "floats of 32 bits": [math.inf, -math.inf, 3e38, 1e-45, -0.0, 1.0],
     "texts": ["", "\x00", "nan", "None", "0", "-1"],
-    "dates": [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)] * 3,
 }
 
 
@@ -271,8 +187,6 @@ def test_refusals_do_not_depend_on_values(kind, ask):
             return str(error)
 
     for loader, load in LOADERS.items():
-        if loader == "nullable" and kind == "dates":
-            continue
         assert outcome(load(values, dtype)) == outcome(load(WORSE[kind], dtype)), loader
 
 
@@ -358,6 +272,7 @@ def test_a_predicate_sees_all_bits_and_texts():
 
 
 NUMBERS, TEXTS = pd.DataFrame({"a": [0.1, 0.2], "b": [0.0, 0.3]}), pd.Series(["f", "m"])
+INTERVALS = pd.DataFrame({"x": pd.interval_range(0, 2), "y": [1.0, 2.0]})
 RADII = {"x_radius": 1.0, "y_radius": 1.0, "epsilon": 1.0, "delta": 1e-6}
 ASKED = {
     "mean of a frame": (
@@ -415,18 +330,24 @@ ASKED = {
         ["database must be numbers of shape (n, d)", "{'a'", "numpy.stack"],
     ),
     "lists": (
-        lambda: queries.counting_query()({"x": pl.Series([[1], [2]]), "y": np.ones(2)}),
-        ["column 'x' of database", "List(Int64)", ".cast(polars.", "leave it out"],
+        lambda: queries.histogram_query([0, 1])(pl.Series([[1], [2]])),
+        ["database must be numbers, texts, dates", "List(Int64)", "cast it to one", "leave it out"],
     ),
     "intervals": (
-        lambda: queries.counting_query()({"x": pd.Series(pd.interval_range(0, 2))}),
-        ["column 'x' of database", "interval[int64", ".astype(", "leave it out"],
+        lambda: queries.private_mean(
+            KEY, INTERVALS, lower=0, upper=1, epsilon=1.0, by={"x": [1, 2]}
+        ),
+        ["column 'x' must be numbers, texts, dates", "interval[int64", "leave it out"],
     ),
     "a frame to prove": (
         lambda: dpjax.prove_sensitivity(
-            lambda d: jnp.mean(d["a"]), pa.table({"a": DAYS}), bounds=(0, 1), norm="l1"
+            lambda d: jnp.mean(d["a"]), pa.table({"a": [[1]], "b": [1.0]}), bounds=(0, 1), norm="l1"
         ),
-        ["column 'a' of records", "date32[day]", '.cast("string")'],
+        ["column 'a' must be numbers", "list<item: int64>", "cast it to one"],
+    ),
+    "a predicate": (
+        lambda: queries.counting_query(lambda row: row["x"] > 1)(INTERVALS),
+        ["column 'x' must be numbers, texts, dates", "interval[int64", "leave it out"],
     ),
     "public integers": (
         lambda: dpjax.oracles.resample(pd.DataFrame({"a": BIG})),
@@ -442,37 +363,3 @@ def test_a_refusal_names_argument_column_dtype_and_remedy(name):
         entry()
     missing = [word for word in words if word not in str(refusal.value)]
     assert not missing, f"{missing} not in: {refusal.value}"
-
-
-def of_dates(load):
-    return load(DAYS, "date")
-
-
-REMEDIES = {
-    "numpy": (
-        of_numpy,
-        lambda x: x.astype("datetime64[s]").astype("int64"),
-        lambda x: x.astype(str),
-    ),
-    "pandas": (of_pandas, lambda x: x.astype("int64"), lambda x: x.astype(str)),
-    "polars": (of_polars, lambda x: x.cast(pl.Float64), lambda x: x.cast(pl.String)),
-    "arrow": (
-        of_arrow,
-        lambda x: x.cast("timestamp[s]").cast("int64"),
-        lambda x: x.cast("string"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REMEDIES)
-def test_the_remedy_for_dates_works(name):
-    load, as_numbers, as_texts = REMEDIES[name]
-    column = of_dates(load)
-    with pytest.raises(TypeError, match="column 'day' of database") as refusal:
-        queries.counting_query()({"day": column, "age": np.ones(6)})
-    words = str(refusal.value)
-    assert '"int64")' in words or ".cast(polars.Float64)" in words
-    assert len(np.unique(np.asarray(as_numbers(column)))) == 2
-    assert queries.histogram_query([-1e20, 0, 1e20])(as_numbers(column)).tolist() == [0, 6]
-    days = queries.by(queries.counting_query(), column="day", keys=["2024-01-31", "2024-02-01"])
-    assert days({"day": as_texts(column), "age": np.ones(6)}).tolist() == [3, 3]

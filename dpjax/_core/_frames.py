@@ -1,0 +1,258 @@
+"""Tables and columns of any library, through narwhals: nothing is rounded, wrapped or guessed.
+
+The dtype of a column decides how it is converted, not its entries: missing ones are private.
+NumPy and JAX need no other library.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._columns import Numbers, Refused, Texts, fingerprints, is_column
+from dpjax._core._moments import Moments, in_seconds, moments_of_numpy, numbers_of_numpy
+from dpjax._core._types import Database, PyTree
+
+# Their tables and columns need narwhals, which knows more of them.
+_EAGER = frozenset({"pandas", "polars", "pyarrow", "modin", "cudf", "narwhals"})
+_LAZY = frozenset({"dask", "dask_expr", "duckdb", "_duckdb", "ibis", "pyspark", "sqlframe"})
+
+
+def columns(name: str, database: Database) -> Database:
+    """A database with tables as dicts of their columns, in NumPy arrays, `Numbers` and `Texts`.
+
+    Raises:
+        ModuleNotFoundError: if a table needs narwhals, which is not installed.
+        TypeError: if a column alone holds neither numbers nor texts nor dates. In a table it is
+            `Refused`, which raises where it is used.
+        ValueError: if columns of a table share a name.
+    """
+
+    def tables(path: tuple[Any, ...], leaf: PyTree) -> PyTree:
+        table = as_table(leaf)
+        if table is None:
+            return exact_column(place_of(name, path), leaf, named=bool(path))
+        return {key: exact_column(f"column {key!r}", x) for key, x in table.items()}
+
+    return jax.tree_util.tree_map_with_path(tables, database, is_leaf=is_column)
+
+
+def place_of(name: str, path: tuple[Any, ...]) -> str:
+    """What messages call a column: by its name, if it has one."""
+    if not path:
+        return name
+    key = getattr(path[-1], "key", path[-1])
+    if isinstance(key, (str, int)):
+        return f"column {key!r} of {name}"
+    return name + jax.tree_util.keystr(path)
+
+
+def as_table(leaf: PyTree) -> dict[str, Any] | None:
+    """The columns of a table of a library; None for anything else. A lazy one is computed."""
+    if not _is_of_a_library(leaf):
+        return None
+    nw, found = _wrapped("database", leaf)
+    if isinstance(found, nw.Series):
+        return None
+    frame = found.collect() if isinstance(found, nw.LazyFrame) else found
+    return {name: frame.get_column(name) for name in frame.columns}
+
+
+def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
+    """The columns of a table, or of a dict of columns, by name, as they are given."""
+    found = as_table(table)
+    found = table if found is None else found
+    if not isinstance(found, Mapping) or not found or not all(isinstance(x, str) for x in found):
+        raise TypeError(
+            f"{name} must be a table with names of columns, or a dict of columns, got"
+            f" {_checks.shown(table)}"
+        )
+    return dict(found)
+
+
+def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
+    """One column in a dtype that does not depend on which of its entries are missing.
+
+    A column with a name that no query reads is `Refused`, and one without is refused at once.
+    """
+    if is_column(leaf) or isinstance(leaf, (jax.Array, type, Refused)) or callable(leaf):
+        return leaf
+    _checks.refuse_masked(place, leaf)
+    if isinstance(leaf, np.ndarray):
+        found = _of_numpy(leaf)
+    elif _is_of_a_library(leaf):
+        found = _of_series(_wrapped(place, leaf)[1])
+    else:
+        return leaf
+    if found is None:
+        refused = Refused(
+            f"{place} must be numbers, texts, dates or times, got the dtype {dtype_of(leaf)}: cast"
+            " it to one of these, or leave it out"
+        )
+        return refused if named else refused.refuse()
+    if isinstance(found, Texts) and not named:
+        or_floats = ', or make floats by .astype("float64")' if _holds_objects(leaf) else ""
+        raise TypeError(
+            f"{place} must be numbers, got the dtype {dtype_of(leaf)}: number its texts by a"
+            " public list, as by pandas.Index(public).get_indexer(column), or pass a table"
+            f" with this column and count its texts by dpjax.queries.by{or_floats}"
+        )
+    return found
+
+
+def moments_of(leaf: PyTree) -> Moments | None:
+    """How a column of dates, times or durations counts as numbers; None for another one."""
+    if not _is_of_a_library(leaf):
+        dtype = getattr(leaf, "dtype", None)
+        is_time = isinstance(dtype, np.dtype) and dtype.kind in "mM"
+        return moments_of_numpy(dtype) if is_time else None
+    nw, series = _wrapped("column", leaf)
+    if series.dtype in (nw.Categorical, nw.Enum):
+        categories = _categories(series)
+        return None if categories is None else moments_of(categories)
+    kinds = {nw.Date: "dates", nw.Datetime: "times", nw.Duration: "durations"}
+    return next((Moments(kind) for of, kind in kinds.items() if series.dtype == of), None)
+
+
+def texts_of(leaf: PyTree) -> np.ndarray:
+    """The entries of a column of texts, or of objects."""
+    if _is_of_a_library(leaf):
+        # NumPy forgets which texts of an Arrow dictionary are missing.
+        leaf = _wrapped("column", leaf)[1].to_list()
+    return np.asarray(leaf, object)
+
+
+def dtype_of(leaf: PyTree) -> object:
+    """The dtype of a column, as its own library calls it."""
+    native = leaf.to_native() if hasattr(leaf, "to_native") else leaf
+    found = getattr(native, "dtype", getattr(native, "type", ""))
+    # NumPy's own name says how long the longest text is.
+    return "str" if isinstance(found, np.dtype) and found.kind == "U" else found
+
+
+def _is_of_a_library(leaf: object) -> bool:
+    """Whether the class of a value is one of a library of tables, or derived from one."""
+    if isinstance(leaf, (np.ndarray, jax.Array, type)):
+        return False
+    return any(_root(cls) in _EAGER | _LAZY for cls in type(leaf).__mro__)
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
+    """Narwhals, and its table or column for one of a library."""
+    nw = _checks.extra("narwhals", "table")
+    try:
+        found = nw.from_native(_as_series(leaf), pass_through=True, allow_series=True)
+    except nw.exceptions.DuplicateError as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"columns of a table must have names of their own: {told}") from error
+    if not isinstance(found, (nw.DataFrame, nw.LazyFrame, nw.Series)):
+        raise TypeError(
+            f"{place} must be a table or one of its columns, got a {type(leaf).__name__}: pass the"
+            " table itself, and name its columns"
+        )
+    return nw, found
+
+
+def _as_series(leaf: Any) -> Any:
+    """Arrays and batches of a library as what narwhals takes; anything else stays."""
+    root = _root(type(leaf))
+    library: Any = sys.modules.get(root)
+    if root == "pyarrow":
+        if isinstance(leaf, library.RecordBatch):
+            return library.Table.from_batches([leaf])
+        return library.chunked_array([leaf]) if isinstance(leaf, library.Array) else leaf
+    if root == "pandas" and isinstance(
+        leaf, (library.Index, library.api.extensions.ExtensionArray)
+    ):
+        return library.Series(leaf, dtype=leaf.dtype)
+    return leaf
+
+
+def _of_numpy(leaf: np.ndarray) -> np.ndarray | Texts | None:
+    if leaf.dtype.kind in "UOT":
+        return _texts(leaf)
+    if leaf.dtype.kind not in "mM":
+        return leaf
+    moments = moments_of_numpy(leaf.dtype)
+    return None if moments is None else numbers_of_numpy(moments, leaf)
+
+
+def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
+    """One column of a library; None if its dtype holds nothing that queries read."""
+    nw = sys.modules["narwhals"]
+    native, dtype = series.to_native(), getattr(series.to_native(), "dtype", None)
+    held_by_numpy = isinstance(dtype, np.dtype) and not series.implementation.is_cudf()
+    if held_by_numpy:
+        # Narwhals tells texts from objects by the entries, which are private.
+        return _of_numpy(np.asarray(native)) if dtype.kind in "iufbmMO" else None
+    dtype: Any = series.dtype
+    if dtype in (nw.Categorical, nw.Enum):
+        return _of_categories(series)
+    if dtype in (nw.String, nw.Object):
+        return _texts(texts_of(series))
+    known = ~series.is_null().to_numpy()
+    if dtype == nw.Date:
+        return np.where(known, _integers(series, nw.Int32).astype(np.float64), np.nan)
+    if dtype in (nw.Datetime, nw.Duration):
+        return in_seconds(_integers(series, nw.Int64), known, dtype.time_unit)
+    if dtype == nw.Boolean:
+        return Numbers.of(_integers(series, nw.UInt8).astype(bool), known)
+    if dtype.is_integer():
+        return Numbers.of(_integers(series, dtype), known) if dtype != nw.Int128 else None
+    if dtype.is_decimal():
+        # Libraries round decimals to floats in ways of their own, but read texts alike.
+        series = series.cast(nw.String).cast(nw.Float64)
+    elif not dtype.is_float():
+        return None
+    return series.to_numpy()
+
+
+def _integers(series: Any, dtype: Any) -> np.ndarray:
+    """A column as integers, 0 where one is missing."""
+    return series.cast(dtype).fill_null(0).to_numpy()
+
+
+def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
+    """A column of categories as one of the kind of its categories."""
+    native, categories = series.to_native(), _categories(series)
+    if categories is None:
+        return _texts(texts_of(series))
+    if series.implementation.is_pyarrow():
+        return _of_series(_wrapped("column", native.cast(categories.type))[1])
+    found = exact_column("column", categories)
+    if isinstance(found, Refused):
+        return None
+    codes = np.asarray(native.cat.codes)
+    known = codes >= 0
+    if isinstance(found, Texts):
+        words = np.append(found.words, np.zeros((1, 4), np.uint32), axis=0)
+        return Texts(words[codes])
+    if isinstance(found, Numbers):  # No category is missing.
+        found, _ = found.on_host()
+    found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
+    if found.dtype.kind == "f":
+        return np.where(known, found[codes], found.dtype.type(np.nan))
+    return Numbers.of(found[codes], known)
+
+
+def _categories(series: Any) -> Any:
+    """What holds the dtype of categories; None if they are texts, as always in polars."""
+    native = series.to_native()
+    if series.implementation.is_pyarrow():
+        return sys.modules["pyarrow"].array([], native.type.value_type)
+    return native.dtype.categories if series.implementation.is_pandas_like() else None
+
+
+def _texts(texts: np.ndarray) -> Texts:
+    return Texts(fingerprints(texts.ravel()).reshape(*texts.shape, 4))
+
+
+def _holds_objects(leaf: PyTree) -> bool:
+    return str(dtype_of(leaf)) == "object"

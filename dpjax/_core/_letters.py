@@ -1,0 +1,24 @@
+"""Texts as the codes of their letters."""
+
+import string
+from collections.abc import Iterable
+
+import numpy as np
+
+ALPHABET = string.ascii_lowercase
+
+
+def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
+    """The first letters of each text, 1 for a to 26 for z, and 0 after the end: (n, width)."""
+    texts = list(texts)
+    codes = np.zeros((len(texts), width), np.uint8)
+    for row, text in zip(codes, texts, strict=True):
+        letters = letters_of(text)[:width]
+        row[: len(letters)] = letters
+    return codes
+
+
+def letters_of(text: object) -> list[int]:
+    """The codes of all letters of a text; none for anything else."""
+    folded = text.casefold() if isinstance(text, str) else ""
+    return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

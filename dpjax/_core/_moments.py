@@ -1,0 +1,103 @@
+"""Dates, times and durations as float64, in one unit whatever library and resolution holds them."""
+
+import dataclasses
+import datetime
+import math
+from typing import Any
+
+import numpy as np
+
+_NOTHING = np.iinfo(np.int64).min  # What NumPy means by a missing time.
+# Units of a dtype in a second, or seconds in a unit. Years and months have no one length.
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
+_DAY = 86400.0
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """How a column of dates, times or durations counts as numbers.
+
+    Attributes:
+        kind: "dates" count as days since 1970-01-01, "times" as seconds since then in UTC, and
+            "durations" as seconds.
+    """
+
+    kind: str
+
+    def number(self, moment: Any) -> float:
+        """A date, time or duration as the column counts it; numbers stay as they are.
+
+        A time without a zone is one of UTC. Days have fractions.
+        """
+        if isinstance(moment, (np.datetime64, np.timedelta64)):
+            (seconds,) = seconds_of(np.array([moment]))
+            is_duration = isinstance(moment, np.timedelta64)
+        elif isinstance(moment, (datetime.timedelta, datetime.date)):
+            is_duration = isinstance(moment, datetime.timedelta)
+            seconds = _seconds(moment if is_duration else _since_1970(moment))
+        else:
+            return moment
+        if is_duration != (self.kind == "durations"):
+            raise TypeError(f"a column of {self.kind} compares with its own kind, got {moment!r}")
+        return float(seconds) / (_DAY if self.kind == "dates" else 1)
+
+    def moments(self, numbers: Any) -> np.ndarray:
+        """Numbers as days of datetime64 or microseconds; NaN becomes NaT."""
+        numbers = np.asarray(numbers, np.float64)
+        unit, per = ("D", 1.0) if self.kind == "dates" else ("us", 1e6)
+        # Beyond this integers of 64 bits end.
+        whole = np.clip(np.round(numbers * per), -(2.0**62), 2.0**62)
+        known = ~np.isnan(whole)
+        integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)
+        return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
+
+
+def _since_1970(moment: datetime.date) -> datetime.timedelta:
+    if not isinstance(moment, datetime.datetime):
+        moment = datetime.datetime(moment.year, moment.month, moment.day)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)) - _EPOCH
+
+
+def _seconds(duration: datetime.timedelta) -> float:
+    """A duration as `in_seconds` has it."""
+    whole, rest = divmod(abs(duration) // datetime.timedelta(microseconds=1), 10**6)
+    return math.copysign(whole + rest / 10**6, duration.days)
+
+
+def moments_of_numpy(dtype: np.dtype) -> Moments | None:
+    """How NumPy's dates, times or durations count; None if they have no length."""
+    unit, count = np.datetime_data(dtype)
+    if count != 1 or unit not in (*_PER_SECOND, *_SECONDS):
+        return None
+    if dtype.kind == "m":
+        return Moments("durations")
+    return Moments("dates" if unit in "DW" else "times")
+
+
+def numbers_of_numpy(moments: Moments, array: np.ndarray) -> np.ndarray:
+    """NumPy's dates, times or durations as float64."""
+    seconds = seconds_of(array)
+    return seconds / _DAY if moments.kind == "dates" else seconds
+
+
+def seconds_of(array: np.ndarray) -> np.ndarray:
+    """NumPy's times as seconds."""
+    unit, _ = np.datetime_data(array.dtype)
+    integers = array.astype(array.dtype.newbyteorder("=")).view(np.int64)
+    return in_seconds(integers, integers != _NOTHING, unit)
+
+
+def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray:
+    """Integers of a unit as seconds; NaN where nothing is known.
+
+    The same time has the same bits in every unit: whole seconds and the rest are divided apart.
+    """
+    if unit in _SECONDS:
+        seconds = integers * _SECONDS[unit]
+    else:
+        per = _PER_SECOND[unit]
+        rest = np.fmod(integers, per)
+        seconds = (integers - rest) // per + rest / per
+    return np.where(known, seconds, np.nan)
