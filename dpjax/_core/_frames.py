@@ -107,8 +107,9 @@ def moments_of(leaf: PyTree) -> Moments | None:
     """How a column of dates, times or durations counts as numbers; None for another one."""
     if not _is_of_a_library(leaf):
         dtype = getattr(leaf, "dtype", None)
-        is_time = isinstance(dtype, np.dtype) and dtype.kind in "mM"
-        return moments_of_numpy(dtype) if is_time else None
+        if not isinstance(dtype, np.dtype) or dtype.kind not in "mM":
+            return None
+        return moments_of_numpy(dtype)
     nw, series = _wrapped("column", leaf)
     if series.dtype in (nw.Categorical, nw.Enum):
         categories = _categories(series)
@@ -232,7 +233,7 @@ def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
     codes = np.asarray(native.cat.codes)
     known = codes >= 0
     if isinstance(found, Texts):
-        words = np.append(found.words, np.zeros((1, 4), np.uint32), axis=0)
+        words = np.concatenate([np.asarray(found.words), np.zeros((1, 4), np.uint32)])
         return Texts(words[codes])
     if isinstance(found, Numbers):  # No category is missing.
         found, _ = found.on_host()

@@ -34,9 +34,10 @@ class Moments:
         if isinstance(moment, (np.datetime64, np.timedelta64)):
             (seconds,) = seconds_of(np.array([moment]))
             is_duration = isinstance(moment, np.timedelta64)
-        elif isinstance(moment, (datetime.timedelta, datetime.date)):
-            is_duration = isinstance(moment, datetime.timedelta)
-            seconds = _seconds(moment if is_duration else _since_1970(moment))
+        elif isinstance(moment, datetime.timedelta):
+            seconds, is_duration = _seconds(moment), True
+        elif isinstance(moment, datetime.date):
+            seconds, is_duration = _seconds(_since_1970(moment)), False
         else:
             return moment
         if is_duration != (self.kind == "durations"):
