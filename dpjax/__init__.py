@@ -60,6 +60,7 @@ from dpjax.sweeps._axes import cell_key
 from dpjax.sweeps._rehearse import rehearse
 from dpjax.sweeps._sensitivity_grid import sensitivity_grid
 from dpjax.sweeps._sweep import sweep
+from dpjax.tables._private_table import PrivateTable
 
 __all__ = [
     "BernsteinPolynomial",
@@ -74,6 +75,7 @@ __all__ = [
     "OperatingPoint",
     "Oracle",
     "PrivacyProfile",
+    "PrivateTable",
     "RecordGammas",
     "Release",
     "SampledEvent",

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,14 @@ from dpjax._core._guarantee import (
     SampledEvent,
     concrete,
 )
-from dpjax._core._pytree import frozen_pytree
+from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 _CONFIDENCE = 0.95
 _MOST_SIMULATED = 500  # Numbers in a release that is simulated to print it.
@@ -105,9 +110,11 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PRINTED = 0.95
 
 
-def saved(value: Value, guarantee: Guarantee, accuracy: Accuracy) -> dict[str, Any]:
+def saved(
+    value: Value, guarantee: Guarantee, accuracy: Accuracy, labels: Labels | None
+) -> dict[str, Any]:
     """A release as a dict that JSON can hold."""
-    parts = {
+    parts: dict[str, Any] = {
         "format": _OF_RECORDS if guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
         "dpjax": __version__,
         "value": tree_to_json(value),
@@ -119,10 +126,13 @@ def saved(value: Value, guarantee: Guarantee, accuracy: Accuracy) -> dict[str, A
         },
         "interval": _interval_to_json(value, accuracy),
     }
+    if labels is not None:
+        # As JSON gives it back, so that the digest is of what is read.
+        parts["labels"] = json.loads(json.dumps(labels.to_json()))
     return {**parts, "sha256": _digest(parts)}
 
 
-def restored(saved: object) -> tuple[Value, Guarantee, Accuracy]:
+def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
     """The parts of a release; refuses a dict that another program changed, or a newer one made."""
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
@@ -133,7 +143,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy]:
             f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install that version"
         )
     parts = {name: part for name, part in saved.items() if name != "sha256"}
-    if set(parts) != set(_PARTS) or saved["sha256"] != _digest(parts):
+    if set(parts) - {"labels"} != set(_PARTS) or saved["sha256"] != _digest(parts):
         raise ValueError(
             "saved was changed after Release.to_dict made it, or lost a part: its guarantee cannot"
             " be believed"
@@ -146,6 +156,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy]:
             tree_from_json(parts["value"]),
             guarantee_from_json(parts["guarantee"]),
             Accuracy.of(about["kind"], about["public"], tree_from_json(about["measured"])),
+            Labels.from_json(parts["labels"]) if "labels" in parts else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"saved holds no release: {error}") from error
@@ -297,6 +308,7 @@ class Release:
         value: the noisy value.
         guarantee: of publishing it.
         accuracy: how far the value may be off, which `interval` reads.
+        labels: public words for its numbers, which `to_frame` and `plot` show; None without any.
 
     It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with the interval of each number alone; as
     `± up to 0.4`, if numbers of an array have intervals of several lengths; as `3.2 in [2.5, 3.6]`,
@@ -311,6 +323,7 @@ class Release:
     value: Value
     guarantee: Guarantee
     accuracy: Accuracy = UNKNOWN
+    labels: Labels | None = static(default=None)
 
     def interval(
         self,
@@ -392,7 +405,73 @@ class Release:
             >>> dpjax.Release.from_dict(json.loads(text))
             Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, under replace-one, seeded key)
         """
-        return saved(self.value, self.guarantee, self.accuracy)
+        return saved(self.value, self.guarantee, self.accuracy, self.labels)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The numbers as a pandas DataFrame: one row for each, with its 95% interval.
+
+        Returns:
+            A DataFrame of the columns value, low and high. Its index says where a number stands:
+            the keys of its group, the part of the value, and the place along other axes. Where no
+            interval is known, low and high are left out.
+
+        Raises:
+            ModuleNotFoundError: if pandas is not installed.
+            TypeError: if the release is traced.
+
+        Formal guarantees:
+            Post-processing of the release, as `interval`.
+
+        Source:
+            None.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import dpjax
+            >>> counts = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.array([3, 50]))
+            >>> list(counts.to_frame().columns)
+            ['value', 'low', 'high']
+        """
+        return frame_of(rows_of(self.value, self.accuracy, self.labels))
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Plots the numbers with their 95% intervals, as `dpjax.plotting.release_with_error`.
+
+        Args:
+            ax: matplotlib axes to draw on; None makes a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ModuleNotFoundError: if matplotlib is not installed.
+            TypeError: if the value is no array of numbers.
+
+        Formal guarantees:
+            Post-processing of the release, as `interval`.
+
+        Source:
+            None.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import dpjax
+            >>> counts = dpjax.laplace(1.0, 1.0)(dpjax.random.seeded_key(0), jnp.array([3, 50]))
+            >>> counts.plot().get_ylabel()
+            'value'
+        """
+        return drawn(self, ax=ax)
+
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
+        title = self.labels.statistic if self.labels else "Release"
+        if any(map(_checks.is_traced, jax.tree.leaves(self.value))):
+            return html_of([], title, repr(self))
+        try:
+            rows = rows_of(self.value, self.accuracy, self.labels)
+        except (TypeError, IndexError):  # The value is no tree of numbers.
+            return html_of([], title, repr(self))
+        return html_of(rows, title, repr(self.guarantee))
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> "Release":

@@ -178,9 +178,10 @@ class Ledger(Account):
             epsilon: the budget, which never changes; above 0. A float counts as it prints.
             delta: likewise, at least 0 and below 1.
             version: a public name for the state of the database. All versions share the budget.
-            relation: which databases are neighbors, for the whole budget; it never changes. What is
-                made inside of `with ledger:` inherits it. None is replace-one for a new file, and
-                else that of the file.
+            relation: which databases are neighbors, for the whole budget. What is made inside of
+                `with ledger:` inherits it. None is that of the file. A new file is under
+                replace-one, or under the relation of a `dpjax.PrivateTable` that is made with it;
+                the first release fixes that.
 
         Raises:
             TypeError: if a parameter has another type.
@@ -200,18 +201,60 @@ class Ledger(Account):
         self.version = version
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
         asked = None if relation is None else str(NeighboringRelation(relation))
-        made_under = asked or str(NeighboringRelation.REPLACE_ONE)
-        self._file = LedgerFile(file, budget, relation=asked, made_under=made_under)
-        self._made_under = NeighboringRelation(made_under)
+        self._file = LedgerFile(file, budget, relation=asked, made_under=asked)
+        # Of a file that does not say, before its first debit.
+        self._undecided = NeighboringRelation.REPLACE_ONE
+        self._records: dict[str, object] = {}
         self.path = self._file.path
 
     @property
     def relation(self) -> NeighboringRelation:
         """Which databases are neighbors, for the whole budget."""
-        if self._file.chain.relation is None:  # A file of the first format, before its first debit.
+        stored = self._stored_relation()
+        return self._undecided if stored is None else stored
+
+    def _stored_relation(self) -> NeighboringRelation | None:
+        """The relation that the file says; None before the first debit of one that says none."""
+        if self._file.chain.relation is None:
             self._file.update()
         stored = self._file.chain.relation
-        return self._made_under if stored is None else NeighboringRelation(stored)
+        return None if stored is None else NeighboringRelation(stored)
+
+    def pays_under(self, relation: NeighboringRelation) -> None:
+        """Puts a new budget under a relation, unless it is under one already.
+
+        Args:
+            relation: of the releases that this ledger will pay for.
+
+        Raises:
+            ValueError: if the ledger is under another relation.
+        """
+        stored = self._stored_relation()
+        if stored is None:
+            self._undecided = relation
+        elif stored is not relation:
+            raise ValueError(
+                f"relation must be that of the ledger {self.path.name}, which is under {stored} and"
+                f" stays so, got {relation}: give relation=dpjax.NeighboringRelation.{stored.name},"
+                " or take another ledger"
+            )
+
+    def knows_records(self, name: str, records: object) -> None:
+        """Notes that a name stands for some records; refuses other ones under the same name.
+
+        Args:
+            name: of the records.
+            records: that it stands for, in this process; they are not looked at.
+
+        Raises:
+            ValueError: if the name stands for other records.
+        """
+        if self._records.setdefault(name, records) is not records:
+            raise ValueError(
+                f"name={name!r} stands for another table in this ledger, whose releases would be"
+                " returned for this one: give each table a name of its own, as in"
+                ' PrivateTable(frame, name="patients", ...)'
+            )
 
     @property
     def budget(self) -> tuple[Decimal, Decimal]:

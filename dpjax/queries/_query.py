@@ -104,11 +104,17 @@ class IntegerQuery(KnownSensitivity):
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
-    def error(self, mechanism: CoordinatewiseMechanism, *, confidence: float = 0.95) -> float:
-        """A bound on the distance of an `estimate` from the truth, in all coordinates at once."""
+    def error(
+        self,
+        mechanism: CoordinatewiseMechanism,
+        *,
+        confidence: float = 0.95,
+        simultaneous: bool = True,
+    ) -> float:
+        """A bound on the distance of an `estimate` from the truth."""
         confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
-        error = mechanism.error(confidence=confidence, like=value, simultaneous=True)
+        error = mechanism.error(confidence=confidence, like=value, simultaneous=simultaneous)
         return (float(error) + self.rounding + self.clipping) * self.unit
 
 
@@ -220,12 +226,19 @@ class Query(KnownSensitivity, KnowsAccuracy):
         ]
         return noise.having(arrays=arrays)
 
-    def error(self, mechanism: CoordinatewiseMechanism, *, confidence: float = 0.95) -> float:
-        """A bound on the distance of a release from the truth, in all coordinates at once.
+    def error(
+        self,
+        mechanism: CoordinatewiseMechanism,
+        *,
+        confidence: float = 0.95,
+        simultaneous: bool = True,
+    ) -> float:
+        """A bound on the distance of a release from the truth.
 
         Args:
             mechanism: with additive noise, as `dpjax.laplace(query.sensitivity(), epsilon)`.
             confidence: the probability that the bound holds, in (0, 1).
+            simultaneous: whether it holds for all coordinates at once, or for each alone.
 
         Returns:
             A number in the units of the records. With probability at least `confidence`, no
@@ -236,8 +249,10 @@ class Query(KnownSensitivity, KnowsAccuracy):
             ValueError: if the confidence is out of range.
         """
         if not self._is_rounded:
-            return self._integers.error(mechanism, confidence=confidence)
-        off = self._integers.error(self._on_integers(mechanism), confidence=confidence)
+            return self._integers.error(mechanism, confidence=confidence, simultaneous=simultaneous)
+        off = self._integers.error(
+            self._on_integers(mechanism), confidence=confidence, simultaneous=simultaneous
+        )
         # The release is rounded to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

@@ -1,0 +1,143 @@
+"""What the numbers of a release are about, in public words, and how they print as a table."""
+
+import dataclasses
+import html
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy, Ends, estimate, interval
+from dpjax._core._types import PyTree, Value
+
+Axis: TypeAlias = tuple[str, tuple[Any, ...]]
+"""The name of an axis, and a word or number for each place along it."""
+
+_CONFIDENCE = 0.95
+_MOST_ROWS = 60  # In HTML.
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """Words for the numbers of a release.
+
+    Attributes:
+        statistic: and the columns that it is of, such as "mean of price".
+        groups: the first axes of every array.
+        axes: the other axes of each array, by its name; "" names an array that stands alone.
+    """
+
+    statistic: str
+    groups: tuple[Axis, ...] = ()
+    axes: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+
+    def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
+        """The axes of an array; None where an axis has no words."""
+        known = [*self.groups, *dict(self.axes).get(part, ())][:ndim]
+        return [*known, *[None] * (ndim - len(known))]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> "Labels":
+        """From what `to_json` made."""
+        parts = tuple((str(part), _axes(axes)) for part, axes in stored["axes"])
+        return cls(str(stored["statistic"]), _axes(stored["groups"]), parts)
+
+
+def _axes(stored: list[Any]) -> tuple[Axis, ...]:
+    return tuple((str(name), tuple(places)) for name, places in stored)
+
+
+def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
+    """One dict for each number: where it stands, the number, and the ends of its interval."""
+    for leaf in jax.tree.leaves(value):
+        _checks.host_only("to_frame", leaf, "the value")
+    if isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value):
+        return [{"rank": rank, "value": key} for rank, key in enumerate(value, 1)]
+    named, _ = jax.tree_util.tree_flatten_with_path(_numbers(value, accuracy))
+    found: list[dict[str, Any]] = []
+    for (path, leaf), ends in zip(named, _ends(value, accuracy, len(named)), strict=True):
+        found += _rows_of_array(_name(path), np.asarray(leaf), ends, labels or Labels(""))
+    return found
+
+
+def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
+    """Whole numbers as they are, and others in float64."""
+    found = estimate(value, accuracy)
+    exact = jax.tree.map(np.asarray, value)
+    return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)
+
+
+def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
+    """The ends of the intervals of each array."""
+    try:
+        low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
+    except ValueError:  # No interval follows from this release; `interval` says why.
+        return [None] * arrays
+    return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _rows_of_array(
+    part: str, numbers: np.ndarray, ends: Ends | None, labels: Labels
+) -> Iterator[dict[str, Any]]:
+    axes = labels.axes_of(part, numbers.ndim)
+    for place in np.ndindex(numbers.shape):
+        words = {
+            (axis[0] if axis else f"axis {i}"): (axis[1][at] if axis else at)
+            for i, (axis, at) in enumerate(zip(axes, place, strict=True))
+        }
+        named = {"part": part} if part else {}
+        sides = zip(("low", "high"), ends or (), strict=False)
+        around = {side: float(end[place]) for side, end in sides}
+        yield {**named, **words, "value": numbers[place].item(), **around}
+
+
+def frame_of(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a pandas DataFrame, with the places of the numbers as its index."""
+    pandas = _checks.extra("pandas", "sweep")
+    frame = pandas.DataFrame(rows)
+    places = [name for name in frame.columns if name not in ("value", "low", "high")]
+    return frame.set_index(places) if places else frame
+
+
+def html_of(rows: list[dict[str, Any]], title: str, below: str) -> str:
+    """Rows as a table of HTML, with a title above and a line below."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    lines = [
+        "<tr>" + "".join(f"<td>{_cell(row.get(name, ''))}</td>" for name in columns) + "</tr>"
+        for row in rows[:_MOST_ROWS]
+    ]
+    if (left_out := len(rows) - _MOST_ROWS) > 0:
+        lines.append(f'<tr><td colspan="{len(columns)}">and {left_out} more</td></tr>')
+    return (
+        f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table><p>{html.escape(below)}</p>"
+    )
+
+
+def _cell(entry: Any) -> str:
+    return html.escape(f"{entry:.6g}" if isinstance(entry, float) else str(entry))
+
+
+_DRAWN_BY: list[Callable[..., Any]] = []
+
+
+def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers the function that plots a release: plots are of a room above."""
+    _DRAWN_BY.append(function)
+    return function
+
+
+def drawn(release: Any, **settings: Any) -> Any:
+    """The axes with a plot of a release."""
+    return _DRAWN_BY[-1](release, **settings)

@@ -1,0 +1,1 @@
+"""Private statistics of a table by the names of its columns: `dpjax.PrivateTable`."""

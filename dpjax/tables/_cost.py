@@ -1,0 +1,135 @@
+"""What a statistic may cost, as it is asked for, and the noise that this buys."""
+
+import dataclasses
+import math
+from decimal import ROUND_CEILING, Decimal
+from fractions import Fraction
+from typing import NamedTuple, TypeAlias
+
+from dpjax._core import _checks
+from dpjax._core._values import NeighboringRelation
+from dpjax._exact._numerics import bisect
+from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
+from dpjax.queries._query import IntegerQuery, Query
+from dpjax.random._noise import GAUSSIAN
+
+AnyQuery: TypeAlias = Query | IntegerQuery
+
+_CONFIDENCE = 0.95
+# An epsilon that was found for an error is rounded up to so many digits.
+_DIGITS = 4
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
+
+
+class Price(NamedTuple):
+    """Epsilon and delta of a release; a delta of None buys no Gaussian noise."""
+
+    epsilon: float
+    delta: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a statistic may cost: an epsilon, or an error; made by `cost_of`.
+
+    Attributes:
+        epsilon: of the release; None where an error was asked for.
+        error: the half-width of the 95% interval of each number, at most.
+        delta: of the release; None takes as large a part of the budget's delta as of its epsilon.
+        budget: of the ledger that pays; (0, 0) without one.
+        relation: of the table.
+    """
+
+    epsilon: float | None
+    error: float | None
+    delta: float | None
+    budget: tuple[Decimal, Decimal]
+    relation: NeighboringRelation
+
+    def price(self) -> Price:
+        """Epsilon and delta of a statistic that is not asked for by its error."""
+        assert self.epsilon is not None
+        return self._at(self.epsilon)
+
+    def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
+        """The smaller noise for an epsilon, or the least epsilon for an error."""
+        if self.error is None:
+            return self._smaller(query, self.price())
+        error = _checks.positive("error", self.error)
+
+        def is_too_wide(epsilon: float) -> bool:
+            return _width(query, self._smaller(query, self._at(epsilon))) > error
+
+        if is_too_wide(_LARGEST_EPSILON):
+            raise ValueError(f"error={self.error} needs an epsilon above {_LARGEST_EPSILON:g}")
+        _, enough = bisect(is_too_wide, _LEAST_EPSILON, _LARGEST_EPSILON, in_logarithms=True)
+        return self._smaller(query, self._at(_digits_up(enough)))
+
+    def buys(self, query: IntegerQuery) -> Price:
+        """The price of a statistic of this query, with a delta where Gaussian noise is smaller."""
+        price = self.price()
+        is_gaussian = self._smaller(query, price).noise is GAUSSIAN
+        return price if is_gaussian else price._replace(delta=None)
+
+    def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
+        """Laplace noise, or Gaussian noise where a delta buys less of it."""
+        epsilon, delta = price
+        choices = [laplace(query.sensitivity("l1", relation=self.relation), epsilon)]
+        if delta is not None:
+            in_l2 = query.sensitivity("l2", relation=self.relation)
+            choices.append(gaussian(in_l2, epsilon, delta))
+        return min(choices, key=lambda mechanism: _width(query, mechanism))
+
+    def _at(self, epsilon: float) -> Price:
+        if self.delta is not None:
+            return Price(epsilon, float(_checks.fraction("delta", self.delta)))
+        whole, delta = map(Fraction, self.budget)
+        if delta == 0:
+            return Price(epsilon, None)
+        return Price(epsilon, _down(min(Fraction(1), Fraction(repr(epsilon)) / whole) * delta))
+
+
+def cost_of(
+    epsilon: float | None,
+    share: float | None,
+    error: float | None = None,
+    *,
+    delta: float | None,
+    budget: tuple[Decimal, Decimal],
+    relation: NeighboringRelation,
+) -> Cost:
+    """What a statistic may cost, after a check of what was asked for."""
+    given = {"epsilon": epsilon, "share": share, "error": error}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise TypeError(f"give exactly one of epsilon, share and error, got {named or 'none'}")
+    if epsilon is not None:
+        epsilon = float(_checks.positive("epsilon", epsilon))
+    if share is not None:
+        epsilon = _part_of(budget[0], share)
+    return Cost(epsilon, error, delta, budget, relation)
+
+
+def _part_of(whole: Decimal, share: float) -> float:
+    """The epsilon of a share of a budget, rounded down to a float that prints so."""
+    part = Fraction(Decimal(repr(float(_checks.positive("share", share)))))
+    if part > 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    if whole == 0:
+        raise ValueError(f"share={share} is a part of a ledger's budget, and no ledger is given")
+    return _down(part * Fraction(whole))
+
+
+def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
+    return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
+
+
+def _down(exact: Fraction) -> float:
+    """The float64 that prints as the decimal, or the next below."""
+    nearest = float(exact)
+    return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)
+
+
+def _digits_up(number: float) -> float:
+    step = Decimal(10) ** (math.floor(math.log10(number)) + 1 - _DIGITS)
+    return float((Decimal(number) / step).to_integral_value(ROUND_CEILING) * step)

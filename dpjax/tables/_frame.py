@@ -1,0 +1,121 @@
+"""The columns of a frame in a public number of slots, each converted when a statistic needs it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._columns import Numbers, Texts, check_usable
+from dpjax._core._frames import exact_column, table_of_columns
+from dpjax._core._types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column, padded to the slots of its table.
+
+    Attributes:
+        name: of the column.
+        entries: numbers of shape (slots,), or the words of texts, of shape (slots, 4).
+        known: which slots hold an entry that is not missing.
+        is_text: whether entries are texts.
+        may_miss: whether the dtype of the column allows missing entries.
+    """
+
+    name: str
+    entries: np.ndarray
+    known: np.ndarray
+    is_text: bool
+    may_miss: bool
+
+    def leaf(self) -> np.ndarray | Texts:
+        """The column as a query takes it, where slots with missing entries do not count."""
+        return Texts(self.entries) if self.is_text else self.entries
+
+    def with_gaps(self) -> PyTree:
+        """The column as a function of a row takes it: a missing number is NaN."""
+        if self.is_text or self.entries.dtype.kind == "f" or not self.may_miss:
+            return self.leaf()
+        return Numbers.of(self.entries, self.known)
+
+    def numbers(self) -> np.ndarray:
+        """The entries in float64; refuses texts."""
+        if self.is_text:
+            raise TypeError(
+                f"column {self.name!r} must hold numbers for this statistic, got texts: count them"
+                " by their keys, or make numbers of them"
+            )
+        return self.entries.astype(np.float64)
+
+
+class Frame:
+    """A frame of any library, or a dict of columns; nothing is converted before it is asked for."""
+
+    def __init__(self, frame: Any, most_rows: int) -> None:
+        """Reads names and lengths, not entries."""
+        self.columns: Mapping[str, Any] = table_of_columns("frame", frame)
+        self.slots = most_rows
+        lengths = {name: _length(name, leaf) for name, leaf in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"frame must have columns of one length, got {_checks.shown(lengths)}")
+        self.rows = next(iter(lengths.values()))
+        if self.rows > most_rows:
+            raise ValueError(
+                "most_rows must be known to be enough for every table, got"
+                f" {most_rows} for {self.rows}"
+            )
+        self._converted: dict[str, Column] = {}
+
+    def __getitem__(self, name: str) -> Column:
+        """A column by its name."""
+        if name not in self.columns:
+            raise ValueError(
+                f"column must be one of the frame's {_checks.shown(list(self.columns))}, got"
+                f" {_checks.shown(name)}"
+            )
+        if name not in self._converted:
+            self._converted[name] = self._padded(name)
+        return self._converted[name]
+
+    def _padded(self, name: str) -> Column:
+        entries, found = _exact(f"column {name!r}", self.columns[name])
+        known = np.ones(entries.shape, bool) if found is None else found
+        if known.shape != (self.rows,):
+            raise ValueError(
+                f"column {name!r} must hold one entry for each row, got the shape {known.shape}"
+            )
+        empty = self.slots - self.rows
+        padded = np.concatenate([entries, np.zeros((empty, *entries.shape[1:]), entries.dtype)])
+        there = np.append(known, np.zeros(empty, bool))
+        return Column(name, padded, there, entries.ndim > 1, found is not None)
+
+
+def _length(name: str, leaf: Any) -> int:
+    try:
+        return len(leaf)
+    except TypeError as error:
+        raise TypeError(f"column {name!r} must be a column, got {_checks.shown(leaf)}") from error
+
+
+def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The entries of a column on the host, and which are not missing; None if none can be."""
+    found = exact_column(place, leaf)
+    check_usable(found)
+    if isinstance(found, Texts):
+        words = np.asarray(found.words)
+        return words, np.any(words != 0, axis=-1)
+    if isinstance(found, Numbers):
+        numbers, known = found.on_host()
+    else:
+        _checks.refuse_foreign_dtype(place, found)
+        numbers, known = np.asarray(found), None
+    if isinstance(found, jax.Array) and numbers.dtype.kind == "V":  # bfloat16 and others.
+        numbers = numbers.astype(np.float32)
+    if numbers.dtype.kind not in "iufb":
+        raise TypeError(f"{place} must hold numbers or texts, got the dtype {numbers.dtype}")
+    if numbers.dtype.kind == "f":
+        known = ~np.isnan(numbers)
+    return numbers.astype(numbers.dtype.newbyteorder("=")), known

@@ -1,0 +1,133 @@
+"""Groups of rows: the code of every row, by the public keys of one column or several."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._columns import fingerprints
+from dpjax._core._labels import Axis
+from dpjax._core._values import Release
+from dpjax.queries._counts import LARGEST_TABLE
+from dpjax.queries._groups import groups
+from dpjax.tables._frame import Column, Frame
+from dpjax.targets._clamping import increasing
+
+By: TypeAlias = Mapping[str, Any]
+"""Columns by name, each with its public keys, or with a release of keys."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """One cell for each combination of the keys of some columns; one for all rows without any.
+
+    Attributes:
+        axes: the columns with their keys.
+        codes: the cell of every slot, -1 for none.
+    """
+
+    axes: tuple[Axis, ...]
+    codes: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of keys of every column."""
+        return tuple(len(keys) for _, keys in self.axes)
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return math.prod(self.shape)
+
+    def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
+        """These cells, each divided by another axis with a code for every slot."""
+        inside = (self.codes >= 0) & (codes >= 0)
+        deeper = np.where(inside, self.codes.astype(np.int64) * len(labels) + codes, -1)
+        if self.size * len(labels) > LARGEST_TABLE:
+            raise ValueError(
+                f"keys must make at most {LARGEST_TABLE} cells, got {self.size} x {len(labels)}"
+            )
+        return Cells((*self.axes, (name, labels)), deeper.astype(np.int32))
+
+
+def cells_by(by: By | None, frame: Frame) -> Cells:
+    """The cells of the groups of some columns, the first column outermost."""
+    found = Cells((), np.zeros(frame.slots, np.int32))
+    if by is None:
+        return found
+    if not isinstance(by, Mapping) or not by:
+        raise TypeError(
+            'by must give columns and their public keys, as {"cut": ["Fair", "Ideal"]}, got'
+            f" {_checks.shown(by)}"
+        )
+    for name, given in by.items():
+        keys = keys_of(name, given)
+        found = found.split(name, keys, codes_of(frame[name], keys))
+    return found
+
+
+def keys_of(name: str, given: Any) -> tuple[int, ...] | tuple[str, ...]:
+    """Public keys of a column, also from a release of keys."""
+    return groups(name, given.value if isinstance(given, Release) else given).keys
+
+
+def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndarray:
+    """The place of each entry among public keys, -1 for none of them; from its own entry alone."""
+    if isinstance(keys[0], str) != column.is_text:
+        kind = "texts" if column.is_text else "numbers"
+        raise TypeError(
+            f"keys of column {column.name!r} must be {kind}, as in the column, got"
+            f" {_checks.shown(keys)}"
+        )
+    if column.is_text:
+        # Sorted as bytes; equal fingerprints are equal texts.
+        entries, wanted = (_as_bytes(x) for x in (column.entries, fingerprints(keys)))
+        known = column.known
+    else:
+        groups(column.name, keys)._check_held_by(column.entries.dtype)
+        entries, known = _as_int64(column)
+        wanted = np.array(keys, np.int64)
+    order = np.argsort(wanted)
+    place = np.minimum(np.searchsorted(wanted[order], entries), len(keys) - 1)
+    found = order[place]
+    return np.where(known & (wanted[found] == entries), found, -1).astype(np.int32)
+
+
+def _as_bytes(words: np.ndarray) -> np.ndarray:
+    """Fingerprints as one comparable entry each."""
+    ordered = np.ascontiguousarray(words, ">u4")
+    return ordered.view("S16")[:, 0] if len(words) else np.zeros(0, "S16")
+
+
+def _as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers as int64 keys, and which of them are whole and in range."""
+    numbers = column.entries
+    if numbers.dtype.kind == "f":
+        largest = 2.0 ** (np.finfo(numbers.dtype).nmant + 1)
+        with np.errstate(invalid="ignore"):
+            whole = column.known & (np.abs(numbers) < largest) & (numbers == np.floor(numbers))
+        return np.where(whole, numbers, 0).astype(np.int64), whole
+    inside = column.known
+    if numbers.dtype == np.uint64:
+        inside = inside & (numbers <= np.uint64(2**63 - 1))
+    return np.where(inside, numbers, 0).astype(np.int64), inside
+
+
+def buckets_of(column: Column, buckets: Sequence[float]) -> tuple[tuple[str, ...], np.ndarray]:
+    """A label for each bucket between increasing edges, and the bucket of each entry, or -1.
+
+    The last bucket holds its upper edge, as in NumPy.
+    """
+    edges = increasing("buckets must be at least 2 increasing edges", buckets, least=2)
+    numbers, last = column.numbers(), len(edges) - 2
+    found = np.searchsorted(edges, numbers, side="right") - 1
+    found = np.where(numbers == edges[-1], last, found)
+    inside = column.known & (found >= 0) & (found <= last)
+    ends = [f"{edge:g}" if float(f"{edge:g}") == edge else repr(float(edge)) for edge in edges]
+    labels = [f"[{low}, {high})" for low, high in itertools.pairwise(ends)]
+    labels[-1] = labels[-1][:-1] + "]"
+    return tuple(labels), np.where(inside, found, -1).astype(np.int32)

@@ -1,0 +1,110 @@
+"""What a statistic is asked about: the rows that count, their groups, and a public name."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core._accuracy import Accuracy
+from dpjax._core._labels import Axis, Labels
+from dpjax._core._records import PaddedRecords
+from dpjax._core._types import Database, PyTree
+from dpjax._core._values import NeighboringRelation, Release
+from dpjax._tracing._fingerprints import digest
+from dpjax.queries._counts import count_codes, reach_of_tables
+from dpjax.queries._groups import By, GroupedScores, by
+from dpjax.queries._quantiles import QuantileScores
+from dpjax.queries._query import IntegerQuery, Query
+from dpjax.tables._groups import Cells
+
+GROUP, VALUE = "group", "value"
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """The rows that a statistic counts, and what it is called.
+
+    Attributes:
+        statistic: with its columns, as "mean of price".
+        name: the same with a fingerprint of all that was asked, for a ledger.
+        cells: the groups.
+        present: which slots hold a row that counts; it depends on that row alone.
+        relation: which tables are neighbors.
+
+    Formal guarantees:
+        A query of these rows moves as far as the query itself, where a row is added. A replaced row
+        may come to count, or cease to. So under replace-one the rows that count are a group: the
+        reach of a grouped query covers that a row enters a group or leaves it.
+    """
+
+    statistic: str
+    name: str
+    cells: Cells
+    present: np.ndarray
+    relation: NeighboringRelation
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether a query asks by group."""
+        return bool(self.cells.axes) or self.relation is NeighboringRelation.REPLACE_ONE
+
+    @property
+    def by(self) -> By | None:
+        """The groups as `queries` takes them."""
+        return {GROUP: range(self.cells.size)} if self.is_grouped else None
+
+    def database(self, value: PyTree) -> PaddedRecords:
+        """A column, or a dict of columns, in the slots that count, beside the groups."""
+        if not self.is_grouped:
+            return PaddedRecords(value, self.present)  # pyright: ignore[reportArgumentType]
+        columns = value if isinstance(value, dict) else {VALUE: value}
+        return PaddedRecords({**columns, GROUP: self.cells.codes}, self.present)  # pyright: ignore[reportArgumentType]
+
+    def in_groups(self, query: Query) -> Query:
+        """A query of one column for each group."""
+        if not self.is_grouped:
+            return query
+        return by(query, column=GROUP, keys=range(self.cells.size), of=VALUE)
+
+    def scores_in_groups(self, scores: QuantileScores) -> QuantileScores | GroupedScores:
+        """Scores of one column for each group."""
+        if not self.is_grouped:
+            return scores
+        return by(scores, column=GROUP, keys=range(self.cells.size), of=VALUE)
+
+    def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
+        """The release with one axis for each column of groups, and with words for its numbers.
+
+        `axes` are the other axes of the arrays of its value, by their names.
+        """
+        labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()))
+        if not self.is_grouped:
+            return dataclasses.replace(release, labels=labels)
+        accuracy = Accuracy(
+            release.accuracy.kind,
+            release.accuracy.public,
+            jax.tree.map(self._by_column, release.accuracy.measured),
+        )
+        value = jax.tree.map(self._by_column, release.value)
+        return Release(value, release.guarantee, accuracy, labels)
+
+    def _by_column(self, array: Any) -> Any:
+        return array.reshape(*self.cells.shape, *array.shape[1:])
+
+
+def question_name(statistic: str, *asked: object) -> str:
+    """A name for a ledger, which covers everything that was asked."""
+    return f"{statistic} #{digest(statistic, asked)[:16]}"
+
+
+def cells_query(shape: tuple[int, ...]) -> Query:
+    """How many rows are in each cell, from the codes of their cells; 1 cell has the shape ()."""
+    size = int(np.prod(shape, dtype=np.int64))
+
+    def total(records: Database, present: jax.Array) -> jax.Array:
+        return count_codes(records, present, size).reshape(shape)
+
+    reach = reach_of_tables((size,))
+    return Query(IntegerQuery(total=total, shape=shape, reach=reach, one_way=True))

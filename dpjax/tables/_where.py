@@ -1,0 +1,78 @@
+"""Which rows satisfy a public predicate, and a fingerprint of its program."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._columns import for_functions, in_64_bits
+from dpjax._core._records import exact_records
+from dpjax._core._types import Database, PyTree
+from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax.queries._counts import of_each_record
+from dpjax.tables._frame import Frame
+
+Where: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Takes one row, a dict of its columns, to a boolean."""
+
+
+class _Asked(Mapping[str, PyTree]):
+    """A row of zeros that notes which columns a predicate asks for."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame, self.names = frame, dict[str, None]()
+
+    def __getitem__(self, name: str) -> PyTree:
+        column = self.frame[name].with_gaps()
+        self.names[name] = None
+        return for_functions(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), column))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.frame.columns)
+
+    def __len__(self) -> int:
+        return len(self.frame.columns)
+
+
+def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
+    """Which slots satisfy a predicate, and a fingerprint of its program.
+
+    The predicate sees one row at a time, in the same program in every slot, as that of
+    `queries.counting_query`. So whether a row counts depends on this row alone.
+    """
+    _checks.function("where", predicate)
+    names = _columns_of(predicate, frame)
+    records, _ = exact_records("where", {name: frame[name].with_gaps() for name in names})
+
+    def total(records: Database) -> jax.Array:
+        with in_64_bits(records):
+            answers = of_each_record("where", predicate, records)
+        one_array = jax.tree_util.all_leaves([answers]) and answers.shape == (frame.slots,)
+        if not one_array or answers.dtype != bool:
+            raise TypeError(
+                f"where must give a boolean for each row, got {_checks.described(answers)}: compare"
+                ' columns of one row, as in lambda row: row["age"] >= 18'
+            )
+        return answers
+
+    program = Program.trace("where", total, records)
+    return np.asarray(_answers(records, program=program)), program.fingerprint
+
+
+@functools.partial(jax.jit, static_argnames="program")
+def _answers(records: Database, *, program: Program) -> jax.Array:
+    return evaluate_alone(records, program=program)
+
+
+def _columns_of(predicate: Where, frame: Frame) -> list[str]:
+    """The columns that a predicate asks for."""
+    asked = _Asked(frame)
+    with jax.enable_x64(True):
+        jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
+    if not asked.names:
+        raise ValueError("where must look at a column of the row, and looks at none")
+    return list(asked.names)
