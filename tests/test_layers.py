@@ -37,6 +37,7 @@ LEVELS = {
     "queries": 6,
     "sweeps": 6,
     "plotting": 7,
+    "tables": 7,
 }
 # Files that other rooms must not import: raw noise is for `random/_release.py` alone.
 INNER = {"dpjax.random._lattice", "dpjax.random._samples"}

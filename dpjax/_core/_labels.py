@@ -2,7 +2,7 @@
 
 import dataclasses
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -101,6 +101,15 @@ def _rows_of_array(
         yield {**named, **words, "value": numbers[place].item(), **around}
 
 
+def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:
+    """A short name for each number, in the order of `rows_of`; "" for a number alone."""
+    numbers = ("value", "low", "high")
+    return [
+        ", ".join(str(word) for column, word in row.items() if column not in numbers)
+        for row in rows_of(value, accuracy, labels)
+    ]
+
+
 def frame_of(rows: list[dict[str, Any]]) -> Any:
     """Rows as a pandas DataFrame, with the places of the numbers as its index."""
     pandas = _checks.extra("pandas", "sweep")
@@ -109,19 +118,18 @@ def frame_of(rows: list[dict[str, Any]]) -> Any:
     return frame.set_index(places) if places else frame
 
 
-def html_of(rows: list[dict[str, Any]], title: str, below: str) -> str:
-    """Rows as a table of HTML, with a title above and a line below."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    lines = [
-        "<tr>" + "".join(f"<td>{_cell(row.get(name, ''))}</td>" for name in columns) + "</tr>"
-        for row in rows[:_MOST_ROWS]
-    ]
+def html_of(
+    titles: Sequence[str], rows: Sequence[Sequence[Any]], above: str, below: str = ""
+) -> str:
+    """Rows under titles as a table of HTML, between two lines of text."""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    lines = ["".join(f"<td>{_cell(entry)}</td>" for entry in row) for row in rows[:_MOST_ROWS]]
     if (left_out := len(rows) - _MOST_ROWS) > 0:
-        lines.append(f'<tr><td colspan="{len(columns)}">and {left_out} more</td></tr>')
+        lines.append(f'<td colspan="{len(titles)}">and {left_out} more</td>')
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     return (
-        f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table><p>{html.escape(below)}</p>"
+        f"<table><caption>{html.escape(above)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table><p>{html.escape(below)}</p>"
     )
 
 

@@ -464,14 +464,16 @@ class Release:
 
     def _repr_html_(self) -> str:
         """The table that notebooks show."""
-        title = self.labels.statistic if self.labels else "Release"
+        above = self.labels.statistic if self.labels else "Release"
         if any(map(_checks.is_traced, jax.tree.leaves(self.value))):
-            return html_of([], title, repr(self))
+            return html_of([], [], above, repr(self))
         try:
             rows = rows_of(self.value, self.accuracy, self.labels)
         except (TypeError, IndexError):  # The value is no tree of numbers.
-            return html_of([], title, repr(self))
-        return html_of(rows, title, repr(self.guarantee))
+            return html_of([], [], above, repr(self))
+        titles = list(dict.fromkeys(title for row in rows for title in row))
+        cells = [[row.get(title, "") for title in titles] for row in rows]
+        return html_of(titles, cells, above, repr(self.guarantee))
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> "Release":

@@ -1,6 +1,8 @@
 """A budget of privacy for one database, kept in a file."""
 
+import csv
 import dataclasses
+import io
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -13,6 +15,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import per_unit
+from dpjax._core._labels import html_of
 from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_key, refuse_traced
 from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
@@ -35,7 +38,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_WIDEST = 24  # Characters of a name in print.
+_WIDEST = 40  # Characters of a name in print.
+
+# What follows it in a name is a fingerprint of all that was asked, and not for readers.
+FINGERPRINT = " #"
+_COLUMNS = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +66,9 @@ class LedgerReport:
     def rows(self) -> list[dict[str, object]]:
         """One dict for each payment, of strings, floats and exact decimals."""
         epsilon, delta = self.budget
-        columns = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
         rows: list[dict[str, object]] = []
         for payment in self.history:
-            row = {column: payment[column] for column in columns}
+            row = {column: payment[column] for column in _COLUMNS}
             row["epsilon left"] = epsilon - _decimal(payment["spent_epsilon"])
             row["delta left"] = delta - _decimal(payment["spent_delta"])
             rows.append(row)
@@ -76,26 +82,59 @@ class LedgerReport:
         """
         return _checks.extra("pandas", "sweep").DataFrame(self.rows)
 
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The rows as comma-separated values with a line of titles, also into a file.
+
+        Args:
+            path: of the file; None writes none.
+
+        Returns:
+            The text.
+        """
+        text = io.StringIO(newline="")
+        titles = [*_COLUMNS, "epsilon left", "delta left"]
+        writer = csv.DictWriter(text, titles, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        if path is not None:
+            Path(path).write_text(text.getvalue(), encoding="utf-8")
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
+        titles, *rows = self._words()
+        return html_of(titles, rows, self._title())
+
     def __repr__(self) -> str:
-        epsilon, delta = self.budget
+        rows = self._words()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([self._title(), *(lines if self.history else [])])
+
+    def _words(self) -> list[list[str]]:
+        """Titles and rows as they print, without columns that are empty."""
+        _, delta = self.budget
         rows: list[tuple[str, ...]] = [
             ("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")
         ]
         for row in self.rows:
             words = [str(row[column]) for column in ("time", "what", "name", "guarantee")]
             words[0] = words[0][:19].replace("T", " ")
+            words[2] = words[2].partition(FINGERPRINT)[0]
             costs = (row[c] for c in ("epsilon", "epsilon left", "delta", "delta left"))
             rows.append((*map(_short, words[:3]), words[3], *map(_plain, costs)))
         keep = [
             i for i in range(8) if (i < 6 and any(r[i] for r in rows[1:])) or i in (4, 5) or delta
         ]
-        widths = {i: max(len(row[i]) for row in rows) for i in keep}
-        lines = ["  ".join(row[i].ljust(widths[i]) for i in keep).rstrip() for row in rows]
+        return [[row[i] for i in keep] for row in rows]
+
+    def _title(self) -> str:
+        epsilon, delta = self.budget
         left = self.rows[-1] if self.history else {"epsilon left": epsilon, "delta left": delta}
         rest = f"epsilon {_plain(left['epsilon left'])} of {_plain(epsilon)}"
         if delta:
             rest += f" and delta {_plain(left['delta left'])} of {_plain(delta)}"
-        return "\n".join([f"Ledger {self.path}: left {rest}", *(lines if self.history else [])])
+        return f"Ledger {self.path}: left {rest}"
 
 
 def _decimal(number: object) -> Decimal:
@@ -203,7 +242,7 @@ class Ledger(Account):
         asked = None if relation is None else str(NeighboringRelation(relation))
         self._file = LedgerFile(file, budget, relation=asked, made_under=asked)
         # Of a file that does not say, before its first debit.
-        self._undecided = NeighboringRelation.REPLACE_ONE
+        self._undecided = NeighboringRelation(relation or NeighboringRelation.REPLACE_ONE)
         self._records: dict[str, object] = {}
         self.path = self._file.path
 
@@ -220,7 +259,7 @@ class Ledger(Account):
         stored = self._file.chain.relation
         return None if stored is None else NeighboringRelation(stored)
 
-    def pays_under(self, relation: NeighboringRelation) -> None:
+    def _pays_under(self, relation: NeighboringRelation) -> None:
         """Puts a new budget under a relation, unless it is under one already.
 
         Args:
@@ -239,7 +278,7 @@ class Ledger(Account):
                 " or take another ledger"
             )
 
-    def knows_records(self, name: str, records: object) -> None:
+    def _knows_records(self, name: str, records: object) -> None:
         """Notes that a name stands for some records; refuses other ones under the same name.
 
         Args:

@@ -10,7 +10,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._values import Mechanism, Release
+from dpjax._core._accuracy import estimate
+from dpjax._core._labels import draws_releases, names_of
+from dpjax._core._values import Release
 from dpjax.mechanisms._bernstein import BernsteinPolynomial, approximate_bernstein
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.plotting._axes import (
@@ -109,9 +111,9 @@ def noise(
     return ax
 
 
+@draws_releases
 def release_with_error(
     release: Release,
-    mechanism: Mechanism,
     truth: ArrayLike | None = None,
     *,
     probability: float = 0.95,
@@ -120,16 +122,15 @@ def release_with_error(
     unit: str = "",
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots the coordinates of a release with error bars.
+    """Plots the numbers of a release with their intervals as error bars.
 
     Args:
-        release: of a number or an array of numbers, by a mechanism that adds noise.
-        mechanism: the mechanism of the release.
-        truth: the exact value of the target, for comparison. A plot that shows it is not private.
-        probability: the probability that an error bar covers the noise of its coordinate.
-        simultaneous: whether bars hold for all coordinates at once, instead of for each one.
-        names: a label for each coordinate; its index by default.
-        unit: the unit of the coordinates, for the label of the axis.
+        release: of a number, an array, or a tree of them.
+        truth: the exact numbers, for comparison. A plot that shows them is not private.
+        probability: the probability that a bar contains the exact number.
+        simultaneous: whether bars hold for all numbers at once, instead of for each one.
+        names: a label for each number; by default the words of the release, or its index.
+        unit: the unit of the numbers, for the label of the axis.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -137,12 +138,12 @@ def release_with_error(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: if the release is not an array with additive noise.
-        ValueError: if the truth has another shape, or names do not match the coordinates.
+        TypeError: if the release holds anything else than numbers.
+        ValueError: if the truth has another shape, or names do not match the numbers.
 
     Formal guarantees:
-        Bars are `mechanism.error`, rounding included. They depend on nothing private. Without
-        `truth` the plot shows nothing private.
+        Bars are `release.interval`. Where no interval is known there are none, and the legend says
+        so. Without `truth` the plot shows nothing private.
 
     Source:
         None.
@@ -152,43 +153,48 @@ def release_with_error(
         >>> import dpjax
         >>> mechanism, truth = dpjax.laplace(0.1, epsilon=1.0), jnp.array([1.0, 2.0])
         >>> release = mechanism(dpjax.random.seeded_key(0), truth)
-        >>> axes = dpjax.plotting.release_with_error(release, mechanism, truth, unit="mm")
+        >>> axes = dpjax.plotting.release_with_error(release, truth, unit="mm")
         >>> axes.get_ylabel()
         'value [mm]'
     """
-    if not isinstance(mechanism, CoordinatewiseMechanism) or not hasattr(release.value, "dtype"):
+    if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(release.value)):
         raise TypeError(
-            "release must be an array with additive noise, got"
-            f" {_checks.described(release.value)} by {type(mechanism).__name__}; polynomials are"
+            f"release must hold numbers, got {_checks.described(release.value)}; polynomials are"
             " for dpjax.plotting.released_function"
         )
-    shape = release.value.shape
-    values = np.asarray(release.value, np.float64).ravel()
-    settings = {"confidence": probability, "simultaneous": simultaneous}
-    error = float(mechanism.error(like=release.value, **settings))
-    if truth is not None and np.shape(truth) != shape:
+    _checks.fraction("probability", probability)
+    values = _flat(estimate(release.value, release.accuracy))
+    if truth is not None and _flat(truth).shape != values.shape:
         raise ValueError(
-            f"truth must have the shape of the release, {shape}, got {np.shape(truth)}"
+            f"truth must hold {len(values)} numbers, as the release, got {_checks.described(truth)}"
         )
-    if names is not None and len(names) != len(values):
-        raise ValueError(f"names must be {len(values)}, one for each coordinate, got {len(names)}")
+    if names is None:
+        names = names_of(release.value, release.accuracy, release.labels)
+    if len(names) != len(values):
+        raise ValueError(f"names must be {len(values)}, one for each number, got {len(names)}")
     ax, places = axes_or_new(ax), np.arange(len(values))
     at_once = " at once" if simultaneous and len(values) > 1 else ""
-    label = f"release, noise within {error:.3g} with probability {probability:g}{at_once}"
+    try:
+        low, high = map(_flat, release.interval(probability, simultaneous=simultaneous))
+        reach, label = (values - low, high - values), f"{probability:.4g} interval{at_once}"
+    except ValueError:  # `interval` says why.
+        reach, label = None, "no interval is known"
     look = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
-    ax.errorbar(places, values, yerr=error, label=label, **look)
+    ax.errorbar(places, values, yerr=reach, label=f"release, {label}", **look)
     if truth is not None:
-        exact = np.asarray(truth, np.float64).ravel()
         look = {"color": VERMILION, "marker": "x", "linestyle": "none", "zorder": 3}
-        ax.plot(places, exact, label="truth, not private", markersize=9, **look)
+        ax.plot(places, _flat(truth), label="truth, not private", markersize=9, **look)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    if names is not None:
-        ax.set_xticks(places, names)
-    elif len(values) == 1:
-        ax.set_xticks([])
-    ax.set(xlabel="coordinate" if len(values) > 1 else "", ylabel=with_unit("value", unit))
+    ax.set_xticks(places if any(names) else [], names if any(names) else [])
+    ax.set(ylabel=with_unit("value", unit))
     legend_above(ax, columns=1)
     return ax
+
+
+def _flat(tree: Any) -> np.ndarray:
+    """All numbers of a tree in one row, in float64."""
+    leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves)
 
 
 _POINTS = {1: 201, 2: 65}  # Along each coordinate.

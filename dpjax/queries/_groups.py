@@ -284,7 +284,7 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         reach = functools.partial(self.scores._bound, n=n, dtype=dtype)  # pyright: ignore
-        return _reach_by_group(reach)(norm, relation)
+        return _reach_by_group(reach, len(self.keys))(norm, relation)
 
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
@@ -407,8 +407,8 @@ def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
     of_groups = {
         "total": total,
         "shape": (len(which.keys), *query.shape),
-        "reach": _reach_by_group(query.reach),
-        "moves": query.moves and _reach_by_group(query.moves),
+        "reach": _reach_by_group(query.reach, len(which.keys)),
+        "moves": query.moves and _reach_by_group(query.moves, len(which.keys)),
     }
     return GroupedIntegers(**vars(query) | of_groups)
 
@@ -471,8 +471,8 @@ def split_by(
     return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
 
 
-def _reach_by_group(reach: Reach) -> Reach:
-    """The reach of the values of all groups, from the reach of the value of one."""
+def _reach_by_group(reach: Reach, groups: int) -> Reach:
+    """The reach of the values of so many groups, from the reach of the value of one."""
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # These norms are norms of the norms of groups. docs/proofs/groups.md has the proof.
@@ -480,6 +480,8 @@ def _reach_by_group(reach: Reach) -> Reach:
         added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return added
-        return max(reach(within, relation), norm_up([Fraction(added)] * 2, across))
+        # A replaced record that leaves the only group enters no other.
+        changed = [Fraction(added)] * min(2, groups)
+        return max(reach(within, relation), norm_up(changed, across))
 
     return by_group

@@ -458,8 +458,8 @@ class PrivateTable:
         accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
         account = accounts[0] if len(accounts) == 1 else self._ledger
         if isinstance(account, Ledger):
-            account.pays_under(self.relation)
-            account.knows_records(self._name, self._given)
+            account._pays_under(self.relation)
+            account._knows_records(self._name, self._given)
         return account
 
     def _cost(

@@ -13,6 +13,7 @@ from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
+from dpjax.accounting._ledger import FINGERPRINT
 from dpjax.queries._counts import count_codes, reach_of_tables
 from dpjax.queries._groups import By, GroupedScores, by
 from dpjax.queries._quantiles import QuantileScores
@@ -96,7 +97,7 @@ class Question:
 
 def question_name(statistic: str, *asked: object) -> str:
     """A name for a ledger, which covers everything that was asked."""
-    return f"{statistic} #{digest(statistic, asked)[:16]}"
+    return f"{statistic}{FINGERPRINT}{digest(statistic, asked)[:16]}"
 
 
 def cells_query(shape: tuple[int, ...]) -> Query:

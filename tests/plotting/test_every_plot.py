@@ -72,7 +72,7 @@ PLOTS = {
     ),
     "rehearsal": lambda ax, _: plotting.rehearsal(rehearsed([0.5, 20.0]), ax=ax),
     "release_with_error": lambda ax, _: plotting.release_with_error(
-        Release(jnp.ones(2), LAPLACE.guarantee), LAPLACE, np.zeros(2), unit="mm", ax=ax
+        Release(jnp.ones(2), LAPLACE.guarantee), np.zeros(2), unit="mm", ax=ax
     ),
     "released_function": lambda ax, _: plotting.released_function(
         dpjax.BernsteinPolynomial(jnp.arange(3.0)), square, ax=ax

@@ -8,8 +8,9 @@ import pytest
 import dpjax
 
 REPLACE, ADD = dpjax.NeighboringRelation
-# So large that the noise is far below what one row moves.
-EPSILON = 1e6
+# So large that the noise is far below what one row moves. That of counts rounds to 0, except with a
+# probability below 1e-20.
+EPSILON, OF_COUNTS = 1e6, 100.0
 SLOTS = 4
 G, H = ["a", "b"], [0, 1]
 BASE = [(5.0, "a", 1)]
@@ -29,59 +30,70 @@ def is_large(row):
 
 
 STATISTICS = {
-    "count": lambda t, **a: t.count(**a),
     "count where": lambda t, **a: t.count(where=is_large, **a),
-    "count of a text": lambda t, **a: t.count(where=lambda row: row["g"] != "a", **a),
-    "count by": lambda t, **a: t.count(by={"g": G}, **a),
     "count by one key": lambda t, **a: t.count(by={"g": G[:1]}, **a),
     "crosstab": lambda t, **a: t.crosstab(["g", "h"], keys={"g": G, "h": H}, **a),
-    "histogram": lambda t, **a: t.histogram("x", [0, 5, 10], **a),
     "histogram by": lambda t, **a: t.histogram("x", [0, 5, 10], by={"g": G}, **a),
-    "sum": lambda t, **a: t.sum("x", bounds=(-2, 10), **a),
-    "sum by": lambda t, **a: t.sum("x", bounds=(-2, 10), by={"g": G}, where=is_large, **a),
     "mean": lambda t, **a: t.mean("x", bounds=(0, 10), **a),
     "mean by": lambda t, **a: t.mean("x", bounds=(0, 10), by={"g": G, "h": H}, **a),
-    "variance": lambda t, **a: t.variance("x", bounds=(0, 10), **a),
     "variance by": lambda t, **a: t.variance("x", bounds=(0, 10), by={"g": G}, **a),
 }
-# The share of the sensitivity that these rows attain; clipped sums need rows at both ends.
-ATTAINED = {"variance": 0.5, "variance by": 0.5}
+COUNTS = [name for name in STATISTICS if name.split()[0] in ("count", "crosstab", "histogram")]
+# The share of the sensitivity that these rows attain. That of a variance is for all numbers.
+ATTAINED = {"variance by": 0.5}
 
 
-def table(rows, relation, missing):
+def table(rows, relation, missing, slots=SLOTS):
     x, g, h = zip(*rows, strict=True) if rows else ((), (), ())
     frame = {
         "x": np.array(x, float),
         "g": np.array(g, object),
         "h": np.array(h, np.int64),
     }
-    return dpjax.PrivateTable(frame, most_rows=SLOTS, relation=relation, missing=missing)
+    return dpjax.PrivateTable(frame, most_rows=slots, relation=relation, missing=missing)
 
 
-def sums_and_reach(release):
-    """The numbers that got noise, in units of its scale, and the sensitivity in these units."""
-    measured, facts = release.accuracy.measured, release.accuracy.facts
-    numbers = release.value if measured is None else measured["sums"]
-    scale = facts["arrays"][0]["scale"]
-    assert facts["noise"] == "laplace"
-    return np.asarray(numbers, float).ravel() / scale, EPSILON
-
-
-@pytest.mark.parametrize("missing", ["drop", "lower"])
 @pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
 @pytest.mark.parametrize("name", STATISTICS)
-def test_no_neighbor_moves_further_than_the_noise_covers(name, relation, missing):
-    found = []
+def test_no_neighbor_moves_further_than_the_noise_covers(name, relation):
+    moved, reach, noise = farthest(STATISTICS[name], relation, "drop")
+    assert moved <= reach + noise
+    assert moved >= ATTAINED.get(name, 0.95) * reach
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
+def test_a_missing_number_that_counts_as_the_lower_end_moves_no_further(relation):
+    moved, reach, noise = farthest(STATISTICS["mean"], relation, "lower")
+    assert 0.95 * reach <= moved <= reach + noise
+
+
+def farthest(statistic, relation, missing):
+    """How far a row moves the numbers that get noise, how far it may, and how far noise may."""
+    found, is_count = [], statistic in [STATISTICS[name] for name in COUNTS]
+    epsilon = OF_COUNTS if is_count else EPSILON
     for added in [[], *([row] for row in ROWS)]:
         key = dpjax.random.seeded_key(len(found))
         asked = table([*BASE, *added], relation, missing)
-        release = STATISTICS[name](asked, epsilon=EPSILON, key=key)
-        numbers, reach = sums_and_reach(release)
-        found.append(numbers)
+        release = statistic(asked, epsilon=epsilon, key=key)
+        numbers = release.value if is_count else release.accuracy.measured["sums"]
+        assert release.accuracy.facts["noise"] == "laplace"
+        scale = release.accuracy.facts["arrays"][0]["scale"]
+        found.append(np.asarray(numbers, float).ravel())
     pairs = [(found[0], x) for x in found[1:]]
     if relation is REPLACE:
         pairs = itertools.combinations(found[1:], 2)
-    moved = max(np.abs(x - y).sum() for x, y in pairs)
     # Noise is below 50 scales everywhere, except with a probability below 1e-18.
-    assert moved <= reach + 100 * len(found[0])
-    assert moved >= ATTAINED.get(name, 0.95) * reach
+    noise = 0 if is_count else 100 * len(found[0]) * scale
+    return max(np.abs(x - y).sum() for x, y in pairs), scale * epsilon, noise
+
+
+def test_whether_a_row_counts_and_where_depends_on_this_row_alone():
+    together = table(ROWS, ADD, "drop", slots=len(ROWS))
+    asked = together._asked("mean", ["x"], by={"g": G, "h": H}, where=is_large)
+    assert asked.present.tolist() == [True, False, False, True, True, False]
+    assert asked.cells.codes.tolist() == [0, 3, 1, 2, -1, -1]
+    for i, row in enumerate(ROWS):
+        alone = table([row], ADD, "drop", slots=len(ROWS))
+        one = alone._asked("mean", ["x"], by={"g": G, "h": H}, where=is_large)
+        assert one.present.tolist() == [asked.present[i], *[False] * 5]
+        assert one.cells.codes[0] == asked.cells.codes[i]
