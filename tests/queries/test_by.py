@@ -109,13 +109,15 @@ def test_reach_is_that_of_the_query_or_of_two_groups():
         queries.sum_query(lower=low, upper=high, capacity=2**10) for low, high in ((-8, 8), (7, 8))
     )
     for query in (wide, shifted):
-        grouped = queries.by(query, column="g", keys=[1])
+        grouped = queries.by(query, column="g", keys=[1, 2])
+        alone = queries.by(query, column="g", keys=[1])  # A record that leaves it enters no other.
         for norm, factor in {"l1": 2, "l2": 2**0.5, "linf": 1}.items():
             apart, added = (query.sensitivity(norm, relation=r).value for r in (REPLACE, ADD))
             stated = grouped.sensitivity(norm).value
             assert stated >= max(apart, factor * added)
             assert stated == pytest.approx(max(apart, factor * added), rel=1e-12)
             assert grouped.sensitivity(norm, relation=ADD).value == added
+            assert alone.sensitivity(norm).value == max(apart, added)
 
 
 def test_all_groups_at_once_are_a_loop_over_groups():
