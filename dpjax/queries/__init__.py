@@ -12,6 +12,7 @@ from dpjax.queries._moments import private_covariance, private_mean, private_pca
 from dpjax.queries._mwem import Mwem, MwemTable, mwem
 from dpjax.queries._name_search import NameSearch, name_search
 from dpjax.queries._padded_records import PaddedRecords, padded_records
+from dpjax.queries._private_quantiles import private_quantiles
 from dpjax.queries._quantiles import QuantileScores, quantile_scores
 from dpjax.queries._query import Query
 from dpjax.queries._sums import sum_query
@@ -46,6 +47,7 @@ __all__ = [
     "private_linear_regression",
     "private_mean",
     "private_pca",
+    "private_quantiles",
     "private_variance",
     "quantile_scores",
     "select_each",

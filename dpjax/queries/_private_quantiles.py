@@ -1,0 +1,306 @@
+"""Quantiles of numbers between public bounds, each with an interval, from one release."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from scipy import special
+
+from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy, Ends, intervals_of
+from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._core._values import NeighboringRelation, Release
+from dpjax._tracing._programs import Unchanging
+from dpjax.queries._counts import histogram_query
+from dpjax.queries._groups import By, groups_of, integers_by_group
+from dpjax.queries._private_release import shape_of_record, slots_of
+from dpjax.queries._query import IntegerQuery
+from dpjax.queries._rank_search import Ranks, RankSearch, rank_search, thresholds
+from dpjax.release._privatize import PrivateFunction, privatize
+from dpjax.targets._clamping import check_interval
+from dpjax.targets._summaries import exact_probability
+
+# Cells of the finest grid: for one group, and for all groups together.
+_MOST_CELLS, _MOST_OF_GROUPS = 2**12, 2**22
+# A search goes no nearer to an end than this many of its scales, nor than a quarter of all records.
+_FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
+_FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the larger bound.
+
+
+def private_quantiles(
+    key: Key,
+    database: Database,
+    probabilities: float | Fraction | Sequence[float | Fraction],
+    *,
+    lower: float,
+    upper: float,
+    epsilon: float,
+    relation: NeighboringRelation | None = None,
+    name: str | None = None,
+    by: By | None = None,
+) -> Release:
+    """Quantiles of numbers that are clamped to public bounds, each with an interval.
+
+    A third of epsilon finds the quantiles on a fine grid by exponential mechanisms: the middle one
+    first, then those on each side of it. Few of them depend on each other, so epsilon is not split
+    by their number. The rest counts the records between thresholds around the numbers that were
+    found. These counts correct the numbers and give the intervals.
+
+    Args:
+        key: a typed key from `dpjax.random.secure_key`, used for nothing else.
+        database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
+        probabilities: one or several, each from 0 to 1, in any order. 0 is the minimum and 1 the
+            maximum. A float stands for the decimal number that it prints as.
+        lower: a finite number, public. NaN counts as lower.
+        upper: a finite number above `lower`, public.
+        epsilon: of all quantiles together.
+        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        by: {column: its public keys} for every group, as for `private_mean`.
+
+    Returns:
+        A `Release` of floats, shape () for one probability and (quantiles,) for several; by group
+        with a leading axis. `release.interval(0.95)` encloses each quantile of the records. An
+        interval of a minimum begins at `lower`, as nothing private can rule out one small record.
+        A quantile next to an end, where noise hides single records, is estimated by the nearest one
+        that noise does not hide.
+
+    Raises:
+        TypeError: if a parameter is not a number, or the key not a typed key.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and it is not a `PaddedRecords`.
+
+    Formal guarantees:
+        epsilon-DP under the relation, by docs/proofs/quantiles.md. An interval is the set of cells
+        of a grid that the noisy counts do not contradict. With probability at least its confidence
+        it holds the quantile, up to a normal approximation of the sum of the noise with a
+        correction for its tails. It holds for any records, also with ties and gaps.
+
+    Source:
+        Smith (2011); Kaplan, Schnapp and Stemmer, "Differentially Private Approximate Quantiles"
+        (2022); Drechsler, Globus-Harris, McMillan, Sarathy and Smith (2022), for intervals by
+        inverted tests.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> from dpjax import queries
+        >>> release = queries.private_quantiles(
+        ...     dpjax.random.secure_key(), np.arange(1000.0), 0.5, lower=0, upper=1000, epsilon=1.0
+        ... )
+        >>> low, high = release.interval(0.999999)
+        >>> bool(low < 500 < high)
+        True
+    """
+    low, high = check_interval(lower, upper)
+    one = np.ndim(probabilities) == 0  # type: ignore  # A Fraction counts as an object of NumPy.
+    wanted = tuple(map(_probability, [probabilities] if one else probabilities))  # type: ignore
+    if not wanted:
+        raise ValueError("probabilities must hold at least one")
+    _checks.host_only("queries.private_quantiles", key, "queries.quantile_scores")
+    shape_of_record(database, "(n,)", by=by)
+    found = relation_or_inherited(relation)
+    groups = math.prod(len(one.keys) for one in groups_of(by))
+    capacity = slots_of(database, found)
+    epsilon = _checks.positive("epsilon", epsilon)
+    _checks.host_only("queries.private_quantiles", epsilon, "queries.quantile_scores")
+    cells = _cells(capacity, groups, epsilon)
+    searched = _searched(wanted, capacity, groups, epsilon)
+
+    query: IntegerQuery = _histogram(low, high, cells)
+    for of_column in reversed(groups_of(by)):
+        query = integers_by_group(query, of_column)
+    mechanism, ask = _private(query, epsilon, searched, capacity, NeighboringRelation(found))
+    release = ask(key, database, name=name)
+    facts = mechanism.facts(cells) | {
+        "asked": [float(p) for p in wanted],
+        "places": [searched.index(_inside(p, searched)) for p in wanted],
+        "lower": low,
+        "upper": high,
+        "scalar": one,
+        "groups": groups,
+    }
+    value = jnp.asarray(_estimates(release.value, facts), jnp.result_type(float))
+    about = Accuracy.of("ranks", facts, release.value._asdict())
+    return dataclasses.replace(release, value=value, accuracy=about)
+
+
+def _probability(probability: float | Fraction) -> Fraction:
+    if not isinstance(probability, bool) and probability in (0, 1):
+        return Fraction(int(probability))
+    return exact_probability(probability)
+
+
+def _cells(capacity: int, groups: int, epsilon: float) -> int:
+    """The number of cells, so that few records are in one where they are ten times as dense."""
+    most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
+    wanted = 10 * epsilon * capacity / groups
+    return 2 ** min(max(6, math.ceil(math.log2(wanted))), int(math.log2(most)))
+
+
+def _searched(
+    wanted: tuple[Fraction, ...], capacity: int, groups: int, epsilon: float
+) -> tuple[Fraction, ...]:
+    """The quantiles that are searched for: those wanted, moved away from the ends, and sorted."""
+    depth = len(set(wanted)).bit_length()
+    scale = 2 * depth * 3 / epsilon
+    ranks = Fraction(math.ceil(_FROM_END * scale) * groups, capacity)
+    margin = min(_MOST_FROM_END, ranks.limit_denominator(1000))
+    return tuple(sorted({min(max(p, margin), 1 - margin) for p in wanted}))
+
+
+def _inside(p: Fraction, searched: tuple[Fraction, ...]) -> Fraction:
+    return min(max(p, searched[0]), searched[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def _histogram(low: float, high: float, cells: int) -> IntegerQuery:
+    return histogram_query(_grid(low, high, cells).tolist(), outliers="clip")._integers
+
+
+def _grid(low: float, high: float, cells: int) -> np.ndarray:
+    """The edges of the cells, increasing also where neighboring floats are far apart."""
+    share = np.arange(cells + 1) / cells
+    return np.unique(low * (1 - share) + high * share)
+
+
+@functools.lru_cache(maxsize=64)
+def _private(
+    query: IntegerQuery,
+    epsilon: float,
+    searched: tuple[Fraction, ...],
+    capacity: int,
+    relation: NeighboringRelation,
+) -> tuple[RankSearch, PrivateFunction]:
+    sensitivity = query.sensitivity("l1", relation=relation)
+    mechanism = rank_search(sensitivity, epsilon, probabilities=searched, capacity=capacity)
+    return mechanism, privatize(Unchanging("quantiles", query), mechanism)
+
+
+def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
+    """Where the counts and the positions, each by its precision, put the quantiles of each group.
+
+    On the host: these few numbers are public, and a program for them would compile for seconds.
+    """
+    edges, counts = map(np.asarray, ranks)
+    bounds, below, before = _known(edges, counts, facts["cells"])
+    below = (np.maximum.accumulate(below, -1) + _least_after(below)) / 2
+    flat = [x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before)]
+    found = np.array([_of_group(*group, facts) for group in zip(*flat, strict=True)])
+    value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
+    value = np.clip(value, facts["lower"], facts["upper"])
+    return value[..., 0] if facts["scalar"] else value
+
+
+def _least_after(below: np.ndarray) -> np.ndarray:
+    return np.minimum.accumulate(below[..., ::-1], -1)[..., ::-1]
+
+
+def _known(
+    edges: np.ndarray, counts: np.ndarray, cells: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The thresholds, how many records are counted below each, and in how many cells."""
+    bounds = thresholds(edges, cells)
+    # No record is between two thresholds that are one edge.
+    real = np.diff(bounds, axis=-1) > 0
+    none = np.zeros((*edges.shape[:-1], 1))
+    below = np.concatenate([none, np.cumsum(np.where(real, counts, 0), axis=-1)], axis=-1)
+    before = np.concatenate([none, np.cumsum(real, axis=-1)], axis=-1)
+    return bounds, below, before
+
+
+def _of_group(
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    below: np.ndarray,
+    before: np.ndarray,
+    facts: dict[str, Any],
+) -> list[float]:
+    found = []
+    for place in facts["places"]:
+        p, edge = facts["searched"][place], edges[place]
+        here = np.searchsorted(bounds, edge)
+        left, right = before[here], before[-1] - before[here]
+        counted = _variance_of_excess(left, right, p, facts["scale"])
+        trust = counted / (counted + facts["spread"][place] ** 2)
+        rank = trust * below[here] + (1 - trust) * p * max(below[-1], 0)
+        found.append(_at_rank(rank, below, bounds))
+    return found
+
+
+def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
+    """Where so many records are below; the middle where several places have as many."""
+
+    def inside(cell: int) -> float:
+        cell = min(max(cell, 1), len(below) - 1)
+        gap = below[cell] - below[cell - 1]
+        share = np.clip((rank - below[cell - 1]) / gap, 0, 1) if gap > 0 else 0.5
+        return bounds[cell - 1] + share * (bounds[cell] - bounds[cell - 1])
+
+    first, last = (int(np.searchsorted(below, rank, side=side)) for side in ("left", "right"))
+    return (inside(first) + inside(last)) / 2
+
+
+def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
+    """The number at a place of the grid; NaN where a traced parameter was bad."""
+    share = place / facts["cells"]
+    number = facts["lower"] * (1 - share) + facts["upper"] * share
+    return np.where(np.min(edges, axis=-1, keepdims=True) < 0, np.nan, number)
+
+
+@intervals_of("ranks")
+def _of_ranks(
+    value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
+) -> Ends:
+    """The thresholds around the cells that the noisy counts do not contradict.
+
+    docs/proofs/quantiles.md says why one test for each cell is enough.
+    """
+    edges, counts = measured["edges"], measured["counts"]
+    together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
+    normal = -special.ndtri((1 - confidence) / (2 * together))
+    bounds, below, before = _known(edges, counts, facts["cells"])
+    real = np.diff(bounds, axis=-1) > 0
+    ends = []
+    for p in facts["asked"]:
+        excess = below - p * below[..., -1:]
+        reach = _reach(before, before[..., -1:] - before, p, facts["scale"], normal)
+        too_high, too_low = excess > reach, excess < -reach
+        possible = real & ~too_high[..., :-1] & ~too_low[..., 1:]
+        some = possible.any(axis=-1)
+        first = np.where(some, possible.argmax(axis=-1), 0)
+        last = np.where(some, real.shape[-1] - possible[..., ::-1].argmax(axis=-1), real.shape[-1])
+        ends.append([np.take_along_axis(bounds, x[..., None], -1) for x in (first, last)])
+    low, high = facts["lower"], facts["upper"]
+    spared = _FLOATS * max(abs(low), abs(high))
+    first, last = (
+        _number(np.concatenate(side, axis=-1), edges, facts) for side in zip(*ends, strict=True)
+    )
+    first, last = np.maximum(first - spared, low), np.minimum(last + spared, high)
+    return (first[..., 0], last[..., 0]) if facts["scalar"] else (first, last)
+
+
+def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: float) -> Any:
+    """The variance of the noise of an excess, from how many cells are on each side.
+
+    The excess has (1 - p) times the noise on its left, minus p times the noise on its right.
+    """
+    # Noise on integers is rounded to them.
+    return (2 * scale**2 + 1 / 12) * (left * (1 - p) ** 2 + right * p**2)
+
+
+def _reach(left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float) -> Any:
+    """A quantile of the noise of an excess, by its variance and its fourth cumulant."""
+    variance = _variance_of_excess(left, right, p, scale)
+    fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)
+    kurtosis = np.divide(fourth, variance**2, where=variance > 0, out=np.zeros_like(variance))
+    tails = np.maximum(kurtosis / 24 * (normal**3 - 3 * normal), 0)
+    # Definitions of a quantile differ by one rank at most.
+    return np.sqrt(variance) * (normal + tails) + 1
