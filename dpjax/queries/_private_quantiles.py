@@ -162,10 +162,10 @@ def _inside(p: Fraction, searched: tuple[Fraction, ...]) -> Fraction:
 
 @functools.lru_cache(maxsize=64)
 def _histogram(low: float, high: float, cells: int) -> IntegerQuery:
-    return histogram_query(_grid(low, high, cells).tolist(), outliers="clip")._integers
+    return histogram_query(_edges_of_cells(low, high, cells).tolist(), outliers="clip")._integers
 
 
-def _grid(low: float, high: float, cells: int) -> np.ndarray:
+def _edges_of_cells(low: float, high: float, cells: int) -> np.ndarray:
     """The edges of the cells, increasing also where neighboring floats are far apart."""
     share = np.arange(cells + 1) / cells
     return np.unique(low * (1 - share) + high * share)
@@ -192,8 +192,8 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     edges, counts = map(np.asarray, ranks)
     bounds, below, before = _known(edges, counts, facts["cells"])
     below = (np.maximum.accumulate(below, -1) + _least_after(below)) / 2
-    flat = [x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before)]
-    found = np.array([_of_group(*group, facts) for group in zip(*flat, strict=True)])
+    flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
+    found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
     value = np.clip(value, facts["lower"], facts["upper"])
     return value[..., 0] if facts["scalar"] else value
@@ -271,7 +271,7 @@ def _of_ranks(
     ends = []
     for p in facts["asked"]:
         excess = below - p * below[..., -1:]
-        reach = _reach(before, before[..., -1:] - before, p, facts["scale"], normal)
+        reach = _reach_of_excess(before, before[..., -1:] - before, p, facts["scale"], normal)
         too_high, too_low = excess > reach, excess < -reach
         possible = real & ~too_high[..., :-1] & ~too_low[..., 1:]
         some = possible.any(axis=-1)
@@ -296,7 +296,9 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
     return (2 * scale**2 + 1 / 12) * (left * (1 - p) ** 2 + right * p**2)
 
 
-def _reach(left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float) -> Any:
+def _reach_of_excess(
+    left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
+) -> Any:
     """A quantile of the noise of an excess, by its variance and its fourth cumulant."""
     variance = _variance_of_excess(left, right, p, scale)
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)

@@ -290,8 +290,10 @@ def _between(below: jax.Array, edges: jax.Array) -> jax.Array:
     return jnp.diff(jnp.take_along_axis(below, edges, axis=-1), axis=-1)
 
 
-def _scores_between(below: jax.Array, left: jax.Array, right: jax.Array, a: Any, b: Any) -> jax.Array:
-    """Minus how far each edge is from a share a / b of the records between two edges, in ranks / b.
+def _scores_between(
+    below: jax.Array, left: jax.Array, right: jax.Array, a: Any, b: Any
+) -> jax.Array:
+    """Minus how far edges are from a share a / b of the records between two of them, in ranks / b.
 
     An edge outside has a score that is never selected.
     """

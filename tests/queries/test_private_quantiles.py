@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax._core._accuracy import interval
+from dpjax._core._accuracy import Accuracy, interval
 from dpjax.queries import padded_records, private_quantiles
-from dpjax.queries._private_quantiles import _estimates, _reach
+from dpjax.queries._private_quantiles import _estimates, _reach_of_excess
 from dpjax.queries._rank_search import Ranks, rank_search, thresholds
 
 ADDED = "add-or-remove-one"
@@ -93,7 +93,7 @@ def many_draws():
 
 
 def ends_of(ranks, facts, confidence):
-    accuracy = dpjax._core._accuracy.Accuracy.of("ranks", facts, ranks._asdict())
+    accuracy = Accuracy.of("ranks", facts, ranks._asdict())
     return interval(np.zeros(0), accuracy, confidence, False)
 
 
@@ -129,7 +129,7 @@ def test_the_reach_of_a_sum_of_noise_is_its_quantile(normal):
     rng, left, right = np.random.default_rng(0), 3, 9
     noise = np.round(rng.laplace(0, 1.5, (200_000, 12)))
     total = 0.75 * noise[:, :left].sum(axis=1) - 0.25 * noise[:, left:].sum(axis=1)
-    reach = _reach(np.array(left), np.array(right), 0.25, 1.5, normal) - 1
+    reach = _reach_of_excess(np.array(left), np.array(right), 0.25, 1.5, normal) - 1
     share = {1.96: 0.975, 2.576: 0.995}[normal]
     assert reach == pytest.approx(np.quantile(total, share), rel=0.04)
 
