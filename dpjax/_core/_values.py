@@ -120,7 +120,7 @@ class Sensitivity:
         relation: which databases are neighbors.
         m: number of pairs sampled; None for a bound.
         k: the order statistic taken; None for a bound.
-        method: "exact", "dkw", "anytime", "analytic" or "proved".
+        method: "exact", "dkw" or "anytime" of a sample; "assumed", "known" or "proved" of a bound.
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
         deciding_records: how many independent draws of the oracle decide the distance of a pair;
@@ -157,7 +157,7 @@ class Sensitivity:
     relation: NeighboringRelation = static(default=NeighboringRelation.REPLACE_ONE)
     m: int | None = static(default=None)
     k: int | None = static(default=None)
-    method: str = static(default="analytic")
+    method: str = static(default="assumed")
     positions: Positions = static(default="last")
     chunk_size: int | None = static(default=None)
     zero_allowed: bool = static(default=False)

@@ -69,7 +69,7 @@ class Draw:
         self.is_traced = any(map(_checks.is_traced, leaves))
         arrays = kind.tree()
         mechanism._check_like_sampled(kind)
-        mechanism._check_value(arrays)
+        _with_host_numbers(mechanism, leaves)._check_value(arrays)
         # The draw does not depend on m, gamma or the identity of the samples. They are left out,
         # because each of their values would compile another program.
         whole = mechanism.sensitivity
@@ -183,6 +183,17 @@ def refuse_batch(mechanism: object) -> list[Any]:
             " jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
         )
     return leaves
+
+
+def _with_host_numbers(mechanism: "SensitivityMechanism", leaves: list[Any]) -> Any:
+    """The mechanism with known arrays of JAX as NumPy numbers, for checks.
+
+    A mechanism that `jit` returned holds such arrays. Inside another `jit`, JAX would trace
+    comparisons of them, and Python could not decide on the result.
+    """
+    if not any(isinstance(x, jax.Array) and not _checks.is_traced(x) for x in leaves):
+        return mechanism
+    return jax.tree.map(lambda x: x if _checks.is_traced(x) else np.asarray(x)[()], mechanism)
 
 
 def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:

@@ -81,11 +81,13 @@ def covering(mechanism: M, needed: float) -> M:
     if _checks.is_traced(value):
         enough = value >= jnp.asarray(needed, jnp.result_type(value))
         return jax.tree.map(lambda leaf: _or_nan(enough, leaf), mechanism) if needed else mechanism
-    if not np.min(value) * _TO_NEAREST >= needed:
+    # On the host. Inside `jit`, JAX would trace a comparison of its own arrays, even known ones.
+    least = float(np.min(np.asarray(value)))
+    if not least * _TO_NEAREST >= needed:
         raise ValueError(
             f"sensitivity is too small for this target: one record may move it by {needed!r} in"
             f" {norm_name(sensitivity.norm)} under {sensitivity.relation}, got noise for"
-            f" {float(np.min(value))!r}: make the mechanism with target.sensitivity(...)"
+            f" {least!r}: make the mechanism with target.sensitivity(...)"
         )
     return mechanism
 

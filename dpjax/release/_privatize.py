@@ -298,7 +298,7 @@ def privatize(
         the database holds decides whether a release happens; its structure, dtypes and size do, and
         count as public, so read a file with dtypes that do not depend on what it holds. Under
         add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
-        unless the sensitivity says how many slots there are (its n). For an analytic sensitivity
+        unless the sensitivity says how many slots there are (its n). For an assumed sensitivity
         the claim that it bounds this target, on databases of this size, is yours, unless the target
         knows its own. A traced one that is too small gives NaN. A sampled one may be smaller than
         the known one: gamma says how often that is not enough. That two releases under one name ask

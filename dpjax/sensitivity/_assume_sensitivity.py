@@ -43,7 +43,7 @@ def assume_sensitivity(
     Example:
         >>> import dpjax
         >>> dpjax.assume_sensitivity(1 / 1000, norm="l1", n=1000)
-        Sensitivity(0.001 in l1, n=1000, replace-one; analytic)
+        Sensitivity(0.001 in l1, n=1000, replace-one; assumed)
     """
     norm_function(norm)
     if n is not None:

@@ -1,4 +1,4 @@
-"""Norms in exact rational arithmetic, rounded up: the parts of analytic bounds.
+"""Norms in exact rational arithmetic, rounded up: the parts of known bounds.
 
 A bound covers the program that runs. So it takes the dtype of that program and adds its rounding
 error. Float32 rounds more than float64, so a bound for float32 holds for both.

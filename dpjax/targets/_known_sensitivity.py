@@ -78,6 +78,7 @@ class KnownSensitivity(KnowsSensitivity):
         made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
         return dataclasses.replace(
             made,
+            method="known",
             known_by=type(self).__name__,
             inside=self._is_rounded,
             privacy_unit=self.privacy_unit,

@@ -47,7 +47,7 @@ def test_the_unit_is_printed():
     assert str(OF_ROWS) == "(epsilon=0.25, delta=0)-DP, under add-or-remove-one"
     assert str(OF_PEOPLE) == "(epsilon=0.25, delta=0)-DP, under add-or-remove-one, per person (id)"
     assert str(FOR_PEOPLE.guarantee) == f"{OF_PEOPLE}, at most 4 rows each"
-    assert "add-or-remove-one, per person (id), at most 4 rows each; analytic" in repr(PEOPLE)
+    assert "add-or-remove-one, per person (id), at most 4 rows each; assumed" in repr(PEOPLE)
 
 
 @for_each("unit", [7, None, b"person", "", "  "])

@@ -285,7 +285,7 @@ def of_training(key):
 
 INHERIT = {
     "number": lambda key: dpjax.laplace(1.0, 0.5),
-    "analytic": lambda key: dpjax.assume_sensitivity(1.0, norm="l1"),
+    "assumed": lambda key: dpjax.assume_sensitivity(1.0, norm="l1"),
     "query": lambda key: queries.histogram_query(3).sensitivity(),
     "proved": lambda key: _proved(),
     "events": lambda key: accounting.compose_events(

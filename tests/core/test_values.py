@@ -18,7 +18,7 @@ from dpjax._core._pytree import TreeSpec
 EVENT = SampledEvent(0.05, 0.99, "a")
 SAMPLED = Guarantee(1.0, 0.0, 0.05, 0.99, (EVENT,))
 MARGINAL = Guarantee(1.0, 0.0, 0.05, None, (SampledEvent(0.05, None, "b"),))
-ANALYTIC = dpjax.assume_sensitivity(0.01, norm="l1", n=100)
+ASSUMED = dpjax.assume_sensitivity(0.01, norm="l1", n=100)
 ESTIMATE = Sensitivity(
     0.033,
     0.05,
@@ -39,7 +39,7 @@ VALUES = [
     EVENT,
     SAMPLED,
     MARGINAL,
-    ANALYTIC,
+    ASSUMED,
     ESTIMATE,
     Release(np.array([0.5, -1.0]), SAMPLED),
     NeighboringRelation.REPLACE_ONE,
@@ -85,10 +85,10 @@ def test_a_guarantee_of_nan_prints():
             dpjax.operating_point(m=1500, gamma=0.1, confidence=None),
             "m=1500, k=1351, gamma=0.1 (exact, marginal)",
         ),
-        (ANALYTIC, "Sensitivity(0.01 in l1, n=100, replace-one; analytic)"),
+        (ASSUMED, "Sensitivity(0.01 in l1, n=100, replace-one; assumed)"),
         (
             dpjax.assume_sensitivity(2, norm="linf"),
-            "Sensitivity(2 in linf, any n, replace-one; analytic)",
+            "Sensitivity(2 in linf, any n, replace-one; assumed)",
         ),
         (
             ESTIMATE,
@@ -276,9 +276,9 @@ def test_specs_describe_trees():
 # Bounds from analysis.
 
 
-def test_analytic_sensitivity_has_gamma_zero_and_confidence_one():
-    assert (ANALYTIC.gamma, ANALYTIC.confidence, ANALYTIC.method) == (0.0, 1.0, "analytic")
-    assert ANALYTIC.identity is ANALYTIC.m is ANALYTIC.k is ANALYTIC.target is None
+def test_an_assumed_sensitivity_has_gamma_zero_and_confidence_one():
+    assert (ASSUMED.gamma, ASSUMED.confidence, ASSUMED.method) == (0.0, 1.0, "assumed")
+    assert ASSUMED.identity is ASSUMED.m is ASSUMED.k is ASSUMED.target is None
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])

@@ -102,7 +102,7 @@ def test_another_size_is_refused(n, private, key):
         private(key, database(n))
 
 
-def test_another_size_than_that_of_an_analytic_bound_is_refused(key):
+def test_another_size_than_that_of_an_assumed_bound_is_refused(key):
     bound = dpjax.assume_sensitivity(1 / N, norm="l1", n=N)
     private = dpjax.privatize(jnp.mean, dpjax.laplace(bound, 1.0))
     private(key, np.zeros(N))
@@ -207,6 +207,13 @@ def test_jitted_and_eager_releases_are_the_same(private, key):
     assert jax.tree.structure(eager) == jax.tree.structure(jitted)
     # In float32 it is rounded outward.
     assert repr(jitted.guarantee) == repr(eager.guarantee).replace("0.99", "0.989999")
+
+
+def test_a_mechanism_that_jit_returned_serves_inside_of_another_jit(key):
+    mechanism = jax.jit(lambda epsilon: dpjax.laplace(1.0, epsilon))(1.0)
+    private, numbers = dpjax.privatize(jnp.sum, mechanism), jnp.arange(3.0)
+    inside = jax.jit(lambda key, numbers: private(key, numbers).value)(key, numbers)
+    np.testing.assert_array_equal(inside, private(key, numbers).value)
 
 
 def test_vmap_over_keys(private, key):
