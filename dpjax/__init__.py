@@ -46,6 +46,10 @@ from dpjax.mechanisms._selection import exponential, permute_and_flip, posterior
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian
 from dpjax.mechanisms._smooth_quantile import smooth_quantile
 from dpjax.mechanisms._subset_envelope import subset_envelope
+from dpjax.population._ask import posterior
+from dpjax.population._bank import SimulationBank, simulation_bank
+from dpjax.population._confidence_set import ConfidenceSet, confidence_set
+from dpjax.population._posterior import Posterior
 from dpjax.proving._prove_sensitivity import prove_sensitivity
 from dpjax.release._privatize import privatize
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -65,6 +69,7 @@ from dpjax.tables._private_table import PrivateTable
 __all__ = [
     "BernsteinPolynomial",
     "BudgetExceededError",
+    "ConfidenceSet",
     "Guarantee",
     "Ledger",
     "LedgerError",
@@ -74,6 +79,7 @@ __all__ = [
     "Norm",
     "OperatingPoint",
     "Oracle",
+    "Posterior",
     "PrivacyProfile",
     "PrivateTable",
     "RecordGammas",
@@ -81,6 +87,7 @@ __all__ = [
     "SampledEvent",
     "Sensitivity",
     "SensitivityReport",
+    "SimulationBank",
     "Target",
     "__version__",
     "above_threshold",
@@ -92,6 +99,7 @@ __all__ = [
     "bernstein",
     "cell_key",
     "check_oracle",
+    "confidence_set",
     "evaluate_on_lattice",
     "exponential",
     "gamma_by_record",
@@ -105,6 +113,7 @@ __all__ = [
     "order_statistic",
     "permute_and_flip",
     "plotting",
+    "posterior",
     "posterior_sampler",
     "privacy_profile",
     "privatize",
@@ -121,6 +130,7 @@ __all__ = [
     "sensitivity_grid",
     "sensitivity_report",
     "shaped_gaussian",
+    "simulation_bank",
     "smooth_quantile",
     "subset_envelope",
     "sweep",

@@ -36,8 +36,9 @@ LEVELS = {
     "learning": 6,
     "queries": 6,
     "sweeps": 6,
-    "plotting": 7,
     "tables": 7,
+    "population": 7,
+    "plotting": 8,
 }
 # Files that other rooms must not import: raw noise is for `random/_release.py` alone.
 INNER = {"dpjax.random._lattice", "dpjax.random._samples"}

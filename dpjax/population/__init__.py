@@ -1,0 +1,1 @@
+"""What releases say about the population behind the records, by simulation of public models."""

@@ -1,0 +1,288 @@
+"""Simulated populations and databases, made once and weighed by any number of releases."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree, Value
+from dpjax._core._values import Release
+from dpjax._running._devices import compilation, devices_of, outside_any_mesh
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import Program, needs_no_values
+from dpjax.population._draws import Draws
+from dpjax.population._laws import Law, OneOrSeveral, as_several
+from dpjax.population._model import Model, NumberOfRecords, Population
+from dpjax.population._posterior import Posterior
+from dpjax.random._keys import sampling_key, seeded_key
+from dpjax.sweeps._axes import fingerprint_of_cell, outputs_of, words_of_cells
+from dpjax.sweeps._parts import Cut, Part
+from dpjax.sweeps._store import Store
+from dpjax.sweeps._work import Work
+
+_LEAST_DRAWS = 200
+_MOST_DRAWS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class SimulationBank:
+    """Simulated populations, and what private functions compute of their databases.
+
+    Made by `dpjax.simulation_bank`. It is public: nothing in it comes from private data.
+
+    Attributes:
+        theta: the parameters, arrays with a leading axis of draws.
+        values: for each private function its exact values on the databases, likewise.
+
+    Formal guarantees:
+        It reads no private database and costs no budget.
+    """
+
+    theta: PyTree
+    values: tuple[Value, ...]
+    _laws: tuple[Law, ...]
+    _population: Population
+    _is_single: bool
+
+    @property
+    def draws(self) -> int:
+        """The number of simulated populations."""
+        return jax.tree.leaves(self.theta)[0].shape[0]
+
+    @functools.cached_property
+    def _theta_on_host(self) -> Draws:
+        return Draws(jax.tree.map(np.asarray, self.theta))
+
+    @functools.cached_property
+    def _weigh(self) -> Any:
+        return jax.jit(functools.partial(_weighed, self._laws))
+
+    def posterior(self, release: Release | Value | Sequence[Release]) -> Posterior:
+        """The posterior given a release, from this bank alone.
+
+        Args:
+            release: a `Release`, or its value; a list, where the bank is for several functions.
+
+        Returns:
+            A `Posterior`.
+
+        Raises:
+            TypeError: if a release does not hold numbers.
+            ValueError: if a release is not like those of the private function, or the effective
+                size of the weighted draws is below 100.
+        """
+        released = self._read(release)
+        weights, size = self._weigh(released, self.values)
+        return Posterior.of(self._theta_on_host, np.asarray(weights, np.float64), float(size))
+
+    def draw_release(self, key: Key, theta: PyTree) -> Value:
+        """The values of releases about one database of a population, for `auditing.calibration`.
+
+        Args:
+            key: a typed key of `dpjax.random`.
+            theta: the parameters of the population.
+
+        Returns:
+            The value of a release, or a tuple of values. JAX code; no ledger is told.
+        """
+        keys = jax.random.split(key, len(self._laws) + 1)
+        database = self._population.database(sampling_key(keys[0]), theta)
+        drawn = tuple(
+            law.draw(one, law.exact(database))
+            for law, one in zip(self._laws, keys[1:], strict=True)
+        )
+        return drawn[0] if self._is_single else drawn
+
+    def sample(self, key: Key, released: Value, draws: int) -> PyTree:
+        """Independent draws from the weighted bank, for `auditing.calibration`.
+
+        Args:
+            key: a typed key.
+            released: the value of a release, or a tuple of values.
+            draws: how many.
+
+        Returns:
+            Parameters with a leading axis of draws. JAX code.
+        """
+        several = (released,) if self._is_single else tuple(released)
+        weights, _ = _weighed(self._laws, several, self.values)
+        below = jnp.cumsum(weights)
+        levels = jax.random.uniform(key, (draws,), below.dtype) * below[-1]
+        places = jnp.minimum(jnp.searchsorted(below, levels), len(below) - 1)
+        return jax.tree.map(lambda leaf: leaf[places], self.theta)
+
+    def _read(self, release: Any) -> tuple[Value, ...]:
+        if self._is_single:
+            return (self._laws[0].read("release", release),)
+        given = list(release) if isinstance(release, (list, tuple)) else [release]
+        if len(given) != len(self._laws):
+            raise ValueError(
+                f"release must be a list of {len(self._laws)}, one of each private function, got"
+                f" {len(given)}"
+            )
+        read = zip(self._laws, given, strict=True)
+        return tuple(law.read(f"release[{i}]", one) for i, (law, one) in enumerate(read))
+
+    def __repr__(self) -> str:
+        names = ", ".join(law.private._name for law in self._laws)
+        return f"SimulationBank({self.draws:,} simulated databases; {names})"
+
+
+def _weighed(
+    laws: tuple[Law, ...], released: tuple[Value, ...], values: tuple[Value, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """The weights of all draws, whose sum is 1, and their effective size (Kish 1965)."""
+
+    def log_weight(values: tuple[Value, ...]) -> jax.Array:
+        given = zip(laws, released, values, strict=True)
+        logs = [law.log_prob(output, value) for law, output, value in given]
+        dtype = jnp.result_type(float)
+        return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
+
+    logs = jax.vmap(log_weight)(values)
+    peak = jnp.max(logs)
+    weights = jnp.where(jnp.isfinite(peak), jnp.exp(logs - peak), 0)
+    total = jnp.sum(weights)
+    weights = weights / jnp.where(total > 0, total, 1)
+    squares = jnp.sum(weights**2)
+    return weights, jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+
+
+class _Whole(Part):
+    """A simulation runs as one program: no other choice of parameters shares its draws."""
+
+    @property
+    def cut(self) -> Cut:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Cut((), self.program)
+
+
+@outside_any_mesh
+def simulation_bank(
+    key: Key,
+    private: OneOrSeveral,
+    *,
+    prior: Callable[[Key], PyTree],
+    model: Model,
+    n: NumberOfRecords,
+    capacity: int | None = None,
+    draws: int = 100_000,
+    path: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    chunk_size: int | None = None,
+    mesh: Mesh | None = None,
+) -> SimulationBank:
+    """Simulates populations and their databases once, for posteriors given any release.
+
+    Draws theta_j from the prior and a database D_j from the model, and evaluates the target on it.
+    `bank.posterior(release)` then weighs theta_j by the density of the release given f(D_j).
+
+    Args:
+        key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
+        private: a private function, `dpjax.privatize(target, mechanism)`, whose releases will be
+            given; or a list of several, all asked about one database.
+        prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
+        model: `model(key, theta, n)` draws n records of a population.
+        n: the number of records. If it is private, a function that takes theta to it: it is then a
+            part of theta, or follows from it.
+        capacity: the public number of slots, if the release took `PaddedRecords`.
+        draws: number of simulated populations.
+        path: a folder that keeps finished chunks, as in `dpjax.sweep`.
+        progress: whether a bar is drawn.
+        chunk_size: databases that a device computes at a time.
+        mesh: devices of this process; by default the default device.
+
+    Returns:
+        A `SimulationBank`.
+
+    Raises:
+        TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
+            or model is not a function, or theta does not hold real arrays.
+        ValueError: if a size is out of range, n is a function and no capacity is given, or the
+            model draws databases of another kind than the private function takes.
+
+    Formal guarantees:
+        None are needed: prior, model, target and mechanism are public, and no private database is
+        read. The bits are the same for one chunk size, device and version.
+
+    Source:
+        Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data
+        via Perturbations", for weights by the density of the noise.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> private_mean = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
+        >>> bank = dpjax.simulation_bank(
+        ...     dpjax.random.seeded_key(0),
+        ...     private_mean,
+        ...     prior=jax.random.uniform,
+        ...     model=lambda key, share, n: jax.random.bernoulli(key, share, (n,)).astype(float),
+        ...     n=100,
+        ...     draws=10_000,
+        ... )
+        >>> low, high = bank.posterior(jnp.array(0.3)).interval()
+        >>> bool(low < 0.3 < high)
+        True
+    """
+    key = sampling_key(key)
+    _checks.host_only("simulation_bank", key, "the draws of your own model")
+    privates = as_several(private)
+    _checks.function("prior", prior)
+    population = Population.of(model, n, capacity)
+    draws = _checks.integer("draws", draws, least=_LEAST_DRAWS, most=_MOST_DRAWS)
+    spec = jax.ShapeDtypeStruct((), key.dtype)
+    with needs_no_values("prior"):
+        theta = jax.eval_shape(lambda key: _checks.real_arrays("theta", prior(key)), spec)
+    noise_key = jax.ShapeDtypeStruct((), seeded_key(0).dtype)
+    with needs_no_values("model"):
+        laws = tuple(Law.of(one, noise_key, population.database, spec, theta) for one in privates)
+
+    def simulated(key: Key, values: PyTree) -> dict[str, PyTree]:
+        del values  # A sweep has traced parameters; a bank has none.
+        key_theta, key_database = jax.random.split(key)
+        drawn = _checks.real_arrays("theta", prior(key_theta))
+        database = population.database(key_database, drawn)
+        return {"theta": drawn, "values": tuple(law.exact(database) for law in laws)}
+
+    found = _computed(key, simulated, draws, path, progress, chunk_size, mesh)
+    values = jax.tree.map(jnp.asarray, found["values"])
+    is_single = not isinstance(private, (list, tuple))
+    return SimulationBank(
+        jax.tree.map(jnp.asarray, found["theta"]), values, laws, population, is_single
+    )
+
+
+def _computed(
+    key: Key,
+    function: Callable[[Key, PyTree], PyTree],
+    draws: int,
+    path: str | os.PathLike[str] | None,
+    progress: bool,
+    chunk_size: int | None,
+    mesh: Mesh | None,
+) -> PyTree:
+    """The results for all draws, chunk by chunk, as a sweep computes its repeats."""
+    if chunk_size is not None:
+        chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
+    program = Program.trace("model", function, jax.ShapeDtypeStruct((), key.dtype), {})
+    if not program.is_concrete:
+        raise TypeError("model closes over a traced value, but simulation_bank runs on the host")
+    cell = fingerprint_of_cell(())
+    words = words_of_cells([cell], np.arange(draws))
+    part = _Whole("simulations", cell.hex(), program, outputs_of(program.outputs), words)
+    devices = devices_of(mesh, calls_host=program.calls_host)
+    shared = {"key": digest(key), "traced": "{}", **compilation(devices)}
+    with contextlib.nullcontext() if path is None else Store(path).in_use() as store:
+        work = Work(key, [part], (), draws, devices, store)
+        work.begin(shared, chunk_size)
+        work.finish(progress=progress)
+    return jax.tree.unflatten(program.outputs.structure, [array[0] for array in work.values])

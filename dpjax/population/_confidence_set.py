@@ -1,0 +1,444 @@
+"""Confidence sets for a population from simulated releases: no prior, finite samples."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._open_ledgers import untold_programs
+from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._core._values import Release
+from dpjax.population._depth import p_value
+from dpjax.population._laws import Law
+from dpjax.population._model import Model, NumberOfRecords, Population
+from dpjax.population._search import Search
+from dpjax.random._keys import check_key, sampling_key
+from dpjax.release._privatize import PrivateFunction
+
+Releases: TypeAlias = Callable[[Key, Database], Release]
+"""A private function: `private(key, database)` returns a release."""
+
+_BLOCK, _BLOCKS = 4, 64  # Parameters at a time, and the most blocks of a call.
+_LEAST_SEEDS = 19
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Simulation:
+    """Releases of simulated databases, under seeds that stay the same for all parameters.
+
+    Attributes:
+        draws: for each private function the value of a release, `draw(key, database)`.
+        population: draws databases.
+        statistic: of the values of the releases.
+        seeds: number of simulated releases.
+    """
+
+    draws: tuple[Callable[[Key, Database], Value], ...]
+    population: Population
+    statistic: Callable[[Any], PyTree]
+    seeds: int
+
+    def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The p-value of parameters, and how far the observed release is from simulated ones."""
+
+        def simulated(seed: jax.Array) -> jax.Array:
+            of_database, *of_noise = jax.random.split(
+                jax.random.fold_in(key, seed), 1 + len(self.draws)
+            )
+            database = self.population.database(sampling_key(of_database), theta)
+            drawn = zip(self.draws, of_noise, strict=True)
+            return self.numbers([draw(one, database) for draw, one in drawn])
+
+        return p_value(observed, jax.vmap(simulated)(jnp.arange(self.seeds)))
+
+    def numbers(self, values: Sequence[Value]) -> jax.Array:
+        """The statistic of releases, as one row of floats."""
+        value = values[0] if len(self.draws) == 1 else list(values)
+        leaves = jax.tree.leaves(_checks.real_arrays("statistic", self.statistic(value)))
+        dtype = jnp.result_type(float)
+        return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ConfidenceSet:
+    """The parameters of a population under which a release is not too unusual.
+
+    Made by `dpjax.confidence_set`. Nothing is searched before it is asked for.
+
+    Attributes:
+        confidence: the probability that the set contains the true parameters, at least.
+        bounds: the low ends and the high ends of the parameters that are searched.
+        seeds: number of simulated releases for each theta.
+
+    Formal guarantees:
+        Those of `dpjax.confidence_set`.
+    """
+
+    confidence: float
+    bounds: tuple[PyTree, PyTree]
+    seeds: int
+    _simulation: Simulation
+    _key: Key
+    _observed: jax.Array
+
+    @functools.cached_property
+    def _evaluate(self) -> Any:
+        """p-values and distances of a full array of parameters, of which the first blocks count."""
+
+        def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return self._simulation.p_value(key, self._tree(theta), observed)
+
+        def of_all(
+            key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            def step(i: jax.Array, found: Any) -> Any:
+                # One key for each theta, though the same: releases of several values under one
+                # key are refused, and here they are compared with nothing private.
+                keys = jnp.broadcast_to(key, thetas.shape[1:2])
+                new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
+                return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
+
+            nothing = jnp.zeros(thetas.shape[:2], observed.dtype)
+            return lax.fori_loop(0, blocks, step, (nothing, nothing))
+
+        return jax.jit(of_all)
+
+    @property
+    def _alpha(self) -> float:
+        return round(1 - self.confidence, 12)  # 0.05 for 0.95.
+
+    @functools.cached_property
+    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bounds as rows of numbers."""
+        low, high = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(e)]) for e in self.bounds)
+        return low, high
+
+    def _tree(self, row: Any) -> PyTree:
+        """Parameters from a row of numbers."""
+        leaves, structure = jax.tree.flatten(self.bounds[0])
+        places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+        parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
+        shaped = [part.reshape(np.shape(x)) for part, x in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(structure, shaped)
+
+    def _p_values(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """p-values and distances of rows of parameters."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for start in range(0, len(rows), _BLOCK * _BLOCKS):
+            part = rows[start : start + _BLOCK * _BLOCKS]
+            padded = np.resize(part, (_BLOCKS, _BLOCK, rows.shape[1])).astype(self._observed.dtype)
+            blocks = jnp.asarray(-(-len(part) // _BLOCK), jnp.int32)
+            both = self._evaluate(self._key, self._observed, jnp.asarray(padded), blocks)
+            p, distance = (np.asarray(x, np.float64).ravel()[: len(part)] for x in both)
+            found.append((np.round(p * (self.seeds + 1)) / (self.seeds + 1), distance))
+        ps, distances = map(np.concatenate, zip(*found, strict=True))
+        return ps, distances
+
+    def _search(self, free: np.ndarray, fixed: np.ndarray) -> Search:
+        """A search over some of the parameters, in units of their bounds."""
+        low, high = self._ends
+
+        def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            rows = np.tile(fixed, (len(points), 1))
+            rows[:, free] = low[free] + points * (high - low)[free]
+            return self._p_values(rows)
+
+        return Search(evaluate, self._alpha, int(free.sum()))
+
+    def p_value(self, theta: PyTree) -> float:
+        """The p-value of the hypothesis that the population has these parameters.
+
+        Args:
+            theta: a pytree like the bounds. A parameter that is None is a nuisance: it may have any
+                value within the bounds, and the largest p-value over these counts.
+
+        Returns:
+            A multiple of 1 / (seeds + 1). With nuisance parameters, it is the largest that was
+            found: a search may miss a larger one.
+
+        Raises:
+            TypeError: if a parameter is not a number.
+            ValueError: if theta is not like the bounds.
+        """
+        fixed, free = self._read(theta)
+        if not free.any():
+            return float(self._p_values(fixed[None])[0][0])
+        search = self._search(free, fixed)
+        search.begin()
+        search.climb()
+        return float(search.p_values.max())
+
+    def contains(self, theta: PyTree) -> bool:
+        """Whether parameters belong to the set.
+
+        Args:
+            theta: a pytree like the bounds; None for a nuisance parameter, as in `p_value`.
+
+        Returns:
+            Whether the p-value is above 1 - confidence.
+
+        Raises:
+            TypeError: if a parameter is not a number.
+            ValueError: if theta is not like the bounds.
+        """
+        return self.p_value(theta) > self._alpha
+
+    @functools.cached_property
+    def _searched(self) -> tuple[Search, tuple[np.ndarray, np.ndarray]]:
+        low, _ = self._ends
+        search = self._search(np.ones(low.shape, bool), low)
+        return search, search.ends()
+
+    def interval(self) -> tuple[PyTree, PyTree]:
+        """The range of every parameter over the set, within the bounds.
+
+        All ranges hold at once: with probability `confidence` they contain the true parameters,
+        unless the search has missed some.
+
+        Returns:
+            The low ends and the high ends, float64, each of the structure of theta.
+
+        Raises:
+            ValueError: if no parameters within the bounds were found to belong to the set: then the
+                bounds or the model do not fit the release.
+
+        Formal guarantees:
+            The set is exact, and its ends are searched. One parameter is looked at on a grid of 65
+            points; the outermost brackets are cut to 2^-22 of the bounds, and their outer ends are
+            returned. Several are looked at on a grid or a sequence, and ends are followed outward
+            in steps that shrink; the last step is added. The search misses parts of the set that
+            lie between points and are not joined to the rest.
+        """
+        search, (low, high) = self._searched
+        if not search.has_found:
+            raise ValueError(
+                f"no parameters within the bounds were found to belong to the set: the largest"
+                f" p-value was {search.p_values.max():.3g}. The bounds are too narrow, or the model"
+                " does not fit the release"
+            )
+        first, last = self._ends
+        ends = (first + x * (last - first) for x in (low, high))
+        found_low, found_high = (self._tree(np.asarray(end, np.float64)) for end in ends)
+        return found_low, found_high
+
+    def searched(self) -> tuple[PyTree, np.ndarray]:
+        """All parameters that the search of `interval` looked at, for a plot.
+
+        Returns:
+            Parameters with a leading axis, and their p-values.
+        """
+        search, _ = self._searched
+        low, high = self._ends
+        rows = low + search.points * (high - low)
+        trees = [self._tree(row) for row in rows]
+        return jax.tree.map(lambda *x: np.stack(x), *trees), search.p_values
+
+    def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:
+        """A row of parameters, and which of them are nuisances."""
+
+        def is_free(node: object) -> bool:
+            return node is None
+
+        leaves, structure = jax.tree.flatten(theta, is_leaf=is_free)
+        wanted, of_bounds = jax.tree.flatten(self.bounds[0])
+        likes = structure == of_bounds and all(
+            leaf is None or np.shape(leaf) == np.shape(x)
+            for leaf, x in zip(leaves, wanted, strict=True)
+        )
+        if not likes:
+            raise ValueError(
+                f"theta must be like the bounds, {_checks.described(self.bounds[0])}, got"
+                f" {_checks.shown(theta)}"
+            )
+        rows = [
+            np.full(np.size(x), np.nan) if leaf is None else np.ravel(_number("theta", leaf))
+            for leaf, x in zip(leaves, wanted, strict=True)
+        ]
+        row = np.concatenate(rows)
+        return row, np.isnan(row)
+
+    def __repr__(self) -> str:
+        text = f"{self.confidence:.0%}, {self.seeds} seeds"
+        if "_searched" not in vars(self):
+            return f"ConfidenceSet({text}; not searched yet, see interval)"
+        search, _ = self._searched
+        if not search.has_found:
+            return f"ConfidenceSet({text}; nothing found within the bounds)"
+        low, high = self.interval()
+        paths = jax.tree_util.tree_leaves_with_path(low)
+        named = [
+            f"{jax.tree_util.keystr(path, simple=True, separator='.') or 'theta'} in"
+            f" [{np.array2string(a, precision=4)}, {np.array2string(b, precision=4)}]"
+            for (path, a), b in zip(paths, jax.tree.leaves(high), strict=True)
+        ]
+        return f"ConfidenceSet({', '.join(named)}; {text})"
+
+
+def confidence_set(
+    key: Key,
+    release: Release | Value | Sequence[Release],
+    private: Releases | Sequence[Releases],
+    *,
+    model: Model,
+    n: NumberOfRecords,
+    bounds: tuple[PyTree, PyTree],
+    capacity: int | None = None,
+    confidence: float = 0.95,
+    seeds: int = 199,
+    statistic: Callable[[Any], PyTree] | None = None,
+) -> ConfidenceSet:
+    """The parameters of a population that a release does not exclude: no prior, for every n.
+
+    Each theta is tried by simulation: R seeds give R databases of theta and R releases of these. If
+    theta is true, the observed release is one of R + 1 alike. So theta is excluded if the observed
+    release is among the least central share alpha = 1 - confidence of all.
+
+    Args:
+        key: a typed key of `dpjax.random`, used for nothing else. It makes the seeds.
+        release: a `Release`, or its value; or a list of several about one database.
+        private: what made it: any function `private(key, database)` that returns a `Release`, such
+            as that of `dpjax.privatize`, or of `learning.objective_perturbation`, or
+            `functools.partial(queries.private_mean, lower=0, upper=1, epsilon=1.0)`; or a list.
+        model: `model(key, theta, n)` draws n records of a population. It should be smooth in theta
+            for a fixed key: then few points tell where the set ends.
+        n: the number of records. If it is private, a function that takes theta to it.
+        bounds: the low ends and the high ends of theta, two pytrees of numbers.
+        capacity: the public number of slots, if the release took `PaddedRecords`.
+        confidence: the probability that the set contains the true theta, in (0, 1).
+        seeds: R, at least 19. More make the set a little smaller, and take longer.
+        statistic: takes the value of a release, or the list of values, to the numbers that are
+            compared; by default all numbers of the release.
+
+    Returns:
+        A `ConfidenceSet`.
+
+    Raises:
+        TypeError: if the key is not one of `dpjax.random`, or `private`, model or statistic is not
+            a function.
+        ValueError: if a size is out of range, the bounds are not increasing finite numbers, the
+            release is not like a simulated one, or (seeds + 1) (1 - confidence) is below 1: then
+            every theta would belong to the set.
+
+    Formal guarantees:
+        Post-processing: no private database is read. Let the database be drawn from
+        `model(., theta, n)`, and the release from `private`. Then the set contains theta with
+        probability at least `confidence`, over database, noise and key together, for every n,
+        target and mechanism; bias of clamping, NaN and failures included. The reason: under theta,
+        the observed and the R simulated releases are exchangeable. The share of them that is no
+        more central than the observed one is at most alpha with probability at most
+        floor(alpha (R + 1)) / (R + 1). The key must be independent of the release. Rounding of
+        floats aside, depths do not depend on which of the R + 1 releases is the observed one.
+        `contains` and `p_value` are exact; `interval` says what its search may miss.
+
+    Source:
+        Xie and Wang (2022), "Repro Samples Method for Finite- and Large-Sample Inferences"; Awan
+        and Wang (2023), "Simulation-based, Finite-sample Inference for Privatized Data".
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> private = dpjax.privatize(jnp.mean, dpjax.laplace(1 / 100, epsilon=1.0))
+        >>> found = dpjax.confidence_set(
+        ...     dpjax.random.seeded_key(0),
+        ...     jnp.array(0.3),
+        ...     private,
+        ...     model=lambda key, share, n: jnp.where(
+        ...         jax.random.uniform(key, (n,)) < share, 1.0, 0.0
+        ...     ),
+        ...     n=100,
+        ...     bounds=(0.0, 1.0),
+        ... )
+        >>> found.contains(0.3), found.contains(0.6)
+        (True, False)
+    """
+    key = check_key(key)
+    _checks.host_only("confidence_set", key, "the draws of your own model")
+    population = Population.of(model, n, capacity)
+    confidence = _checks.fraction("confidence", confidence)
+    seeds = _checks.integer("seeds", seeds, least=_LEAST_SEEDS)
+    if (seeds + 1) * (1 - confidence) < 1 - 1e-9:
+        raise ValueError(
+            f"seeds must be at least {int(np.ceil(1 / (1 - confidence))) - 1} for a confidence of"
+            f" {confidence:g}, got {seeds}"
+        )
+    ends = _bounds(bounds)
+    several = isinstance(private, (list, tuple))
+    privates: Any = tuple(private) if several else (private,)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(float)), ends[0]
+    )
+    spec = jax.eval_shape(sampling_key, key)
+    draws = tuple(_draw_of(one, key, population, spec, like) for one in privates)
+    simulation = Simulation(
+        draws, population, _checks.function("statistic", statistic or _all), seeds
+    )
+    values = list(release) if several and isinstance(release, (list, tuple)) else [release]
+    observed = _observed(simulation, values, key, like)
+    return ConfidenceSet(confidence, ends, seeds, simulation, key, observed)
+
+
+def _all(value: Value) -> Value:
+    return value
+
+
+def _draw_of(
+    private: Any, key: Key, population: Population, spec: Any, theta: PyTree
+) -> Callable[[Key, Database], Value]:
+    """How a private function draws the value of a release, in JAX code."""
+    _checks.function("private", private)
+    if isinstance(private, PrivateFunction):
+        law = Law.of(private, key, population.database, spec, theta)
+        return lambda key, database: law.draw(key, law.exact(database))
+
+    def draw(key: Key, database: Database) -> Value:
+        with untold_programs():
+            return private(key, database).value
+
+    return draw
+
+
+def _observed(simulation: Simulation, values: list[Any], key: Key, theta: PyTree) -> jax.Array:
+    """The statistic of the observed release; refuses a release of something else."""
+
+    def simulated(key: Key, theta: PyTree) -> list[Value]:
+        database = simulation.population.database(sampling_key(key), theta)
+        return [draw(key, database) for draw in simulation.draws]
+
+    wanted = jax.eval_shape(simulated, key, theta)
+    given = [x.value if isinstance(x, Release) else x for x in values]
+    given = [jax.tree.map(lambda x: _checks.host_numbers("release", x), x) for x in given]
+    shapes = [jax.tree.map(np.shape, x) for x in given]
+    if shapes != [jax.tree.map(jnp.shape, x) for x in wanted]:
+        raise ValueError(
+            "release must be like what the private function releases of databases of the model,"
+            f" {_checks.described(wanted)}, got {_checks.described(given)}"
+        )
+    as_arrays = [
+        jax.tree.map(lambda x, like: jnp.asarray(x.astype(like.dtype)), x, like)
+        for x, like in zip(given, wanted, strict=True)
+    ]
+    return simulation.numbers(as_arrays)
+
+
+def _bounds(bounds: Any) -> tuple[PyTree, PyTree]:
+    wanted = "bounds must be the low ends and the high ends of theta, two trees of finite numbers"
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+        raise ValueError(f"{wanted}, got {_checks.shown(bounds)}")
+    low, high = (jax.tree.map(lambda x: _number("bounds", x), end) for end in bounds)
+    if jax.tree.map(np.shape, low) != jax.tree.map(np.shape, high):
+        raise ValueError(f"{wanted} of one structure, got {_checks.shown(bounds)}")
+    for a, b in zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True):
+        if not (np.isfinite(a).all() and np.isfinite(b).all() and (a < b).all()):
+            raise ValueError(f"{wanted}, each low end below its high end, got {bounds!r:.200}")
+    return low, high
+
+
+def _number(name: str, value: Any) -> np.ndarray:
+    return _checks.host_numbers(name, value).astype(np.float64)

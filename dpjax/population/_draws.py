@@ -1,0 +1,69 @@
+"""Weighted draws of parameters: their averages and quantiles."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core._types import PyTree
+from dpjax.sweeps._axes import name_of_path
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """Draws without weights; the order of each number is found once for all posteriors.
+
+    Attributes:
+        tree: arrays with a leading axis of draws, in NumPy.
+    """
+
+    tree: PyTree
+
+    @functools.cached_property
+    def columns(self) -> list[np.ndarray]:
+        """Every number of a draw, as an array over the draws."""
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.tree)]
+        return [column for leaf in leaves for column in leaf.reshape(len(leaf), -1).T]
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """A name of every number."""
+        found: list[str] = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.tree):
+            name = name_of_path(path) if path else "theta"
+            places = np.ndindex(np.shape(leaf)[1:])
+            found += ["_".join([name, *map(str, place)]) for place in places]
+        return found
+
+    @functools.cached_property
+    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        orders = [np.argsort(column, kind="stable") for column in self.columns]
+        return [(order, x[order]) for order, x in zip(orders, self.columns, strict=True)]
+
+    def mean(self, weights: np.ndarray) -> PyTree:
+        """The weighted average of every number, in float64."""
+
+        def average(leaf: Any) -> np.ndarray:
+            return np.tensordot(weights, np.asarray(leaf, np.float64), 1)
+
+        return jax.tree.map(average, self.tree)
+
+    def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
+        """For each level the least numbers with so much weight at or below them."""
+        found = np.empty((len(levels), len(self.columns)))
+        for i, (order, numbers) in enumerate(self._sorted):
+            below = np.cumsum(weights[order])
+            places = np.searchsorted(below, np.asarray(levels) * below[-1])
+            found[:, i] = numbers[np.minimum(places, len(numbers) - 1)]
+        return [self._shaped(row) for row in found]
+
+    def _shaped(self, row: np.ndarray) -> PyTree:
+        """Numbers of one draw as a tree."""
+        leaves, structure = jax.tree.flatten(self.tree)
+        ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
+        parts = [
+            x.reshape(leaf.shape[1:]) for x, leaf in zip(np.split(row, ends), leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)

@@ -1,0 +1,112 @@
+"""The law of a release: the exact value of a database, and the density of what is published."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
+from dpjax._core._types import Database, Key, PyTree, Value
+from dpjax._core._values import Inside, Release
+from dpjax.release._privatize import PrivateFunction
+
+OneOrSeveral: TypeAlias = PrivateFunction | Sequence[PrivateFunction]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Law:
+    """How a private function releases databases of one kind.
+
+    Attributes:
+        private: the function.
+        inside: what it computes, and what draws the noise.
+        published: structure, shapes and dtypes of the value of a release.
+    """
+
+    private: PrivateFunction
+    inside: Inside
+    published: TreeSpec
+
+    @classmethod
+    def of(
+        cls, private: PrivateFunction, key: Any, database: Callable[..., Database], *given: PyTree
+    ) -> "Law":
+        """Reads the kind of databases that a function draws; refuses those of another kind.
+
+        Args:
+            private: the function.
+            key: the shape of a key for noise.
+            database: draws a database, from arguments of the shapes `given`.
+            given: shapes and dtypes.
+        """
+        found: list[Inside] = []
+
+        def released(key: Key, *arguments: PyTree) -> Value:
+            records, kind = private._read(database(*arguments))
+            found.append(kind.inside)
+            return _drawn(kind.inside, key, private._traced(kind)(records))
+
+        outputs = jax.eval_shape(released, key, *given)
+        return cls(private, found[-1], TreeSpec.of(outputs))
+
+    def exact(self, database: Database) -> Value:
+        """The value that gets noise, as a release computes it; JAX code."""
+        records, kind = self.private._read(database)
+        return self.private._traced(kind)(records)
+
+    def draw(self, key: Key, value: Value) -> Value:
+        """The value of a release; JAX code, and no ledger is told."""
+        return _drawn(self.inside, key, value)
+
+    def log_prob(self, released: Value, value: Value) -> jax.Array:
+        """The log density of a release, up to a constant, given the exact value."""
+        return self.inside.mechanism.log_prob(self.inside.read(released), value)
+
+    def read(self, name: str, release: Release | Value) -> Value:
+        """The arrays of a release; refuses a release of something else."""
+        value = release.value if isinstance(release, Release) else release
+        wanted = self.published.tree()
+        if jax.tree.structure(value) != self.published.structure:
+            raise ValueError(_unlike(name, self.published, value))
+
+        def converted(leaf: Value, like: jax.ShapeDtypeStruct) -> jax.Array:
+            array = _checks.host_numbers(name, leaf)
+            whole = np.issubdtype(array.dtype, np.integer) or bool(np.all(array == np.round(array)))
+            if array.shape != like.shape or (jnp.issubdtype(like.dtype, jnp.integer) and not whole):
+                raise ValueError(_unlike(name, self.published, value))
+            if np.isnan(array).any():
+                raise ValueError(f"{name} is NaN: a parameter of its mechanism was bad")
+            return jnp.asarray(array.astype(like.dtype))
+
+        return jax.tree.map(converted, value, wanted)
+
+
+def _drawn(inside: Inside, key: Key, value: Value) -> Value:
+    noisy = inside.mechanism.unpaid_draw(key, value)
+    return noisy if inside.published is None else inside.published(noisy)
+
+
+def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
+    return (
+        f"{name} must be like what the private function releases of databases of the model,"
+        f" {wanted}, got {_checks.described(value)}"
+    )
+
+
+def as_several(private: OneOrSeveral) -> tuple[PrivateFunction, ...]:
+    """The private functions, one or several."""
+    several: tuple[Any, ...] = tuple(private) if isinstance(private, (list, tuple)) else (private,)
+    for one in several:
+        if not isinstance(one, PrivateFunction):
+            raise TypeError(
+                "private must be made by dpjax.privatize(target, mechanism), whose releases have a"
+                f" known density, got {_checks.shown(one)}: for other private functions there is"
+                " dpjax.confidence_set"
+            )
+    if not several:
+        raise ValueError("private must hold at least one private function, got none")
+    return several

@@ -1,0 +1,136 @@
+"""The posterior of a population's parameters, given a release: weighted draws."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._release import _with_ends
+from dpjax._core._types import PyTree
+from dpjax.population._draws import Draws
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_CONFIDENCE = 0.95
+_LEAST_SIZE = 100
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Posterior:
+    """What a release says about a population: draws of its parameters, with weights.
+
+    Made by `dpjax.posterior` and `SimulationBank.posterior`. It prints the mean of every number
+    with its interval of 95%.
+
+    Attributes:
+        weights: of the draws; their sum is 1.
+        effective_size: the number of equally weighted draws that would be worth as much.
+
+    Formal guarantees:
+        Post-processing of the release: it reads no private database and costs no budget.
+    """
+
+    weights: np.ndarray
+    effective_size: float
+    _draws: Draws
+
+    @classmethod
+    def of(cls, draws: Draws, weights: np.ndarray, effective_size: float) -> "Posterior":
+        """Refuses weights that too few draws share."""
+        count = len(weights)
+        if not effective_size > 0:
+            raise ValueError(
+                f"none of the {count:,} simulated databases could have given this release: the"
+                " prior or the model excludes it, or it is of another private function"
+            )
+        if effective_size < _LEAST_SIZE:
+            needed = count * 2 * _LEAST_SIZE / effective_size
+            raise ValueError(
+                f"effective size must be at least {_LEAST_SIZE}, got {effective_size:.1f} of"
+                f" {count:,} draws: few simulated databases are near the release. Ask for about"
+                f" {needed:.1g} draws, take a prior that public knowledge narrows, or give fewer"
+                " released numbers at once"
+            )
+        return cls(weights, effective_size, draws)
+
+    @property
+    def theta(self) -> PyTree:
+        """The draws: parameters with a leading axis, which `weights` belong to."""
+        return self._draws.tree
+
+    @property
+    def mean(self) -> PyTree:
+        """The posterior mean of every number, float64."""
+        return self._draws.mean(self.weights)
+
+    def interval(self, confidence: float = _CONFIDENCE) -> tuple[PyTree, PyTree]:
+        """An interval for every number, which leaves out as much probability on either side.
+
+        Args:
+            confidence: the posterior probability of the interval, in (0, 1).
+
+        Returns:
+            The low ends and the high ends, float64, each of the structure of theta.
+
+        Raises:
+            TypeError: if the confidence is not a number.
+            ValueError: if it is out of range.
+
+        Formal guarantees:
+            If theta is drawn from the prior and the database from the model, the interval contains
+            theta with probability `confidence`, up to the error of the simulation: of about
+            1 / (2 sqrt(effective_size)) in each probability at most. A wrong prior or model has no
+            such promise: see `dpjax.confidence_set` for one without a prior.
+        """
+        left = (1 - _checks.fraction("confidence", confidence)) / 2
+        low, high = self._draws.quantiles(self.weights, (left, 1 - left))
+        return low, high
+
+    def predict(self, function: Callable[[PyTree], PyTree]) -> "Posterior":
+        """The posterior of a function of theta.
+
+        Args:
+            function: takes one theta to a pytree of real arrays; JAX code.
+
+        Returns:
+            A `Posterior` of what the function returns, on the same draws.
+
+        Raises:
+            TypeError: if it is not a function, or does not return real arrays.
+        """
+        _checks.function("function", function)
+
+        def checked(theta: PyTree) -> PyTree:
+            return _checks.real_arrays("the value of the function", function(theta))
+
+        found = jax.jit(jax.vmap(checked))(self.theta)
+        return Posterior(self.weights, self.effective_size, Draws(jax.tree.map(np.asarray, found)))
+
+    def to_frame(self) -> "DataFrame":
+        """The draws as a pandas table: a column for every number, and their weights.
+
+        Returns:
+            A `pandas.DataFrame`.
+
+        Raises:
+            ModuleNotFoundError: if pandas is not installed.
+        """
+        pandas = _checks.extra("pandas", "sweep")
+        columns: dict[str, Any] = dict(zip(self._draws.names, self._draws.columns, strict=True))
+        return pandas.DataFrame({**columns, "weight": self.weights})
+
+    def __repr__(self) -> str:
+        low, high = self.interval()
+        ends = zip(*map(jax.tree.leaves, (self.mean, low, high)), strict=True)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(self.theta)]
+        texts = [_with_ends(np.asarray(x), np.asarray(a), np.asarray(b)) for x, a, b in ends]
+        named = [
+            f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {text}" if path else text
+            for path, text in zip(paths, texts, strict=True)
+        ]
+        size = f"effective size {self.effective_size:,.0f} of {len(self.weights):,}"
+        return f"Posterior({', '.join(named)} ({_CONFIDENCE:.0%}), {size})"

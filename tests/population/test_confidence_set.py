@@ -1,0 +1,223 @@
+"""Confidence sets: exact at every size by exchangeability, and their search."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import queries
+from dpjax._exact._numerics import clopper_pearson_upper
+from dpjax.population._depth import p_value
+from dpjax.population._search import Search
+from tables import for_each
+
+N = 20
+PRIVATE = dpjax.privatize(jnp.mean, dpjax.laplace(1 / N, epsilon=1.0))
+
+
+def located(key, theta, n):
+    return theta + jax.random.uniform(key, (n,))
+
+
+def pool(kind, size=40):
+    rng = np.random.default_rng(20230523)
+    one, two = rng.normal(size=(size, 1)), rng.normal(size=(size, 2))
+    return {
+        "a number": one,
+        "ties": rng.integers(0, 4, (size, 1)).astype(float),
+        "one value": np.ones((size, 1)),
+        "NaN and infinities": np.where(one > 1, np.nan, np.where(one < -1, np.inf, one)),
+        "two numbers": two,
+        "a line": np.concatenate([two[:, :1], 3 * two[:, :1]], axis=1),
+        "an outlier": np.concatenate([two, two**9 * 1e20], axis=1),
+        "counts": rng.integers(0, 3, (size, 3)).astype(float),
+    }[kind]
+
+
+KINDS = (
+    *("a number", "ties", "one value", "NaN and infinities"),
+    *("two numbers", "a line", "an outlier", "counts"),
+)
+
+
+P_VALUES = jax.jit(jax.vmap(p_value))
+
+
+@for_each("kind", KINDS)
+def test_at_most_a_share_alpha_of_points_has_a_p_value_of_alpha(kind):
+    """Each point in turn is the observed one: this is all that coverage needs, for every alpha."""
+    points = jnp.asarray(pool(kind), jnp.float32)
+    size = len(points)
+    turns = [(points[i], jnp.delete(points, i, axis=0)) for i in range(size)]
+    observed, others = (jnp.stack(x) for x in zip(*turns, strict=True))
+    found, distances = P_VALUES(observed, others)
+    ordered = np.sort(np.round(np.asarray(found) * size).astype(int))
+    assert (ordered >= np.arange(1, size + 1)).all()
+    assert np.isfinite(distances).all()
+    if kind == "two numbers":  # And no larger than it must be.
+        assert (ordered == np.arange(1, size + 1)).all()
+    if kind == "a number":
+        assert (ordered == 2 * np.repeat(np.arange(1, size // 2 + 1), 2)).all()
+
+
+def test_the_least_central_points_have_the_smallest_p_values():
+    line = jnp.linspace(0, 1, 99)[:, None]
+    near, far = p_value(jnp.array([0.5]), line)[0], p_value(jnp.array([1.01]), line)[0]
+    assert (near, far) == (1.0, pytest.approx(0.02))
+    plane = jax.random.normal(jax.random.key(0), (99, 2)) * jnp.array([[1.0, 1e3]])
+    near, far = p_value(jnp.array([0.1, 0.0]), plane)[0], p_value(jnp.array([0.0, 1e4]), plane)[0]
+    assert near > 0.9
+    assert far == pytest.approx(0.01)
+
+
+@pytest.fixture(scope="module")
+def found(keys):
+    return dpjax.confidence_set(
+        keys(1), jnp.float32(1.5), PRIVATE, model=located, n=N, bounds=(-2.0, 4.0)
+    )
+
+
+def test_the_ends_of_a_location_are_order_statistics(found):
+    """Simulated releases are theta + e_r, so the set is where e_(5) < 1.5 - theta < e_(195)."""
+    simulation, key = found._simulation, found._key
+
+    def simulated(seed):
+        of_database, of_noise = jax.random.split(jax.random.fold_in(key, seed))
+        database = located(dpjax.random._keys.sampling_key(of_database), 0.0, N)
+        return PRIVATE.mechanism.unpaid_draw(of_noise, jnp.mean(database))
+
+    errors = np.sort(jax.vmap(simulated)(jnp.arange(simulation.seeds)))
+    low, high = found.interval()
+    # 5 are left out on either side: theta is out if 1.5 is beyond the fifth from an end.
+    assert low == pytest.approx(1.5 - errors[194], abs=1e-3)
+    assert high == pytest.approx(1.5 - errors[4], abs=1e-3)
+    # The outer ends of brackets: neither belongs, and what lies within does.
+    assert not found.contains(low)
+    assert not found.contains(high)
+    assert found.contains(low + 1e-3)
+    assert found.contains(high - 1e-3)
+    assert "theta in [" in repr(found)
+
+
+def test_p_values_are_multiples_of_one_over_seeds_and_one(found):
+    p_values = found.searched()[1]
+    np.testing.assert_allclose(p_values * 200, np.round(p_values * 200), atol=1e-9)
+    assert 0 < p_values.min() < 0.02
+    assert p_values.max() > 0.9
+
+
+def test_a_set_covers_the_truth_and_leaves_out_others(found, keys):
+    """600 runs, at a false-alarm rate of 1e-6: the upper limit of coverage must reach .95."""
+    simulation = dataclasses.replace(found._simulation, seeds=39)
+
+    def covers(key, theta):
+        of_set, of_data, of_noise = jax.random.split(key, 3)
+        data = jax.random.uniform(dpjax.random._keys.sampling_key(of_data), (N,))
+        released = PRIVATE.mechanism.unpaid_draw(of_noise, jnp.mean(data))
+        return simulation.p_value(of_set, theta, released[None])[0] > 0.05
+
+    runs = jax.jit(jax.vmap(covers, (0, None)))
+    covered = np.sum(runs(jax.random.split(keys(2), 600), 0.0))
+    assert clopper_pearson_upper(covered, 600, 1e-6) >= 0.95
+    assert covered < 600
+    # Power: the spread of releases is about .1, so .5 is far away.
+    assert np.sum(runs(jax.random.split(keys(3), 600), 0.5)) < 30
+
+
+def test_nuisance_parameters_have_the_largest_p_value(keys):
+    def model(key, theta, n):
+        return theta["mean"] + theta["sd"] * jax.random.normal(key, (n,))
+
+    both = [
+        functools.partial(queries.private_variance, lower=-4.0, upper=4.0, epsilon=4.0),
+        dpjax.privatize(lambda x: jnp.mean(jnp.clip(x, -4, 4)), dpjax.laplace(8 / 200, 4.0)),
+    ]
+    data = model(jax.random.key(5), {"mean": 0.5, "sd": 1.0}, 200)
+    released = [private(keys(i), data) for i, private in enumerate(both)]
+    found = dpjax.confidence_set(
+        keys(9),
+        released,
+        both,
+        model=model,
+        n=200,
+        bounds=({"mean": -2.0, "sd": 0.1}, {"mean": 2.0, "sd": 3.0}),
+        seeds=39,
+    )
+    truth = {"mean": 0.5, "sd": 1.0}
+    assert found.contains(truth)
+    assert found.p_value({"mean": 0.5, "sd": None}) >= found.p_value(truth)
+    assert not found.contains({"mean": 1.5, "sd": None})
+    low, high = found.interval()
+    for name, value in truth.items():
+        assert low[name] < value < high[name]
+        assert high[name] - low[name] < 1.5
+    assert "mean in [" in repr(found)
+
+
+def test_a_search_finds_a_small_set_and_its_ends():
+    """A disk of radius .03, between the first points; the ends of its projections."""
+    center = np.array([0.37, 0.71])
+
+    def evaluate(points):
+        distance = np.linalg.norm(points - center[: points.shape[1]], axis=1)
+        return np.where(distance < 0.03, 1.0, 0.01), distance
+
+    for dims in (1, 2):
+        low, high = Search(evaluate, 0.05, dims).ends()
+        error = 1e-4 if dims == 1 else 0.01
+        assert (np.abs(center[:dims] - 0.03 - low) < error).all()
+        assert (np.abs(center[:dims] + 0.03 - high) < error).all()
+        if dims == 1:  # Outer ends.
+            assert low[0] <= center[0] - 0.03
+            assert high[0] >= center[0] + 0.03
+
+
+def test_an_empty_set_says_so():
+    search = Search(lambda x: (np.full(len(x), 0.01), np.ones(len(x))), 0.05, 1)
+    assert np.isnan(search.ends()).all()
+
+
+def test_a_model_that_does_not_fit_is_told(keys):
+    found = dpjax.confidence_set(
+        keys(1),
+        jnp.float32(9.0),
+        PRIVATE,
+        model=located,
+        n=N,
+        bounds=(-2.0, 4.0),
+        seeds=19,
+        confidence=0.9,
+    )
+    with pytest.raises(ValueError, match="no parameters within the bounds"):
+        found.interval()
+
+
+GOOD = {"model": located, "n": N, "bounds": (0.0, 1.0)}
+REFUSED = {
+    "few seeds": ({"seeds": 19, "confidence": 0.99}, ValueError, "seeds must be at least 99"),
+    "bounds of one end": ({"bounds": 3.0}, ValueError, "bounds must be"),
+    "bounds in reverse": ({"bounds": (1.0, 0.0)}, ValueError, "bounds must be"),
+    "infinite bounds": ({"bounds": (0.0, np.inf)}, ValueError, "bounds must be"),
+    "no model": ({"model": 3}, TypeError, "model must be a function"),
+    "no statistic": ({"statistic": 3}, TypeError, "statistic must be a function"),
+}
+
+
+@for_each("name", REFUSED)
+def test_wrong_arguments_are_refused_by_name(name, keys):
+    changed, kind, told = REFUSED[name]
+    with pytest.raises(kind, match=told):
+        dpjax.confidence_set(keys(1), jnp.float32(0.5), PRIVATE, **(GOOD | changed))
+
+
+def test_keys_releases_and_parameters_of_another_kind_are_refused(found, keys):
+    with pytest.raises(TypeError, match="chacha20"):
+        dpjax.confidence_set(jax.random.key(0), jnp.float32(0.5), PRIVATE, **GOOD)
+    with pytest.raises(ValueError, match="release must be like"):
+        dpjax.confidence_set(keys(1), jnp.zeros(2), PRIVATE, **GOOD)
+    with pytest.raises(ValueError, match="theta must be like the bounds"):
+        found.p_value({"mean": 0.5})
