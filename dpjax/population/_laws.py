@@ -23,12 +23,12 @@ class Law:
 
     Attributes:
         private: the function.
-        inside: what it computes, and what draws the noise.
+        plan: what it computes, and what draws the noise.
         published: structure, shapes and dtypes of the value of a release.
     """
 
     private: PrivateFunction
-    inside: Inside
+    plan: Inside
     published: TreeSpec
 
     @classmethod
@@ -47,8 +47,8 @@ class Law:
 
         def released(key: Key, *arguments: PyTree) -> Value:
             records, kind = private._read(database(*arguments))
-            found.append(kind.inside)
-            return _drawn(kind.inside, key, private._traced(kind)(records))
+            found.append(kind.plan)
+            return _drawn(kind.plan, key, private._traced(kind)(records))
 
         outputs = jax.eval_shape(released, key, *given)
         return cls(private, found[-1], TreeSpec.of(outputs))
@@ -60,11 +60,11 @@ class Law:
 
     def draw(self, key: Key, value: Value) -> Value:
         """The value of a release; JAX code, and no ledger is told."""
-        return _drawn(self.inside, key, value)
+        return _drawn(self.plan, key, value)
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
         """The log density of a release, up to a constant, given the exact value."""
-        return self.inside.mechanism.log_prob(self.inside.read(released), value)
+        return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
         """The arrays of a release; refuses a release of something else."""
@@ -85,9 +85,9 @@ class Law:
         return jax.tree.map(converted, value, wanted)
 
 
-def _drawn(inside: Inside, key: Key, value: Value) -> Value:
-    noisy = inside.mechanism.unpaid_draw(key, value)
-    return noisy if inside.published is None else inside.published(noisy)
+def _drawn(plan: Inside, key: Key, value: Value) -> Value:
+    noisy = plan.mechanism.unpaid_draw(key, value)
+    return noisy if plan.published is None else plan.published(noisy)
 
 
 def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
