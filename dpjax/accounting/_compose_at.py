@@ -37,8 +37,8 @@ def compose_at(
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;
-    - "optimal": the least possible epsilon. It is exact where few e_i differ, and within about 4%
-      where all differ. It takes up to 10^4 releases.
+    - "optimal": the least possible epsilon: exact if few of the e_i differ, and within about 4% if
+      all do. It takes up to 10^4 releases.
 
     Three methods use the mechanisms' noise:
 
@@ -46,8 +46,8 @@ def compose_at(
       epsilon^2 / 8 for the exponential mechanism by its bounded range, and else epsilon^2 / 2;
     - "renyi" and "pld": Renyi divergences, and distributions of the privacy loss, by dp-accounting.
 
-    Mixed neighboring relations as in `compose`; the methods that use noise take it at twice the
-    shift.
+    Neighboring relations mix as in `compose`. The methods that use noise count a release under
+    add-or-remove-one at twice the shift.
 
     The result is never worse than that of `compose`, where delta covers the sum of deltas.
 
@@ -141,15 +141,6 @@ def _kov(epsilons: list[float], slack: float) -> float:
     return (mean + math.sqrt(2 * min(logs) * squares)) * _OUTWARD
 
 
-def _optimally(epsilons: list[float], slack: float) -> float:
-    if len(epsilons) > MOST_RELEASES:
-        raise ValueError(
-            f'method "optimal" takes at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
-            ' "kov", which is nearly as tight here'
-        )
-    return optimal_epsilon(epsilons, slack)
-
-
 def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     costs = [concentration(release) for release in releases]
     rho = sum_up(cost.rho for cost in costs)
@@ -159,11 +150,10 @@ def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     return zcdp_to_epsilon(rho, delta=slack)
 
 
-_BY_GUARANTEE = {"drv": _drv, "kov": _kov, "optimal": _optimally}
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 
 
-# The optimum. If only epsilon is known of a mechanism, randomized response is the worst one. Its
+# The optimum. Of all mechanisms with a given epsilon, randomized response is the worst one. Its
 # privacy loss is epsilon with probability e^epsilon / (1 + e^epsilon), and else -epsilon. Losses
 # add up to a sum L. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
 
@@ -176,9 +166,14 @@ MOST_RELEASES = 10**4
 def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     """The least joint epsilon at a delta, rounded up.
 
-    Exact where few epsilons differ, as for k equal ones. Else every epsilon is first rounded up to
-    a multiple of one unit, which is at most a sixteenth of their average.
+    Exact if few epsilons differ, as for k equal ones. Otherwise every epsilon is first rounded up
+    to a multiple of one unit, which is at most a sixteenth of their average.
     """
+    if len(epsilons) > MOST_RELEASES:
+        raise ValueError(
+            f'method "optimal" takes at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
+            ' "kov", which is nearly as tight here'
+        )
     counts = collections.Counter(epsilons)
     if math.prod(count + 1 for count in counts.values()) > _MOST_POINTS:
         unit = math.fsum(epsilons) / max(_MOST_POINTS, 16 * len(epsilons))
@@ -204,7 +199,7 @@ def _exactly(counts: dict[float, int]) -> tuple[np.ndarray, np.ndarray]:
     losses, masses = np.zeros(1), np.ones(1)
     for epsilon, count in counts.items():
         lies = np.arange(count + 1)
-        lying = _add_up(np.ones(1), [(1, epsilon)] * count)
+        lying = _add_up([(1, epsilon)] * count)
         losses = np.add.outer(losses, epsilon * (count - 2.0 * lies)).ravel()
         masses = np.multiply.outer(masses, lying).ravel()
     return losses, masses
@@ -217,21 +212,21 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
         # The factor keeps the division from rounding down below the next integer.
         for steps in [math.ceil(epsilon / unit * (1 + 2**-50))] * count
     ]
-    masses = _add_up(np.ones(1), steps)
+    masses = _add_up(steps)
     total = sum(number for number, _ in steps)
     return unit * (total - 2.0 * np.arange(len(masses))), masses
 
 
-def _add_up(masses: np.ndarray, steps: list[tuple[int, float]]) -> np.ndarray:
+def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
     """Probabilities of sums of losses: entry i is the sum that lies 2 i units below the largest."""
-    total = len(masses) - 1 + sum(number for number, _ in steps)
-    sums = np.zeros(total + 1)
-    sums[: len(masses)] = masses
-    end = len(masses)
+    sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:
         shrunk = math.exp(-epsilon)
+        lying = shrunk / (1 + shrunk) * sums[:end]
         end += number
-        lying = shrunk / (1 + shrunk) * sums[: end - number]
         sums[:end] *= 1 / (1 + shrunk)
         sums[number:end] += lying
     return sums
+
+
+_BY_GUARANTEE = {"drv": _drv, "kov": _kov, "optimal": optimal_epsilon}

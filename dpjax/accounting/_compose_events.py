@@ -1,11 +1,11 @@
-"""Composition by dp-accounting, with every count: of its events, and of mechanisms."""
+"""Composition by dp-accounting: of its own events, and of mechanisms of dpjax."""
 
 import collections
 import contextlib
 import logging
 import math
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -16,16 +16,17 @@ from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax.accounting._concentrated import guarantee_of
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent, PrivacyAccountant
+    from dp_accounting import DpEvent
+
+AccountingMethod = Literal["pld", "renyi"]
 
 
 @contextlib.contextmanager
 def left_out_orders_hidden() -> Generator[None]:
-    """Hides the warnings that this thread causes while the block runs.
+    """Hides dp-accounting's warnings about left-out Renyi orders that this thread causes.
 
-    An order is left out where its series does not converge. Every other order still bounds epsilon,
-    so the warning has nothing for users to act on. All other messages pass, and so do those of
-    other threads.
+    It leaves out an order whose series does not converge. Every other order still bounds epsilon,
+    so users need not act. Other messages pass, and so do those of other threads.
     """
     thread = threading.get_ident()
 
@@ -58,7 +59,7 @@ def compose_events(
     delta: float,
     relation: NeighboringRelation | None = None,
     privacy_unit: str = RECORD,
-    method: Literal["pld", "renyi"] = "pld",
+    method: AccountingMethod = "pld",
 ) -> Guarantee:
     """Composes releases by an accountant of dp-accounting.
 
@@ -75,7 +76,7 @@ def compose_events(
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
-        A `Guarantee` with gamma 0. No event holds gamma: add it by `compose`.
+        A `Guarantee` with gamma 0, since events know no gamma: add it by `compose`.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
@@ -85,9 +86,9 @@ def compose_events(
             response or the exponential mechanism is repeated more than 10^5 times.
 
     Formal guarantees:
-        Those of the accountant. An accountant may ignore how often an event is repeated: randomized
-        response in dp-accounting 0.6, and the exponential mechanism in later versions. dpjax
-        composes these events one by one.
+        Those of the accountant. Some accountants ignore how often an event is repeated: those of
+        randomized response in dp-accounting 0.6, and of the exponential mechanism in later
+        versions. dpjax composes these events one by one.
 
     Source:
         dp-accounting.
@@ -100,7 +101,7 @@ def compose_events(
     """
     accounting = _checks.extra("dp_accounting", "accounting")
     delta = _checks.fraction("delta", delta)
-    _checks.choice("method", method, get_args(Literal["pld", "renyi"]))
+    _checks.choice("method", method, get_args(AccountingMethod))
     check_privacy_unit(privacy_unit)
     relation = relation_or_inherited(relation)
     if not events or not all(isinstance(event, accounting.DpEvent) for event in events):
@@ -108,24 +109,36 @@ def compose_events(
     for event in events:
         if any(map(math.isnan, _numbers(event))):
             raise ValueError(f"events must not hold NaN, which accountants treat as 0, got {event}")
+    composed = [part for event in events for part in _composed(accounting, event)]
+    plain = all(type(event).__name__ in _OF_A_SENSITIVITY for event, _ in composed)
+    replaced = relation is NeighboringRelation.REPLACE_ONE and not plain
     kinds = {"pld": accounting.pld.PLDAccountant, "renyi": accounting.rdp.RdpAccountant}
     relations = accounting.NeighboringRelation
-    plain = all(name in _OF_A_SENSITIVITY for event in events for name in _names(accounting, event))
-    replaced = relation is NeighboringRelation.REPLACE_ONE and not plain
     accountant = kinds[method](
         neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
     )
-    for event in events:
+    for event, count in composed:
         if replaced and method == "renyi":
             event = _of_two_contributions(accounting, event)
         try:
-            add_event(accounting, accountant, event, 1)
+            compose_times(accountant, event, count)
         except accounting.UnsupportedEventError as error:
             raise ValueError(f'method="{method}" has no {event} under {relation}') from error
     if method == "renyi" and min(accountant.rdp) < 0:
         raise ValueError('events must not have divergences lost in rounding: use method="pld"')
     epsilon = accountant.get_epsilon(delta) * _OUTWARD
     return Guarantee(epsilon, delta, relation=relation, privacy_unit=privacy_unit)
+
+
+def compose_times(accountant: Any, event: Any, count: int) -> None:
+    """Composes an event `count` times, one by one where the accountant forgets the count."""
+    if type(event).__name__ not in _COUNT_FORGOTTEN:
+        accountant.compose(event, count)
+        return
+    if count > _MOST:
+        raise ValueError(f"{event} must be repeated at most {_MOST} times, got {count}")
+    for _ in range(count):
+        accountant.compose(event)
 
 
 def _fields(event: object) -> dict[str, object]:
@@ -141,13 +154,15 @@ def _numbers(part: object) -> list[float]:
     return [number for one in parts for number in _numbers(one)]
 
 
-def _names(accounting: ModuleType, event: Any) -> set[str]:
-    """The kinds of all events that are composed."""
+def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tuple[Any, int]]:
+    """The events that an event is composed of, each with how often it is repeated."""
     if isinstance(event, accounting.SelfComposedDpEvent):
-        return _names(accounting, event.event)
-    if isinstance(event, accounting.ComposedDpEvent):
-        return {name for one in event.events for name in _names(accounting, one)}
-    return {type(event).__name__}
+        yield from _composed(accounting, event.event, event.count * count)
+    elif isinstance(event, accounting.ComposedDpEvent):
+        for one in event.events:
+            yield from _composed(accounting, one, count)
+    else:
+        yield event, count
 
 
 def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
@@ -167,28 +182,10 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     return type(event)(**fields)
 
 
-def add_event(
-    accounting: ModuleType, accountant: "PrivacyAccountant", event: Any, count: int
-) -> None:
-    """Composes an event `count` times, one by one where the accountant forgets the count."""
-    if isinstance(event, accounting.SelfComposedDpEvent):
-        add_event(accounting, accountant, event.event, event.count * count)
-    elif isinstance(event, accounting.ComposedDpEvent):
-        for one in event.events:
-            add_event(accounting, accountant, one, count)
-    elif type(event).__name__ in _COUNT_FORGOTTEN:
-        if count > _MOST:
-            raise ValueError(f"{event} must be repeated at most {_MOST} times, got {count}")
-        for _ in range(count):
-            accountant.compose(event)
-    else:
-        accountant.compose(event, count)
-
-
 # For `compose_at`. Gaussian and Laplace noise enter as such, other releases by their guarantees.
 
-# Bounds on rounding inside of the accountants: the relative one of sums of 10^5 terms, and the
-# absolute one of delta by Fourier transforms.
+# Bounds on the accountants' own rounding: a relative one for sums of 10^5 terms, and an absolute
+# one for the delta that Fourier transforms lose.
 _ROUNDING, _TRANSFORMS = 1e-9, 1e-15
 _LARGEST_EPSILON = 500.0  # Exponentials overflow beyond, where adding epsilons is as good.
 

@@ -31,7 +31,7 @@ def under_distribution_shift(
 ) -> Guarantee:
     """Turns a guarantee under the oracle P into one for records that really come from Q.
 
-    Two databases that differ in t records hold N = n + t records together. If two records decide
+    Two databases that differ in t records have N = n + t records together. If two records decide
     the distance of a pair, records=2 makes N = 2 t. A pair exceeds the estimate with probability
     gamma under P, and with probability q under Q. Give one bound for a single record:
 
@@ -50,17 +50,17 @@ def under_distribution_shift(
         chi2: c, 0 or above.
         ratio: W, 1 or above.
         n: the number of records, at least 1.
-        records: how many independent records decide a pair, as `Sensitivity.deciding_records` says:
-            2 for affine `dpjax.targets.summable` targets under `dpjax.oracles.independent`. None
-            counts all.
+        records: how many independent records decide the distance of a pair, as
+            `Sensitivity.deciding_records` says: 2 for affine `dpjax.targets.summable` targets under
+            `dpjax.oracles.independent`. None counts all.
 
     Returns:
         A `Guarantee` under Q, gamma capped at 1 and rounded up.
 
     Raises:
         TypeError: if the guarantee is not concrete or a parameter is not a number.
-        ValueError: if not exactly one bound is given, or it or n is out of range, or a sampling of
-            the guarantee is not decided by so many records.
+        ValueError: if not exactly one bound is given, a number is out of range, or `records` does
+            not fit a sampling of the guarantee.
 
     Formal guarantees:
         Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
@@ -101,7 +101,7 @@ def under_distribution_shift(
             f" {[event.records for event in events]}: leave it out"
         )
     size = under_p.group_size
-    under_q = _WORST[name](gamma, bound, n + size if records is None else records * size)
+    under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
     # The same samplings, bound and n get the same identity. So they count once when composed later.
     counted = (n,) if records is None else (n, records)
     words = (*sorted(event.identity for event in events), repr((name, bound, *counted)))
@@ -114,48 +114,33 @@ def under_distribution_shift(
     )
 
 
-def _by_kl(gamma: float, tau: float, records: int) -> float:
-    limit = _up(records * tau)
-    pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
-    return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
-
-
-def _by_reverse_kl(gamma: float, tau: float, records: int) -> float:
-    if gamma == 0:
-        return 0.0  # What is impossible under P is so under Q, as KL(Q || P) is finite.
-    return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * tau))
-
-
-def _by_chi2(gamma: float, c: float, records: int) -> float:
-    # Rounded up, (1 + c)^N - 1 may overflow to infinity, which promises nothing. Where the bound
-    # falls as gamma grows, near 1, it is above 1.
-    exponent = _up(records * _up(math.log1p(c)))
+def _worst(name: str, gamma: float, bound: float, records: int) -> float:
+    """The largest gamma under Q that one of the four bounds allows, rounded up."""
+    if name == "kl":
+        limit = _up(records * bound)
+        pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
+        return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
+    if name == "reverse_kl":
+        if gamma == 0:
+            return 0.0  # What is impossible under P is so under Q, as KL(Q || P) is finite.
+        return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))
+    # The factor (1 + c)^N or W^N. It may overflow to infinity, which promises nothing.
+    exponent = _up(records * _up(math.log(bound) if name == "ratio" else math.log1p(bound)))
+    if name == "ratio":
+        return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
     distance = _up(math.expm1(exponent)) if exponent < 700 else math.inf
-    # Roots first: a product of two tiny numbers would be rounded to 0.
+    # Roots first: a product of two tiny numbers would be rounded to 0. Near gamma = 1, where the
+    # bound falls as gamma grows, it is above 1.
     spread = _up(math.sqrt(gamma) * math.sqrt(1 - gamma))
     moved = _up(math.sqrt(distance) * spread)
     return min(1.0, sum_up((gamma, moved)))
 
 
-def _by_ratio(gamma: float, most: float, records: int) -> float:
-    exponent = _up(records * _up(math.log(most)))
-    return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
-
-
-# The new gamma by the bound that is given: a function of gamma, the bound and N.
-_WORST: dict[str, Callable[[float, float, int], float]] = {
-    "kl": _by_kl,
-    "reverse_kl": _by_reverse_kl,
-    "chi2": _by_chi2,
-    "ratio": _by_ratio,
-}
-
-
 def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -> float:
     """The largest q in [gamma, 1] whose divergence is within a limit, rounded up.
 
-    The divergence grows with q, and `divergence` is never above it. So the q that is returned is
-    certified to be beyond the limit, wherever the bisection stops.
+    `divergence` is a lower bound on a divergence that grows with q. So the returned q certainly
+    exceeds the limit, wherever the bisection stops.
     """
     if limit == 0:
         return gamma
@@ -170,10 +155,10 @@ def _least_divergence(a: float, b: float) -> float:
 
 
 def _term(weight: float, log_a: float, log_b: float) -> tuple[float, float]:
-    """The product weight * (log_a - log_b), and a number that its error is proportional to."""
+    """A term of the divergence, and a number that its rounding error is proportional to."""
     return weight * (log_a - log_b), weight * (abs(log_a) + abs(log_b))
 
 
 def _up(number: float) -> float:
-    """Above the exact result of one operation that gave this number."""
+    """Rounds up the result of one operation, to cover its own rounding error."""
     return math.nextafter(number * (1 + _ERROR), math.inf) if number else 0.0

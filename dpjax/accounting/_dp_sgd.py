@@ -18,25 +18,23 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, NeighboringRelation
-from dpjax.accounting._compose_events import left_out_orders_hidden
+from dpjax.accounting._compose_events import AccountingMethod, left_out_orders_hidden
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
 from dpjax.random._noise import GAUSSIAN
-
-AccountingMethod = Literal["pld", "renyi"]
 
 # Orders of Renyi divergences: dense where the best order of most runs lies.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
-# The search for a noise multiplier begins with intervals of losses that are wider by this factor.
+# The search for a noise multiplier begins with loss intervals that are wider by this factor.
 _COARSE = 16.0
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
-# The noise multiplier that is found has an epsilon of at least this part of the one asked for.
+# The noise multiplier that a search returns reaches at least this share of the epsilon asked for.
 _MET = 0.99
-# The largest part of delta for noise and batches that leave their distributions.
+# The largest share of delta for noise and batches that do not have their ideal distributions.
 _LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
-# Beyond this one, dp-accounting has the logarithm of 0 for batches of a fixed size.
+# Beyond this one, dp-accounting takes the logarithm of 0 for batches of a fixed size.
 _MOST_WITHOUT_REPLACEMENT = 1e7
 
 
@@ -209,8 +207,17 @@ def dp_sgd_noise_multiplier(
             f" at delta={delta:g}: take fewer steps, or a larger epsilon or delta{other}"
         )
     if method == "renyi":
-        return _least_by_orders(run, target)
-    # Wide intervals of losses are fast and close. They find where to look with narrow ones.
+        z = _least(run.epsilon, target, 1.0)
+        # This epsilon jumps where no order is large enough.
+        reached = run.epsilon(z)
+        if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
+            raise NoEpsilonError(
+                f'method="renyi" has no noise multiplier near epsilon={target:g} at'
+                f" delta={run.delta:g}: {z:.4g} gives {reached:.3g}, and less noise more than"
+                f' {target:g}; use method="pld"'
+            )
+        return z
+    # Wide loss intervals are fast, and show where to search with narrow ones.
     about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
     return _least(run.epsilon, target, about)
 
@@ -252,21 +259,31 @@ class _Run(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The factor, as a logarithm, by which the tables of the noise may be off."""
+        """The logarithm of the factor by which the noise tables may change a density."""
         assert GAUSSIAN.lattice is not None
         return self.steps * self.dims * GAUSSIAN.lattice.certificate.loss
 
     @property
     def missed_anyway(self) -> float:
-        """The probability that noise leaves its distribution, or that random words are equal."""
+        """The probability that noise leaves its tables, or that random words are equal.
+
+        If two words are equal, the order of a batch is not uniform. The bound is a union over pairs
+        of 128-bit words: of all records for batches of a fixed size, otherwise of those in a batch.
+        """
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
-        return self.steps * (of_noise + _probability_of_ties(self.sampling))
+        ordered = self.sampling.n if self.sampling.kind == "fixed" else self.sampling.capacity
+        return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129)
 
     @property
     def missed(self) -> float:
         """The same, or that a batch exceeds its capacity, in any step."""
-        return self.missed_anyway + self.steps * _probability_of_a_cut(self.sampling)
+        sampling = self.sampling
+        if sampling.kind == "fixed":
+            return self.missed_anyway
+        # Both neighbors fit into n slots.
+        cut = float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
+        return self.missed_anyway + self.steps * cut
 
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
         """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
@@ -294,7 +311,7 @@ class _Run(NamedTuple):
         for _ in range(200):
             left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
             if left <= 0:
-                raise NoEpsilonError(self._used_up())
+                break
             found = curve(left)
             if found <= epsilon:
                 return (epsilon + 2 * self.loss) * _OUTWARD
@@ -302,16 +319,16 @@ class _Run(NamedTuple):
         raise NoEpsilonError(self._used_up())
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which most of delta is for noise and batches that are off.
+        """Refuses an epsilon at which more than a tenth of delta pays for non-ideal draws.
 
-        Below a tenth, the least noise hardly depends on it. Above, it may be noise that reaches a
-        smaller epsilon as well.
+        Below a tenth, the least noise hardly depends on it. Above, that noise might reach a smaller
+        epsilon as well.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _charged_at(self, epsilon: float) -> float:
-        """The part of delta for noise and batches that leave their distributions, at an epsilon."""
+        """The part of delta that pays for non-ideal noise and batches, at an epsilon."""
         above = epsilon + self.loss
         return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
@@ -340,7 +357,7 @@ class _Run(NamedTuple):
 
 
 def rare_enough(epsilon: float, delta: float, steps: int) -> float:
-    """A probability of a batch above its capacity that costs a thousandth of delta in all steps."""
+    """A probability of exceeding the capacity that costs a thousandth of delta in all steps."""
     if epsilon > 600:
         return 0.0
     return delta / 1000 / steps / (1 + math.exp(epsilon))
@@ -356,8 +373,8 @@ def least_capacity(n: int, rate: float, rare: float) -> int:
 def _least(promised: Callable[[float], float], target: float, start: float) -> float:
     """The least z with promised(z) <= target, at most .1% above it, or .01; `promised` falls.
 
-    By secants through the logarithms. A point is a little beyond the root, on the side whose end is
-    farther away, so both ends move.
+    The secant method in logarithms. Each point lies slightly beyond the estimated root, on the side
+    of the farther end, so both ends of the bracket move.
     """
     z, least = math.log(start), math.log(_LEAST_NOISE)
     below, above = (-math.inf, math.inf), (math.inf, 0.0)
@@ -386,44 +403,13 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
     return math.exp(above[0])
 
 
-def _least_by_orders(run: _Run, target: float) -> float:
-    """The least z by Renyi divergences. Their epsilon jumps where no order is large enough."""
-    z = _least(run.epsilon, target, 1.0)
-    reached = run.epsilon(z)
-    if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
-        raise NoEpsilonError(
-            f'method="renyi" has no noise multiplier near epsilon={target:g} at'
-            f" delta={run.delta:g}: {z:.4g} gives {reached:.3g}, and less noise more than"
-            f' {target:g}; use method="pld"'
-        )
-    return z
-
-
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
-    """The delta that one step alone needs at this epsilon, or less; no run has a smaller one."""
+    """A lower bound on the delta of one step at this epsilon; no run has a smaller delta."""
     sigma = z / 2 if replaced and sampling.kind == "fixed" else z
     inner = math.log1p(math.expm1(epsilon) / sampling.rate)
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)
     ratio = math.exp(min(0.0, float(mirrored)))
     return sampling.rate * (float(scipy.special.ndtr(0.5 / sigma - inner * sigma)) - ratio)
-
-
-def _probability_of_a_cut(sampling: Sampling) -> float:
-    """The probability that a batch exceeds its capacity."""
-    if sampling.kind == "fixed":
-        return 0.0
-    # Both neighbors fit into n slots.
-    return float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
-
-
-def _probability_of_ties(sampling: Sampling) -> float:
-    """A bound on the probability that random words are equal, so that an order is not uniform.
-
-    By a union over pairs of words of 128 bits: of all records for batches of a fixed size, else of
-    those in a batch.
-    """
-    ordered = sampling.n if sampling.kind == "fixed" else sampling.capacity
-    return float(ordered) ** 2 * 2.0**-129
 
 
 @left_out_orders_hidden()

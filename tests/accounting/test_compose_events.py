@@ -7,7 +7,7 @@ import pytest
 
 import dpjax
 from dpjax.accounting import compose_events
-from dpjax.accounting._compose_events import add_event
+from dpjax.accounting._compose_events import compose_times
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
@@ -47,7 +47,7 @@ class ExponentialMechanismDpEvent(dp_accounting.NoOpDpEvent):
 @pytest.mark.parametrize("event", [ExponentialMechanismDpEvent(), dp_accounting.GaussianDpEvent(1)])
 def test_the_count_of_the_exponential_mechanism_is_not_forgotten(event):
     accountant = Forgetful()
-    add_event(dp_accounting, accountant, dp_accounting.SelfComposedDpEvent(event, 3), 2)
+    compose_times(accountant, event, 6)
     assert accountant.spent == 6
 
 
