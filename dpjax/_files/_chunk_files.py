@@ -1,8 +1,9 @@
 """Finished chunks of a run, in files: a header of JSON that names the run, and arrays.
 
-A file starts with its kind and format. Then come a line with the header and a hash of everything,
-and the bytes of the arrays. Damaged files and files of another run are refused, and nothing is
-ever unpickled. A killed process leaves every file whole: each is written beside and then renamed.
+A file starts with its kind and format. A line with the header and a hash of everything follows, and
+then the bytes of the arrays. Damaged files and files of another run are refused, and nothing is
+ever unpickled. A killed process leaves no partial file, because each is written under another name
+and then renamed.
 """
 
 import hashlib
@@ -51,8 +52,8 @@ def check_run(
 ) -> None:
     """Refuses a file whose run differs from this one in a name that is not free.
 
-    A run holds everything that decides the bits of the chunks. The message names the `owner` of the
-    file, the part `at` which the runs differ, and tells the user to choose another `place`.
+    A run is all that decides the bits of the chunks. The message names the `owner` of the file and
+    the part `at` which runs differ, and asks for another `place`.
     """
     found = file.header["run"]
     names = [name for name in {**run, **found} if name not in free]
@@ -85,7 +86,7 @@ def read_chunk(path: Path, kind: str) -> ChunkFile:
         raise damaged("is corrupted")
     arrays, start = list[np.ndarray](), 0
     for name, shape in header["arrays"]:
-        # The hash shows accidents, not forgeries: bytes of a forged file must not become pointers.
+        # A hash detects accidents, not forgeries. Bytes of a forged file must not become pointers.
         if (dtype := np.dtype(name)).hasobject:
             raise damaged("is corrupted")
         arrays.append(np.ndarray(shape, dtype, body, start))

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written beside the old one, forced to disk, renamed; and locks."""
+"""Files that survive a crash: written under another name, forced to disk, renamed; and locks."""
 
 import contextlib
 import os
@@ -65,9 +65,9 @@ def check_folder(path: pathlib.Path, kind: str) -> None:
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """Removes partial files of this host that no process is writing.
 
-    A lock shows whether a process still writes: the system frees it when the process ends in any
-    way. A process number does not show that: numbers are reused, and a container sees only its own.
-    Hosts may not see each other's locks, so files of other hosts stay. `names` is a regular
+    A lock shows whether a process still writes, because the system frees it however the process
+    ends. A process number would not show that: numbers are reused, and a container sees only its
+    own. Hosts may not see each other's locks, so files of other hosts stay. `names` is a regular
     expression for the final names of the files.
     """
     if fcntl is None:
@@ -75,7 +75,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     of_host = rf"(?:{names})\.{re.escape(_host())}\.[0-9a-f]+\.partial"
     for file in folder.iterdir():
         if re.fullmatch(of_host, file.name):
-            # An OSError: another process writes it, or removed it, or there are no locks here.
+            # OSError: another process writes or has removed it, or the file system has no locks.
             with contextlib.suppress(OSError), open(file, "rb+") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.unlink()
@@ -128,7 +128,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
     """A partial file for this writer alone, locked while it is open.
 
-    Its name is random, because threads share a process number, and processes in two containers may.
+    Its name is random: threads share a process number, and so may processes of two containers.
     """
 
     def opened(name: str, flags: int) -> int:

@@ -24,8 +24,8 @@ from dpjax._files._durable import Json, sync_folder
 from dpjax._files._ledger_chain import FORMATS, Chain, LedgerError, sha256
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-# Connections of the parent after a fork that Python did not report. Using or closing one here would
-# drop the parent's locks, so this list keeps them alive.
+# Connections of the parent after a fork that Python did not report. To use or close one here would
+# drop the parent's locks, so this list keeps them open.
 _INHERITED: list[sqlite3.Connection | None] = []
 
 
@@ -63,8 +63,8 @@ class HighWaterMark:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # The folder is not synced, so after a power failure the old mark may be back. It covers
-        # fewer entries, and refuses nothing wrongly.
+        # The folder is not synced, so a power failure may bring the old mark back. It covers fewer
+        # entries, and never refuses wrongly.
         os.replace(fresh, self.path)
 
 
@@ -121,7 +121,7 @@ class LedgerFile:
         return number
 
     def store(self, request: str, payload: bytes, **details: object) -> None:
-        """Keeps a release and details in JSON; a request that has a release keeps its first."""
+        """Keeps a release, with details in JSON; a request keeps its first release."""
         with self._writing() as connection:
             if request not in self.chain.releases:
                 body = {"release": request, "payload": sha256(payload)}
@@ -160,7 +160,7 @@ class LedgerFile:
     def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
-            mark = self._mark.read()  # First: the entries that are read next must reach it.
+            mark = self._mark.read()  # Before the entries, which must then reach it.
             with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
                 yield connection
@@ -169,8 +169,8 @@ class LedgerFile:
     def _alone(self) -> Generator[None]:
         """One thread at a time; an error of a file becomes a `LedgerError`."""
         if self._process != os.getpid():
-            # After a fork that Python did not report: the lock may be held by a thread of the
-            # parent, and the connection is the parent's.
+            # A fork that Python did not report: a thread of the parent may hold the lock, and the
+            # connection is the parent's.
             _INHERITED.append(self._connection)
             self._start()
         try:
@@ -209,7 +209,7 @@ class LedgerFile:
             )
 
     def _raise_mark(self, number: float) -> None:
-        """Makes the mark cover an entry. It never falls, because one process at a time writes."""
+        """Raises the mark to cover an entry. One process at a time writes, so it never falls."""
         with self._writing():
             mark = self._mark.read()
             if mark is None or mark.number < number:
@@ -276,18 +276,18 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
-        # Covers every entry. It also shows, before a debit, that the mark can be written.
+        # Covers every entry. It also fails here, before any debit, if the mark cannot be written.
         self._raise_mark(math.inf)
         return connection
 
     def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
-        """Makes the ledger in an empty file; leaves a file of another program as it is.
+        """Makes the ledger in an empty file; refuses a file of another program.
 
         SQLite reads the header for us. To open the file a second time would be a trap: on POSIX,
         closing any descriptor of a file drops all of the process's locks on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # Read after the tables: a process that makes the ledger in between writes both at once.
+        # Read after the tables, because another process may write both at once in between.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
@@ -316,7 +316,7 @@ class LedgerFile:
                 sync_folder(self.path.parent)
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Turns write-ahead logging on. SQLite does not wait for a lock here, so this does."""
+        """Turns write-ahead logging on; waits for a lock, which SQLite does not do here."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -361,7 +361,7 @@ _HELD = _Held()
 
 
 def _suspend() -> None:
-    # In one order, so that two threads that fork do not wait for each other.
+    # In one order, so that two forking threads do not wait for each other.
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

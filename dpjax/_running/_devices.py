@@ -25,19 +25,19 @@ T = TypeVar("T")
 AXIS = "pairs"
 Device = Any  # jax.Device, which type checkers do not know.
 
-# On a CPU the fastest chunk fits the cache; on an accelerator memory is the limit.
+# On a CPU, chunks that fit the cache are fastest. On an accelerator, memory is the limit.
 _CHUNK_BYTES, _ACCELERATOR_CHUNK_BYTES = {"cpu": 2 * 2**20}, 256 * 2**20
 _SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
 _CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
 LEAST = 2  # XLA compiles a batch of one to a different program, with other roundings.
 
-# Neither the number of devices that a CPU plays nor dumps change a program.
+# Flags that change no program: the number of devices that a CPU pretends to be, and dumps.
 _NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
 _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# A name such as "Xeon" stands for many processors. A virtual one may lack features of its model.
+# A name such as "Xeon" covers many processors, and a virtual one may lack features of its model.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
@@ -90,7 +90,7 @@ class Layout:
     def local(self) -> dict[int, Device | None]:
         """The devices of this host, by their place among all."""
         here = jax.process_index()
-        # Keyed by place, not listed: a host's devices need not be neighbors in the mesh.
+        # By place, because the devices of a host need not be neighbors in the mesh.
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class Layout:
 
     def chunks_of(self, d: int) -> range:
         """The chunks of device d."""
-        # Blocks of consecutive chunks, so the rows of all devices in order are the pairs in order.
+        # Consecutive chunks, so the rows of all devices in order are the pairs in order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
     def steps(
@@ -129,8 +129,8 @@ def row_of(devices: Collection[Device | None]) -> Mesh | None:
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
     """The devices of a mesh with any names and types of axes.
 
-    A CPU may play several devices. If programs call the host, only one of them is used in each
-    process: the calls wait in one pool of threads, and no more than one for each core can run.
+    A CPU may pretend to be several devices. If programs call the host, only one of them is used in
+    each process: calls wait in one pool of threads, and at most one for each core can run.
     """
     if mesh is None:
         return (None,)
@@ -149,7 +149,7 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
     """Copies the key to where this host's devices can use it."""
     if layout.devices == (None,) and len(key.devices()) == 1:
         return key
-    # By way of the host: a key that is committed to a device or a mesh cannot move to another.
+    # Through the host: a key that is committed to a device or a mesh cannot move to another.
     data: Any = np.asarray(jax.random.key_data(key))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     devices = list(layout.local.values())
@@ -169,7 +169,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
         mesh, device = kwargs.get("mesh"), actual(None)
         if isinstance(mesh, Mesh) and mesh.devices.size == 1:
             device = mesh.devices.item()
-        # A mesh without axes hides the surrounding one; JAX has no way to say "none".
+        # A mesh without axes hides the surrounding one. JAX has no value for "no mesh".
         with jax.set_mesh(Mesh(np.array(device), ())):
             return function(*args, **kwargs)
 
@@ -188,13 +188,14 @@ def fitting(each: int, device: Device | None) -> int:
     """How many items of so many bytes fit on a device: a power of two."""
     budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
     most = max(LEAST, budget // max(1, each))
-    # A power of two, so a small change of an estimate seldom makes another program.
+    # A power of two, so that small changes of the estimate seldom change the program.
     return 2 ** (most.bit_length() - 1)
 
 
 def share_of_memory(devices: Collection[Device | None]) -> int:
     """The bytes that one chunk may take on each device: a quarter of its memory."""
-    # XLA states how much it may allocate. CPUs have no such limit, and share the host's memory.
+    # XLA states how much it may allocate on a device. CPUs have no such limit, and share the host's
+    # memory.
     stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
     return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
 

@@ -1,7 +1,7 @@
 """Processes that make one call together, and tell each other about errors.
 
-A collective operation waits for all processes, even for failed ones. So processes meet before each
-collective, in the key-value store of `jax.distributed`. While they wait, they look for failures.
+A collective operation waits for all processes, even for failed ones. So before each collective,
+processes meet in the key-value store of `jax.distributed`, and watch for failures while they wait.
 """
 
 import atexit

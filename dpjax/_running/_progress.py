@@ -1,4 +1,4 @@
-"""Steps on their way: starting them, waiting for them, and showing how far they are."""
+"""Steps that run on devices: starting them, waiting for them, and showing their progress."""
 
 import contextlib
 import importlib.util
@@ -16,14 +16,14 @@ from dpjax._tracing._programs import Program
 Step = TypeVar("Step")
 Started = TypeVar("Started")
 
-# The device must never wait for the host.
+# Enough that the device never waits for the host.
 _STEPS_IN_FLIGHT = 2
-# Naps grow by a fixed factor, so the last nap is at most a tenth of the whole wait.
+# Naps grow by this factor, so the last nap is at most a tenth of the whole wait.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
-# A program that computes uses processor time, and a program that hangs uses none. Patience is
-# counted in naps, not in seconds, because a suspended process takes no naps.
+# A program that computes uses processor time, and one that hangs uses none. Patience is counted in
+# naps, not in seconds, because a suspended process takes no naps.
 _PATIENCE = 1200
-_LEAST_SHARE = 0.01  # Of one core. Waking up takes a tenth of that.
+_LEAST_SHARE = 0.01  # Of one core; waking up takes a tenth of that.
 
 
 class NoAnswerError(RuntimeError):
@@ -50,7 +50,7 @@ def run_in_flight(
         programs: the programs that a step runs.
         device: where they are computed; None for the default device.
     """
-    # On a CPU, a step that hangs also blocks the thread that would start the next step.
+    # On a CPU, a step that hangs would also block the thread that starts the next step.
     one_by_one = platform_of(device) == "cpu" and any(x.library_calls for x in programs)
     most = 0 if one_by_one else _STEPS_IN_FLIGHT
     in_flight: deque[Started] = deque()
@@ -81,10 +81,10 @@ def wait_for(
 ) -> None:
     """Waits for an array that programs compute, or gives up if a CPU has stopped computing.
 
-    This is the last defense against the hang of LAPACK calls (`dpjax/_tracing/_evaluate.py`). The
-    check of processor time can go when dpjax needs jaxlib 0.11.1 or later. Code on the host may
-    rest, and a host rests while its accelerator computes, so these have no limit. An interruption
-    stops code on the host.
+    This is the last defense against LAPACK calls that hang (`dpjax/_tracing/_evaluate.py`). The
+    check of processor time can go once dpjax needs jaxlib 0.11.1. There is no limit for code on the
+    host, which may rest, or for accelerators, while which the host rests. An interruption stops
+    code on the host.
 
     Args:
         array: the array to wait for.

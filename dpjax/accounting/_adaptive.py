@@ -15,17 +15,17 @@ from dpjax._files._ledger_chain import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 
-# An odometer gives order j the weight 1 / (1 + |j|)^2. The weights of all orders add up to this.
+# An odometer gives order j the weight 1 / (1 + |j|)^2, and this is the sum over all orders.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
 
 class _Adaptive:
-    """Sums over the releases so far.
+    """The sums of all releases so far, which filter and odometer share.
 
     Attributes:
-        _paying: a lock, held from the check of what is left until a release is paid. It is a slot,
-            so it is not among the values of a budget.
+        _paying: a lock, held from the check of what is left until a release is paid. It has a slot,
+            so that `vars` of a budget holds values alone.
     """
 
     __slots__ = ("__dict__", "_paying")
@@ -58,7 +58,7 @@ class _Adaptive:
             )
 
     def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
-        """The sums with one more release, which is not added yet."""
+        """The sums with one more release, without adding it."""
         release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
@@ -72,7 +72,7 @@ class _Adaptive:
 
     @staticmethod
     def _added(together: Guarantee | None) -> float:
-        """The sum of epsilons: a bound on the privacy loss itself if no release has a delta."""
+        """The sum of epsilons, which bounds the privacy loss where no release has a delta."""
         if together is None:
             return 0.0
         return float(together.epsilon) if together.delta == 0 else math.inf
@@ -274,7 +274,7 @@ class PrivacyOdometer(_Adaptive):
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:
-    """The bound at the best order for a rho of 2^level, rounded up."""
+    """The odometer's bound at the order that is best for a rho of 2^level; rounded up."""
     log = -math.log(delta / (_ALL_WEIGHTS * (1 + abs(level)) ** 2))
     above_one = math.sqrt(log / 2.0**level)
     return ((1 + above_one) * rho + log / above_one) * (1 + 1e-12)

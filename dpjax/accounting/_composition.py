@@ -189,8 +189,8 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
     """The samplings of some guarantees, each once, in their weakest statements.
 
-    A gamma that was written by hand, without a sampling, counts as a sampling of its own. It gets a
-    random identity, so it adds even to itself.
+    A gamma that was written by hand, without a sampling, counts as a sampling of its own. Its
+    identity is random, so composing it with itself counts it twice.
     """
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
@@ -207,17 +207,17 @@ def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """The events of a guarantee, made to promise no more than the guarantee itself states.
+    """The events of a guarantee, weakened to promise no more than its fields do.
 
     A guarantee states gamma and confidence twice: in its own fields, and by its events together.
-    They differ where a user changed one by hand, as by `dataclasses.replace`. Composition adds over
+    They differ if a user changed one by hand, as by `dataclasses.replace`. Composition adds up
     events, so it would lose a gamma that was raised, or a confidence that was lowered, in the
-    fields. We charge the difference to the first event. Any event would do, since they add up. The
-    difference is never negative: fields that promise more than the events change nothing.
+    fields. We charge the difference to the first event; any event would do, since they add up. It
+    is never negative: fields that promise more than the events change nothing.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
-    # A guarantee that calls itself marginal must stay so. One marginal event makes the union so.
+    # A marginal guarantee must stay marginal. One marginal event makes the union marginal.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = joint((first, *others))
@@ -225,8 +225,8 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # The events together are marginal. So the guarantee must be compared as marginal too: its
-        # doubt 1 - C, which marginal events cannot hold, counts as gamma.
+        # The events together are marginal, so the guarantee is compared as a marginal one: its
+        # doubt 1 - C counts as gamma, since marginal events hold no confidence.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
@@ -235,7 +235,7 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     lowered = first.confidence
     if lowered is not None:  # C - more_doubt, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    # What was added by hand may depend on all records.
+    # A gamma that was raised by hand may depend on all records.
     records = first.records if more_gamma == 0 else None
     return (SampledEvent(charged, lowered, first.identity, records), *others)
 
@@ -270,10 +270,10 @@ def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
 
 
 def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
-    """The guarantee under another relation, rounded up; refused where it follows from none.
+    """The guarantee under another relation, rounded up; raises where it implies none.
 
-    A gamma is refused. dpjax samples under replace-one alone, so one under add-or-remove-one was
-    written by hand, and does not say which sizes its random pairs have.
+    A gamma is refused, since dpjax samples under replace-one alone. So a gamma under
+    add-or-remove-one was written by hand, and the sizes of its random pairs are unknown.
     """
     known = concrete(guarantee)
     if known.relation is relation:
@@ -297,9 +297,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 
 
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
-    """Epsilon and delta under replace-one: known for this release, or else those of two steps.
+    """Epsilon and delta under replace-one: the known ones of the release, or those of two steps.
 
-    Known ones do not count if a user has changed the epsilon or delta that they belong to.
+    Known ones are ignored if a user has changed the epsilon or delta that they belong to.
     """
     epsilon, delta = float(known.epsilon), float(known.delta)
     if known.replacing is not None and known.replacing[2:] == (epsilon, delta):
@@ -310,7 +310,7 @@ def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
 def price_added_up(
     guarantees: list[Guarantee], epsilon: float, delta: float
 ) -> tuple[float, float, float, float] | None:
-    """`replacing` of releases together, if one or more of them have their own."""
+    """The field `replacing` of several releases together; None if no release has one."""
     if all(one.replacing is None for one in guarantees):
         return None
     prices = [price_in_replace_one(one) for one in guarantees]
@@ -341,7 +341,7 @@ def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
 
 
 class _InReplaceOne:
-    """A release by a mechanism under add-or-remove-one, as accountants of replace-one take it.
+    """A mechanism under add-or-remove-one, seen by accountants as one under replace-one.
 
     Attributes:
         guarantee: of the release.
@@ -370,7 +370,7 @@ class _InReplaceOne:
 
 
 def release_under(release: Any, relation: NeighboringRelation) -> Any:
-    """A mechanism or guarantee under another relation; something without a guarantee as it is."""
+    """A mechanism or guarantee under another relation; objects without a guarantee unchanged."""
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
         return release
@@ -398,9 +398,10 @@ def common_unit(releases: list[Guarantee]) -> str:
     return next(iter(units))
 
 
-# Bounds for one coordinate of any noise of dpjax: see the certificates of `random/_lattice.py`.
+# Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
+# dpjax. The certificates in `random/_lattice.py` are smaller.
 _LOSS, _MASS = 2.0**-46, 2.0**-118
-SHARE = 2.0**-10  # The part of delta that pays for the difference.
+SHARE = 2.0**-10  # The share of delta that pays for the noise tables.
 
 
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:

@@ -98,7 +98,7 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":
         return simple
-    # The order of the simple conversion is 1 + sqrt(log / rho); the best one is near.
+    # The simple conversion has the order 1 + sqrt(log / rho), and the best order is near it.
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:

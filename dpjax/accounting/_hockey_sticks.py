@@ -1,4 +1,4 @@
-"""Hockey-stick divergences of one pair, for each family of mechanisms.
+"""Hockey-stick divergences of one pair of databases, for each family of mechanisms.
 
 docs/proofs/privacy-profile.md has the proofs.
 """
@@ -20,15 +20,15 @@ _FARTHEST = 1e150
 
 @dataclasses.dataclass(frozen=True)
 class PairCurve:
-    """An upper bound on the divergence of all releases about a pair, by how far it is stretched.
+    """An upper bound on the divergence of all releases on a pair, as a function of its stretch.
 
     Attributes:
         family: of the releases without Gaussian noise, together.
-        loss: of these, on a pair of stretch 1.
-        deviations: of the Gaussian ones: the distance in standard deviations at stretch 1.
-        slack: loss of the tables of all noise.
-        missed: the mass that these tables miss.
-        chances: logarithm of a factor on the chances of sampled losses, for their rounding.
+        loss: their joint loss on a pair of stretch 1.
+        deviations: of the Gaussian releases, the distance in standard deviations at stretch 1.
+        slack: the loss that the noise tables add.
+        missed: the mass that the noise tables miss.
+        chances: the logarithm of a factor on the chances of sampled losses, for their rounding.
     """
 
     family: LossFamily
@@ -44,7 +44,7 @@ class PairCurve:
         return (largest <= epsilon) & (self.deviations == 0)
 
     def delta(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """The divergence at epsilon, rounded up; it grows with the stretch. Arrays broadcast."""
+        """The divergence at epsilon, rounded up, which grows with the stretch; arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
         epsilon = self._charged(epsilon)
@@ -52,7 +52,7 @@ class PairCurve:
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """How much a release adds to the divergence, by its privacy loss, with which it grows."""
+        """What a release of this privacy loss adds to the divergence; it grows with the loss."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
@@ -62,7 +62,7 @@ class PairCurve:
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """From ideal noise to that of the tables."""
+        """From the divergence of ideal noise to that of noise from tables."""
         missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
@@ -70,7 +70,7 @@ class PairCurve:
         pure, deviations = self.loss * stretch, self.deviations * stretch
         if self.deviations == 0:
             return _FAMILIES[self.family](pure, epsilon)
-        # Any pure mechanism is dominated by randomized response, whose loss is +-pure.
+        # Randomized response with the losses +-pure dominates every pure mechanism.
         up = 1 / (1 + np.exp(-pure))
         return up * gaussian(deviations, epsilon - pure) + (1 - up) * gaussian(
             deviations, epsilon + pure
@@ -78,7 +78,7 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Laplace noise that is shifted by a scales in total."""
+    """Laplace noise, shifted by `a` scales in total."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 
@@ -104,7 +104,7 @@ def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
-    # The difference of two numbers near each other: what cancels is charged.
+    # The difference of two nearly equal numbers loses digits, and that error is added.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):
         found = np.exp(high) * np.minimum(-np.expm1(np.minimum(low - high, 0)) + error, 1.0)
@@ -113,7 +113,7 @@ def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _both_signs(epsilon: np.ndarray, at: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Extends a divergence to epsilon < 0, in families where both databases play the same role."""
+    """Extends a divergence to epsilon < 0, for families that treat both databases alike."""
     found = np.maximum(at(np.abs(epsilon)), 0.0)
     with np.errstate(under="ignore"):
         return np.where(epsilon >= 0, found, 1 - np.exp(-np.abs(epsilon)) * (1 - found))

@@ -1,8 +1,7 @@
 """Epsilon of composed steps by the privacy loss distributions of dp-accounting.
 
-dp-accounting discretizes losses, and that is pessimistic at every width. Two traps remain, and
-this module closes them. Convolutions by FFT lose mass. Small noise and many steps need too much
-memory.
+dp-accounting discretizes losses, which is pessimistic at every width. Two traps remain, which this
+module avoids: convolutions by FFT lose mass, and small noise or many steps need too much memory.
 """
 
 import math
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4
-# Intervals grow to keep below this number of them. Larger losses are refused.
+# Intervals of losses get wider to keep their number below this one. Larger losses are refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Bounds the mass that convolutions by FFT lose. The total mass is off by 1e-16 in each step, and is
-# raised to the power of the steps.
+# Bounds the mass that convolutions by FFT lose: the total mass is off by 1e-16 in each step, and is
+# raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# dp-accounting raises a number of outcomes to the power of the steps, which overflows beyond.
+# dp-accounting raises a number of outcomes to the power of the steps, which would overflow beyond.
 _MOST_AT_ONCE = 1000
 
 
@@ -54,7 +53,7 @@ def epsilons_by_losses(
             too.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # The deviation of the noise, over the distance that a record moves the sum.
+    # The standard deviation of the noise, over the distance that a record moves the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -121,14 +120,14 @@ def _fixed_size(
     dp-accounting makes them from hockey-stick divergences on a grid of epsilons. Those at negative
     epsilons follow from the positive ones, since swapping the neighbors mirrors the curve.
     """
-    # The log ratio of densities exceeds this with probability e^-50 only.
+    # The log ratio of densities exceeds this with a probability of only e^-50.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
     count = math.ceil(largest / interval)
     epsilons = interval * np.arange(count + 1)
     inner = np.log1p(np.expm1(epsilons) / rate)
     tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
     mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # Divergences are at least 0. The last term keeps rounding from making them too small.
+    # Divergences are at least 0. The last term covers rounding below the true value.
     upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
     upper = np.minimum.accumulate(upper)
     lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]

@@ -104,7 +104,7 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # A release about no part would otherwise be drawn and not paid.
+        # Otherwise nobody would pay for a release that names no part.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -120,7 +120,7 @@ class Parts:
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays for a release of a part, as far as it raises the cost of all parts."""
+        """Pays for a release of a part, as far as it raises the joint cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
@@ -136,7 +136,7 @@ class Parts:
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
             self._pay(release._replace(guarantee=promised, what=what), due)
-            # After the debit: if that fails, nothing will be published.
+            # Only after the debit: if it fails, nothing is published.
             self._of_part, self._paid = of_part, paid
 
     def _together(self, of_part: dict[str | int, Amount]) -> Amount:
@@ -187,7 +187,7 @@ class Part(Account):
         return self._ledger.keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:
-        # So that two parts never share an answer.
+        # The part is in the fingerprint, so that two parts never share an answer.
         words = repr((self._column, self.part, request.fingerprint))
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 

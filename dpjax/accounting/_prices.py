@@ -19,7 +19,7 @@ Amount: TypeAlias = tuple[int, int]
 
 
 def cost_of(promised: Guarantee) -> Amount:
-    """What a guarantee costs, rounded up; refuses one that no budget pays for."""
+    """The cost of a guarantee, rounded up; raises if no budget can pay for it."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
         raise BudgetExceededError(f"no budget pays for a release with {promised}")
     return (

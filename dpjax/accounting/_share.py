@@ -18,11 +18,11 @@ from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._noise import GAUSSIAN
 
-_MARGIN = 1e-6  # Covers what float64 rounds in the functions below.
+_MARGIN = 1e-6  # Covers the rounding of the functions below, in float64.
 
 
 class Pool:
-    """A part of a budget that several shares draw on.
+    """A part of a budget that several shares spend together.
 
     Without a delta, costs are epsilons, in units of the ledger. Every release pays its own, and the
     rest stays in the ledger. With a delta, costs are squares of mu, see `Share`. The first release
@@ -71,14 +71,14 @@ class Pool:
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the pool covers the tables of the noise too."""
+        """Whether the pool also covers the noise tables for so many numbers."""
         if self.delta == 0:
             return True
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """What the next release debits; None for what its guarantee costs."""
+        """The debit of the next release; None for the price of its guarantee."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -176,7 +176,7 @@ class Share(Account):
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
     """The mu of a release, rounded up; None if it is neither Gaussian nor without a delta.
 
-    To replace a record shifts Gaussian noise under add-or-remove-one twice as far.
+    Replacing a record shifts noise that is calibrated to add-or-remove-one twice as far.
     """
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
@@ -185,7 +185,7 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
         return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
-    # Phi(mu / 2) = 1 / (1 + e^-epsilon), through the smaller tail.
+    # Solves Phi(mu / 2) = 1 / (1 + e^-epsilon), by the smaller tail.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
@@ -211,8 +211,8 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """An epsilon for which Gaussian noise of at most this mu is calibrated, rounded down."""
-    # Below it, noise of this mu is not (epsilon, delta)-DP.
+    """An epsilon at which Gaussian noise is calibrated to at most this mu, rounded down."""
+    # At a smaller epsilon, noise of this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)
 

@@ -12,14 +12,15 @@ from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
 _TOLERANCE = 1e-9  # For the rounding of a projection in float64.
-_LEAST_SINGULAR = 1e-11  # Singular values below this part of the largest one count as 0.
+_LEAST_SINGULAR = 1e-11  # Singular values below this share of the largest one count as 0.
 
 
 class Differences(NamedTuple):
     """Estimates of every record by combinations of answers.
 
     Attributes:
-        values: the estimates, by the combination that is nearest to counting this record alone.
+        values: the estimates, each by the combination of queries that comes nearest to counting
+            this record alone.
         exposed: whether that combination counts this record alone.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 

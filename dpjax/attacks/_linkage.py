@@ -128,7 +128,7 @@ def _codes(columns: list[np.ndarray]) -> np.ndarray:
     codes = np.zeros(len(columns[0]), int)
     for column in columns:
         values, code = np.unique(column, return_inverse=True)
-        # Renumbered each time, so that products stay small.
+        # Codes are renumbered for each column, so that their products stay small.
         codes = np.unique(codes * len(values) + code, return_inverse=True)[1]
     return codes
 

@@ -31,8 +31,8 @@ def many_runs(
 ) -> PyTree:
     """`run(index, *arguments)` for index = 0, ..., count - 1, stacked.
 
-    All chunks run the same program, even the last one. It is compiled once for all functions that
-    trace to it. Works under `jit` and `vmap`.
+    All chunks run the same program, even the last one. Functions with the same trace share a
+    compiled program.
     """
     _checks.integer(name, count, least=1, most=_MOST_RUNS)
     specs = TreeSpec.of(arguments).tree()
@@ -63,7 +63,7 @@ _compiled_runs = kept_jit("program", "chunks", "size")(_mapped_runs)
 
 
 def released_value(released: Release | Value) -> Value:
-    """What an attacker sees of a result: the value of a `Release`, or the result itself."""
+    """What the attacker sees: the value of a `Release`, or the result itself."""
     return released.value if isinstance(released, Release) else released
 
 

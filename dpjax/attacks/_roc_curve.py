@@ -90,8 +90,9 @@ class RocCurve:
         if self.confidence is None:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
-        # The k-th highest score of non-members has a false positive rate above `rate` only if fewer
-        # than k of them lie above the true quantile. That number is binomial.
+        # Let t be the true quantile, with a false positive rate of exactly `rate`. The k-th highest
+        # score of non-members has a higher rate only if fewer than k of them lie above t. Their
+        # number is binomial.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -118,7 +119,7 @@ class RocCurve:
         """Upper limits of false and lower limits of true positive rates, at some thresholds."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
-        # Ties with a threshold do not count as above it.
+        # Scores equal to a threshold do not count as above it.
         passed = n - np.searchsorted(self.non_members, thresholds, "right")
         covering = ranks[np.searchsorted(ranks, passed + 1, "left")]
         rates = clopper_pearson_upper(covering - 1, n, error)
@@ -412,7 +413,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """The guarantee with numbers as leaves; raises unless it is about replacing one record."""
+    """The guarantee in Python numbers; raises unless it is about replacing one record."""
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
@@ -423,6 +424,6 @@ def _about_one_record(guarantee: Guarantee) -> Guarantee:
 
 
 def _slack(claimed: Guarantee) -> float:
-    """The true positive rate allowed at FPR 0, which does not depend on epsilon."""
+    """The true positive rate that is allowed at a false positive rate of 0, for any epsilon."""
     doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
     return float(claimed.delta) + float(claimed.gamma) + doubt

@@ -175,7 +175,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The record at each place, which its coin chooses."""
+    """The record that its coin chooses at each place."""
     coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
     return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
 
@@ -270,7 +270,7 @@ def one_of_each_model(
 def _likelihood_ratios(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # Centered sums lose fewer digits when one term is subtracted.
+    # If values are centered, subtracting one term from a sum loses fewer digits.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -296,7 +296,7 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
     limits = np.finfo(values.dtype)
-    # If all models agree, the variance is mere rounding error. The floor prevents a division by 0.
+    # If all models agree, the variance is rounding error, and the floor keeps it from being 0.
     floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
@@ -400,7 +400,7 @@ def _robust_scores(
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models but the attacked one; over all others if none are left."""
+    """Averages over the chosen models except the attacked one; over all others if none is left."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)

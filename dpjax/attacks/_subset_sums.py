@@ -10,7 +10,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# That makes 2^20 subsets; every further record doubles their number.
+# 20 records have 2^20 subsets, and every further record doubles their number.
 _MOST_RECORDS = 20
 
 
@@ -186,7 +186,7 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Axis i was "is record i in the subset?", and becomes "is record i of the candidate 1?"."""
+    """Turns axis i from "is record i in the subset?" into "is record i of the candidate 1?"."""
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
     return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)

@@ -20,7 +20,7 @@ from dpjax._tracing._programs import Program
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import distance, norm_function, resolution
 
-# Integers are drawn by products of floats and int32, which limits their size.
+# Integers are drawn as products of floats and int32, which limits their size.
 _LARGEST_INTEGER = 2**30
 
 
@@ -31,7 +31,7 @@ class _BallSearch:
     radius: float
 
     def inside(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Records from a cube; those outside of the ball are scaled down."""
+        """Records from a cube, scaled down if they lie outside of the ball."""
         return self.projected(self.radius * (2 * uniform - 1).astype(dtype))
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -42,9 +42,9 @@ class _BallSearch:
     def projected(self, records: jax.Array) -> jax.Array:
         """Scales records outside of the ball down, to just inside."""
         wide = records.astype(compute_dtype(records.dtype))
-        # In radii, squares neither overflow nor underflow.
+        # In units of the radius, squares neither overflow nor underflow.
         norms = _norms(wide / self.radius)
-        # A narrow dtype rounds the result. The sum of squares and the products round before.
+        # The cast to a narrow dtype rounds, and so do the sum of squares and the products.
         inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
         return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
@@ -72,7 +72,7 @@ class _IntervalSearch:
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Coordinates at the two ends; any for integers, which may be categories."""
+        """Coordinates at the two ends; any coordinates for integers, which may be categories."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
         return jnp.where(uniform < 0.5, self.low, self.high).astype(dtype)
@@ -82,7 +82,7 @@ class _IntervalSearch:
         return jnp.clip(records, self.low, self.high)
 
     def opposite(self, records: jax.Array) -> jax.Array:
-        """Records as far from the other end."""
+        """Records mirrored at the middle of the interval."""
         if jnp.issubdtype(records.dtype, jnp.floating):
             return self.projected((self.low + self.high) - records)
         return (int(self.low) + int(self.high) - records.astype(int)).astype(records.dtype)
@@ -119,7 +119,7 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_RecordSearch]:
     if isinstance(bounds, Ball | tuple) and not _holds_bounds(bounds):
         each = [bounds] * len(leaves)
     else:
-        # A pair of numbers is a bound; a tuple that holds bounds is a part of the tree.
+        # A pair of numbers is a bound. A tuple that holds bounds is a part of the tree.
         each, tree = jax.tree.flatten(
             bounds, is_leaf=lambda x: isinstance(x, Ball | tuple) and not _holds_bounds(x)
         )
@@ -163,7 +163,7 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
 
 
 def _inward(number: float, dtype: np.dtype, toward: float) -> float:
-    """The first number of a dtype in a direction."""
+    """The nearest number of a dtype in a direction."""
     if abs(number) > float(jnp.finfo(dtype).max):
         raise ValueError(f"bounds must be finite in {dtype}, got {number}")
     near = jnp.asarray(number, dtype)
@@ -172,7 +172,7 @@ def _inward(number: float, dtype: np.dtype, toward: float) -> float:
     return float(near)
 
 
-# The learning rate falls from this share of the width of the bounds by this factor.
+# The learning rate starts at this share of the width of the bounds, and falls by this factor.
 _RATE, _FALL = 0.1, 1e-3
 # Bounds the relative error of a norm of many coordinates.
 _ERROR_OF_NORM = 1e-5
@@ -340,13 +340,13 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
-    """A pair of random records, extremes, two kinds of records, or one kind and another."""
+    """A start of one of four kinds: random records, extremes, two blocks, or one odd record."""
     choices, uniforms = _uniforms(search, key, choices=2, sets=2)
     place, kind = (choices * jnp.array([search.n, 4.0])).astype(int)
     arrays: list[jax.Array] = []
     for limit, spec, (u, v) in zip(search.limits, search.arrays(), uniforms, strict=True):
         inside, extreme = limit.inside(u, spec.dtype), limit.extreme(v, spec.dtype)
-        # The record at `place` leaves the first kind of records, and joins the second.
+        # Replacing the record at `place` moves a record from the first block to the second.
         first, second = extreme[:1], extreme[1:2]
         second = jnp.where(jnp.all(first == second), limit.opposite(first), second)
         rows = jnp.arange(search.n + 1).reshape((-1, *(1 for _ in spec.shape[1:])))
@@ -432,7 +432,7 @@ def _changed(
 
 
 def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> AdversarialPair:
-    """The farthest pair, measured on each database alone: a batch may round differently."""
+    """The farthest pair, measured on each database alone, because a batch may round differently."""
     alone = jax.jit(search.program)
     heights = jax.jit(jax.vmap(search.log_distance))(found, places)
     best = int(jnp.argmax(heights))

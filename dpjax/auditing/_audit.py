@@ -137,7 +137,7 @@ Pair = tuple[Value, Value]
 Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 
 _LEAST_SAMPLES = 100
-# Samples of each value of a candidate pair, for the pilot that chooses a pair.
+# Samples of each value in the pilot, which chooses among candidate pairs.
 _PILOT = 2**14
 # Each event after the first gets this share of the error.
 _LATER = 1 / 8
@@ -356,7 +356,7 @@ def _worst(
 def _learn(
     key: Key, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events to test. One sample proposes them, and another chooses."""
+    """The events to test: one sample proposes them, and a second one chooses among them."""
     keys = jax.random.split(key, 4)
     value, neighbor = pair
     here, there, here_again, there_again = (
@@ -389,7 +389,7 @@ def _audit_pair(
             for one_key, x in zip(keys_bound, pair, strict=True)
         )
     ]
-    hits = np.stack(found)  # For each value, the number of outputs in each event.
+    hits = np.stack(found)  # Shape (2, events): the outputs of each value in each event.
     bounds = [
         _limits(choice, hits[:, i], trials, part * error, question)
         for i, (choice, part) in enumerate(zip(choices, _parts(len(choices)), strict=True))
@@ -416,7 +416,7 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """The shares of the error for some events; the first one likely shows the most."""
+    """How events share the error; the first one, which likely shows the most, gets the most."""
     rest = count - 1
     return [1 - _LATER * rest, *[_LATER] * rest]
 
@@ -426,14 +426,14 @@ def _limits(
 ) -> tuple[float, float, float]:
     """The bound by an event, and the limits of its probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit fails with at most its share of the error, so any fails with at most all of it.
+    # Each limit fails with at most its share of the error, so both hold except with all of it.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """The mechanism's claim that a higher bound would contradict; None without one."""
+    """The claim that a higher bound would refute; None if the mechanism claims nothing there."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

@@ -26,25 +26,25 @@ from dpjax.auditing._tested_values import (
 from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
-_BATCH = 2**12  # Releases of one program.
-# Batches of draws for all moves of single coordinates together. A move of two takes one batch.
+_BATCH = 2**12  # Releases that one program draws.
+# Batches of draws that all moves of single coordinates share. A move of two takes one batch.
 _BATCHES_OF_SINGLES = 64
-# The allowed error of a mean, in standard errors: a false alarm once in 500 million means.
+# The allowed error of a mean, in standard errors: one false alarm in 500 million means.
 _SIGMAS = 6.0
-# Relative rounding error of a log probability in float32, summed over some coordinates.
+# Bounds the relative rounding error of a log probability in float32, over several coordinates.
 _ROUNDING = 1e-4
-# If ratios exceed e^6, their mean depends on draws that are too rare.
+# If ratios exceed e^6, their mean depends on draws that are too rare to test.
 _LARGEST_LOG_RATIO = 6.0
-# Limits of a fitted density: the most outcomes of its integers, the least draws of each outcome,
+# Limits for fitting a density: the most outcomes of its integers, the fewest draws of an outcome,
 # and the most floats.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density has lighter tails than any noise, and is cut off at these quantiles.
+# The fitted density is narrower than the noise, and is cut off at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConformanceReport:
-    """What `check_conformance` found of a mechanism that passed; it prints as a table.
+    """The findings of `check_conformance` about a mechanism that passed; prints as a table.
 
     Attributes:
         mechanism: its type.
@@ -99,7 +99,7 @@ class _Case:
 
     @functools.cached_property
     def keys(self) -> Key:
-        """A key for each draw, in batches of one size: any number of draws shares a program."""
+        """A key for each draw, in batches of one size, so that any number shares a program."""
         return jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
 
     @functools.cached_property
@@ -113,7 +113,7 @@ class _Case:
         return joined([_released_values(self.mechanism, keys, values) for keys in self.keys])
 
     def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:
-        """Log probabilities of the outputs, or of their first batches, under a value."""
+        """Log probabilities of the outputs under a value, or of the first batches of them."""
         count = len(jax.tree.leaves(self.outputs)[0])
         found: list[np.ndarray] = []
         for start in range(0, count, _BATCH)[:batches]:
@@ -329,7 +329,7 @@ def _refuses(case: _Case) -> str:
 def _sanitizes(case: _Case) -> str:
     """Checks that no number in a private value decides whether or how a release happens.
 
-    Under every key a strange value has the release of its replacement.
+    Under the same key, a strange value must be released exactly like its clamped replacement.
     """
     keys = case.keys[0]
     found = list[str]()
@@ -355,7 +355,7 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
     swapped = dataclasses.replace(case, value=case.neighbor, neighbor=case.value)
     fits = [_fits_neighbor(case), *_moves_with_each_coordinate(case), _fits_neighbor(swapped)]
     if case.sensitivity is not None:
-        # A mechanism that ignores its sensitivity may pass at one, but not at twice as much.
+        # A mechanism that ignores its sensitivity may pass at one of them, but not at twice that.
         stretched = jax.tree.map(lambda x, y: x + 2 * (y - x), case.value, case.neighbor)
         doubled = 2 * case.sensitivity
         fits.append(
@@ -372,7 +372,7 @@ def _fits_neighbor(case: _Case) -> _Fit:
 
 
 def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
-    """Finds coordinates without noise where the neighbor does not differ, and shared noise."""
+    """Finds coordinates without noise that the neighbor does not move, and shared noise."""
     here = case.log_probs(case.value)
     norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
     singles = single_moves(norm, most, case.value, case.neighbor)
@@ -416,7 +416,7 @@ def _has_mean_ratio_1(name: str, here: np.ndarray, there: np.ndarray) -> float:
 def _bounds_its_error(case: _Case) -> str:
     error = getattr(case.mechanism, "error", None)
     if error is None:
-        return "not stated"  # Mechanisms that add noise state it. Others select or lie.
+        return "not stated"  # Only mechanisms that add noise state their error.
     like = {"like": case.value} if "like" in inspect.signature(error).parameters else {}
     largest = 0.0
     for confidence in (0.5, 0.95):
@@ -447,7 +447,10 @@ def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
 
 
 def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
-    """A clamped array without -0.0, in the dtype of the value if possible, to share a program."""
+    """A clamped array without -0.0, in the dtype of the value if that loses nothing.
+
+    In that dtype it shares the value's compiled program.
+    """
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)
     with np.errstate(all="ignore"):
@@ -469,7 +472,7 @@ def _require(holds: object, message: str) -> None:
 
 
 def _mean_ratio(here: np.ndarray, there: np.ndarray) -> tuple[float, float]:
-    """The mean of p' / p on draws of p, and how far it may be from 1 by chance.
+    """The mean of p' / p on draws of p, and the most that chance moves it from 1.
 
     Args:
         here: log p of every draw.
@@ -516,7 +519,7 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     if not np.isfinite(log_q).any() or _depends_on_rare_draws(log_probs[half:], log_q):
         return None
     mean, margin = _mean_ratio(log_probs[half:], log_q)
-    # A narrow float stands for an interval, and the width of the interval depends on the float.
+    # A narrow float stands for an interval, whose width depends on the float.
     if abs(mean - 1) <= margin + _ROUNDING + 8 * precision:
         return None
     return f"of a density fitted to the draws, the mean ratio is {mean:.4f}, not 1"

@@ -37,12 +37,12 @@ class Question:
 # Thresholds per score: evenly over the sample, and geometrically towards both ends.
 _EVEN, _TAIL = 256, 48
 # The choice of an event divides the error by one of these, so that no event wins by chance. The
-# first moves the limits by three standard errors of the sample. The others serve rare events, small
-# epsilons and few samples, for which the first leaves no event.
+# first widens the limits by three standard errors of the sample. The others are for rare events,
+# small epsilons and few samples, where the first leaves no event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score must show more than an earlier one by this share, so that simple events win.
+# A later score must show this share more than an earlier one, so that simple events win.
 _MARGIN = 0.01
-# The lower limit gets one of these shares of the error, and the upper limit the rest.
+# The lower limit gets one of these shares of the error, and the upper limit gets the rest.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -71,7 +71,8 @@ class Event:
             A boolean.
         """
         output = output.value if isinstance(output, Release) else output
-        return bool(self.predicate(jax.tree.map(_batch_of_one, output))[0])
+        one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], output)
+        return bool(self.predicate(one)[0])
 
     def __repr__(self) -> str:
         return f"Event({self.description})"
@@ -85,7 +86,7 @@ class ChosenEvent:
     swapped: bool  # Whether the event is likelier under neighbor.
     share: float  # Of the error, for the lower limit.
     caution: float  # The divisor of the error during the choice.
-    promise: float  # The expected bound at that caution; below 0 if the event shows nothing.
+    promise: float  # The expected bound at that caution; below 0 if it shows nothing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,19 +125,15 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """For each threshold, the number of outputs with a score at least, and at most, as high."""
+    """How many outputs have a score at least, and at most, as high as each threshold."""
 
     score: Score
     thresholds: np.ndarray
     counts: np.ndarray  # (2, 2, thresholds): of value and neighbor; at least and at most.
 
 
-def _batch_of_one(leaf: ArrayLike) -> np.ndarray:
-    return np.asarray(leaf)[None]
-
-
 def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _Tally:
-    samples = [_sorted_numbers(score.evaluate(outputs)) for outputs in (here, there)]
+    samples = [np.sort(x[~np.isnan(x)]) for x in map(score.evaluate, (here, there))]
     thresholds = _thresholds(np.concatenate(samples))
     counts = np.stack([_counts(sample, thresholds) for sample in samples])
     # Counts are scaled to the number of outputs of the experiment.
@@ -184,10 +181,6 @@ class _Threshold:
     def __call__(self, outputs: Value) -> np.ndarray:
         numbers = self.score.evaluate(outputs)
         return numbers >= self.threshold if self.at_least else numbers <= self.threshold
-
-
-def _sorted_numbers(numbers: np.ndarray) -> np.ndarray:
-    return np.sort(numbers[~np.isnan(numbers)])
 
 
 def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from dpjax.sensitivity._sample_distances import sample_distances
 from dpjax.sensitivity._sample_sensitivity import rounding_of_a_distance
 
 _GAMMA = 0.05
-# Bounds the relative error of SciPy's tails of the binomial law.
+# Bounds the relative error of SciPy's binomial tail probabilities.
 _ERROR = 1e-9
 
 
@@ -75,7 +75,7 @@ class RecordGammas:
 
     @property
     def _error(self) -> Fraction:
-        # Drawn records also have limits of shares, which get the other half.
+        # The other half of the error is for `share_above`, which only drawn records have.
         return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
 
     @property
@@ -83,7 +83,7 @@ class RecordGammas:
         return float(self._error / (2 * len(self.uncovered))) * (1 - 1e-15)
 
     def share_above(self, x: float) -> float:
-        """At most this share of people has a gamma above x. It holds for all x at once.
+        """An upper limit of the share of people whose gamma exceeds x, for all x at once.
 
         Args:
             x: in (0, 1).
@@ -142,10 +142,10 @@ def gamma_by_record(
     pairs: int,
     confidence: float = 0.99,
 ) -> RecordGammas:
-    """How often a sensitivity fails for given records: gamma(r), and for how many people.
+    """The share of a record's pairs that a sensitivity does not cover: gamma(r), for each record.
 
     gamma is an average over people. gamma(r) = P(G > Delta | record r) is the gamma of a person
-    with record r. It is over the other n - 1 records, and the record that replaces r.
+    with record r, over the other n - 1 records and the record that replaces r.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
@@ -284,7 +284,7 @@ def _further_apart(
                 chunk_size=plan.layout.size,
             )
             wide = distances.astype(jnp.result_type(float))
-            further = jnp.stack([~(wide <= least), wide > most])  # NaN may be any distance.
+            further = jnp.stack([~(wide <= least), wide > most])  # NaN counts as any distance.
             return jnp.sum(further, axis=1, dtype=jnp.int32)
 
         numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)

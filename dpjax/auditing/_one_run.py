@@ -6,9 +6,10 @@ import numpy as np
 import scipy
 
 from dpjax._core import _checks
+from dpjax._exact._numerics import bisect
 
 _ROUNDING = 1e-9  # Bounds the relative error of SciPy's binomial probabilities.
-# A larger epsilon would take more guesses than a machine can count.
+# To refute a larger epsilon takes more guesses than a machine can count.
 _MOST_EPSILON = 64.0
 
 
@@ -18,10 +19,10 @@ def one_run_epsilon(
     """A lower bound on epsilon, from one run on a database with many canaries.
 
     A fair coin for each of m canaries decides whether the canary is in the database. If databases
-    keep their size, it decides which of two records z and z' is in. The attacker guesses r of the
-    coins from the output, and v guesses are right. The choice of coins may depend on the output.
+    keep their size, the coin chooses between two records z and z'. The attacker guesses r of the
+    coins from the output, and v guesses are right. The output may decide which coins are guessed.
     Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
-    (epsilon, delta)-DP it dominates the number of right guesses, up to mass of order m delta:
+    (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta:
     P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
 
     Args:
@@ -65,13 +66,7 @@ def one_run_epsilon(
 
     if chance(m, r, v, 0.0, delta) >= p:
         return 0.0
-    refuted, allowed = 0.0, _MOST_EPSILON
-    while (middle := (refuted + allowed) / 2) not in (refuted, allowed):
-        if chance(m, r, v, middle, delta) < p:
-            refuted = middle
-        else:
-            allowed = middle
-    return refuted
+    return bisect(lambda epsilon: chance(m, r, v, epsilon, delta) < p, 0.0, _MOST_EPSILON)[0]
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:

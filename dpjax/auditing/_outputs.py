@@ -16,8 +16,8 @@ from dpjax._core._values import Release
 NO_BIT = 4000
 # The lowest set bit of NaN, infinities, and differences that were rounded.
 NO_NUMBER = -4000
-# Stored bits of the significand, and the exponent of the least positive number.
-_LAYOUTS = {4: (np.uint32, 23, -149), 8: (np.uint64, 52, -1074)}
+# The binades of 0, and of NaN and infinities.
+_OF_ZERO, _OF_NO_NUMBER = -1075, 1024
 
 
 def exact_numbers(column: np.ndarray) -> np.ndarray:
@@ -25,28 +25,25 @@ def exact_numbers(column: np.ndarray) -> np.ndarray:
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
         return column.astype(np.int64)  # Keeps the bits of uint64.
     # Narrower floats, also the extension types of machine learning, become float32.
-    return column if column.dtype.itemsize in _LAYOUTS else column.astype(np.float32)
+    return column if column.dtype.itemsize in (4, 8) else column.astype(np.float32)
 
 
 def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
     """The largest j such that the number is a multiple of 2^j."""
     if numbers.dtype == np.int64:
-        return np.where(numbers == 0, NO_BIT, _trailing_zeros(numbers.view(np.uint64)))
-    word, stored, least = _LAYOUTS[numbers.dtype.itemsize]
-    exponent, fraction = _fields(numbers)
-    significand = fraction | (word(exponent > 0) << word(stored))
-    lowest = np.maximum(exponent, 1) - 1 + least + _trailing_zeros(significand)
-    lowest = np.where(numbers == 0, NO_BIT, lowest)
-    return np.where(np.isfinite(numbers), lowest, NO_NUMBER)
+        return np.where(numbers == 0, NO_BIT, _trailing_zeros(numbers))
+    # float64 holds every float32, and frexp is exact. Times 2^53, a significand is an integer.
+    finite = np.isfinite(numbers)
+    significand, exponent = np.frexp(np.where(finite, numbers, 0).astype(np.float64))
+    lowest = exponent - 53 + _trailing_zeros((significand * 2.0**53).astype(np.int64))
+    return np.where(finite, np.where(numbers == 0, NO_BIT, lowest), NO_NUMBER)
 
 
 def binade(numbers: np.ndarray) -> np.ndarray:
-    """The j with 2^j <= |number| < 2^(j+1); subnormal numbers share one j."""
-    if numbers.dtype == np.int64:
-        magnitude = np.abs(numbers.astype(float))
-        return np.where(magnitude == 0, -1, np.frexp(magnitude)[1] - 1)
-    _, stored, least = _LAYOUTS[numbers.dtype.itemsize]
-    return _fields(numbers)[0] + (least + stored - 1)
+    """The j with 2^j <= |number| < 2^(j+1)."""
+    found = np.frexp(numbers.astype(np.float64))[1] - 1
+    found = np.where(numbers == 0, _OF_ZERO, found)
+    return np.where(np.isfinite(numbers), found, _OF_NO_NUMBER)
 
 
 def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
@@ -70,26 +67,18 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
     return np.where(error == 0, lowest_set_bit(difference), NO_NUMBER)
 
 
-def _fields(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Biased exponent and stored fraction."""
-    word, stored, _ = _LAYOUTS[numbers.dtype.itemsize]
-    bits = numbers.view(word)
-    width = 8 * numbers.dtype.itemsize - 1 - stored
-    exponent = (bits >> word(stored)) & word(2**width - 1)
-    return exponent.astype(np.int64), bits & word(2**stored - 1)
-
-
-def _trailing_zeros(words: np.ndarray) -> np.ndarray:
-    words = words.astype(np.uint64)
-    # A power of two is exact in a float. Callers do not use the result for 0.
+def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
+    """The number of zero bits behind the last one bit of integers; any number for 0."""
+    words = numbers.view(np.uint64)
+    # A power of two is exact in a float.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
 
 
-# The numbers of bins, coarse and fine. Up to `_FEW` distinct values need no bins.
+# The numbers of bins, coarse and fine. A number with at most `_FEW` distinct values needs no bins.
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# If at most this share of the numbers is off a grid, those numbers are strays.
+# Numbers off a grid are strays if they are at most this share of all numbers.
 _STRAYS = 0.02
 
 
@@ -148,32 +137,42 @@ def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coord
 
 def whole_output(here: Value, there: Value) -> Code:
     """The whole output, to the last bit."""
-    seen: dict[int, str] = {}
-    for outputs in (here, there):
-        codes, rows = np.unique(_fingerprints(outputs), return_index=True)
-        if len(codes) <= _FEW:
-            seen |= {
-                int(code): _show([leaf[row] for leaf in jax.tree.leaves(outputs)])
-                for code, row in zip(codes, rows, strict=True)
-            }
+
+    def show(outputs: Value, row: int) -> str:
+        leaves = [np.asarray(leaf[row]) for leaf in jax.tree.leaves(outputs)]
+        texts = [np.array2string(leaf, precision=6, threshold=6) for leaf in leaves]
+        return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+    seen = _seen(_fingerprints, show, here, there)
     return Code(
         "output", _fingerprints, lambda code: seen.get(code, f"the output with hash {code}")
     )
 
 
-def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
-    """The number, to the last bit."""
+def _seen(
+    encode: Callable[[Value], np.ndarray], show: Callable[[Value, int], str], *batches: Value
+) -> dict[int, str]:
+    """The outputs behind the codes of batches, as texts; nothing for a batch of too many codes."""
     seen: dict[int, str] = {}
-    for outputs in (here, there):
-        numbers = coordinate(outputs)
-        codes, rows = np.unique(_bits_of(numbers), return_index=True)
-        seen |= {int(c): f"{numbers[row]}" for c, row in zip(codes, rows, strict=True)}
+    for outputs in batches:
+        codes, rows = np.unique(encode(outputs), return_index=True)
+        if len(codes) <= _FEW:
+            seen |= {int(c): show(outputs, int(row)) for c, row in zip(codes, rows, strict=True)}
+    return seen
 
-    return Code(coordinate.name, lambda outputs: _bits_of(coordinate(outputs)), seen.__getitem__)
+
+def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
+    """The number, to the last bit, where it takes few values."""
+
+    def encode(outputs: Value) -> np.ndarray:
+        return _bits_of(coordinate(outputs))
+
+    seen = _seen(encode, lambda outputs, row: f"{coordinate(outputs)[row]}", here, there)
+    return Code(coordinate.name, encode, seen.__getitem__)
 
 
 def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
-    """The number's interval, among some that are about equally likely."""
+    """The interval that the number lies in; all intervals are about equally likely."""
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
@@ -227,7 +226,7 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Whether the number is off the grid of nearly all others, and from which value it is exact."""
+    """Whether the number is off the grid that holds nearly all; and the values that explain it."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -288,11 +287,6 @@ def _fingerprints(outputs: Value) -> np.ndarray:
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
 
-def _show(output: list[np.ndarray]) -> str:
-    leaves = [np.array2string(leaf, precision=6, threshold=6) for leaf in output]
-    return leaves[0] if len(leaves) == 1 else f"({', '.join(leaves)})"
-
-
 def _packed(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return (high.astype(np.int64) << 16) + (low.astype(np.int64) + 2**15)
 
@@ -305,7 +299,7 @@ def _power(lowest: int) -> str:
     return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
 
 
-# A few sizes of batches, so that audits of different sizes share compiled programs.
+# Batches have few sizes, so that audits of different sizes share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
 # The most numbers in one batch, and in each sample that proposes events.
 _MOST_NUMBERS = 2**24
@@ -313,7 +307,7 @@ _MOST_NUMBERS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """The number of samples of one value for each use. No sample has two uses."""
+    """How many outputs of each value serve each purpose. None serves two."""
 
     batch: int  # Outputs of one call of the compiled program.
     learning: int  # Outputs that propose events; as many others choose among them.
@@ -326,8 +320,8 @@ class Sampler:
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Takes a mechanism, and compiles it at its first use if `jit` is True."""
         self.mechanism = mechanism
-        # The mechanism is a constant of the program, so its parameters are concrete and it draws as
-        # outside of `jit`.
+        # The mechanism is a constant of the program. So its parameters are concrete, and it draws
+        # as it does outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)

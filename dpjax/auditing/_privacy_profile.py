@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import jax
@@ -30,13 +29,7 @@ from dpjax._core._values import (
 from dpjax._exact._numerics import TailBand
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._hockey_sticks import PairCurve
-from dpjax.auditing._profile_pairs import (
-    Joint,
-    log_of_chances,
-    losses_of,
-    sampled_stretches,
-    with_releases,
-)
+from dpjax.auditing._profile_pairs import Joint, log_of_chances, sampled_stretches
 from dpjax.random._keys import sampling_key
 from dpjax.release._known_sensitivity import covering, needed, plan_of
 from dpjax.release._privatize import as_released, privatize
@@ -44,7 +37,7 @@ from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
 # Where the table shows the curve, as multiples of the total epsilon.
 _MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
-# For the probes of a target, where no sensitivity was sampled.
+# The gamma that the target is probed at, where no sensitivity was sampled.
 _GAMMA = 0.05
 
 
@@ -58,11 +51,11 @@ class PrivacyProfile:
         n: records of a database.
         m: number of pairs.
         confidence: of all statements together.
-        band: limits of the distribution of stretches. A pair of stretch 1 spends exactly epsilon.
+        band: limits of the distribution of stretches. A pair of stretch 1 loses exactly epsilon.
         curve: the divergence of a pair, by its stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
-        losses: limits of the distribution of losses of one release about each pair; None if
+        losses: limits of the distribution of the losses of one release about each pair; None where
             `curve` is exact.
 
     Formal guarantees:
@@ -101,7 +94,7 @@ class PrivacyProfile:
         return self.band.least(covered | (self.curve.delta(points, np.asarray(epsilon)) <= delta))
 
     def delta(self, epsilon: ArrayLike) -> float | np.ndarray:
-        """The delta at epsilon of an average pair: the expected divergence of a pair at epsilon.
+        """The expected divergence of a random pair at epsilon: its delta on average.
 
         A random pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
 
@@ -127,7 +120,7 @@ class PrivacyProfile:
 
     @property
     def advantage(self) -> float:
-        """The average total variation: the best advantage of an attacker who knows the pair."""
+        """The mean total variation distance: the best advantage of an attacker who knows a pair."""
         return float(self.delta(0.0))
 
     def guarantee(self, epsilon: float, delta: float | None = None) -> Guarantee:
@@ -263,22 +256,20 @@ def privacy_profile(
     joint = _joint(pairs, oracle, n)
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
-    stretches = sampled_stretches(
-        key, joint, oracle, n=n, point=point, released=partial(with_releases, joint)
-    )
+    stretches, drawn, identity = sampled_stretches(key, joint, oracle, n=n, point=point)
     error, losses = 1 - Fraction(confidence), None
-    if stretches.losses is not None:
+    if drawn is not None:
         error /= 2
-        losses = TailBand.of(losses_of(stretches, joint), error)
+        losses = TailBand.of(drawn, error)
     return PrivacyProfile(
         epsilon=sum(float(x.guarantee.epsilon) for _, x in pairs),
         default_delta=min(1.0, sum(float(x.guarantee.delta) for _, x in pairs)),
         n=n,
         m=m,
         confidence=confidence,
-        band=TailBand.of(stretches.values, error),
+        band=TailBand.of(stretches, error),
         curve=_curve(joint),
-        identity=digest(stretches.identity, joint.pure, joint.deviations, "profile"),
+        identity=digest(identity, joint.pure, joint.deviations, "profile"),
         notes=() if joint.positions == "last" else ("averaged over positions",),
         losses=losses,
     )
@@ -352,5 +343,5 @@ def _curve(joint: Joint) -> PairCurve:
 
 
 def _shown(probability: float) -> str:
-    """A probability as text, rounded up; from 1 - 10^-6 on it is "1"."""
+    """A probability as text, rounded up; "1" from 1 - 10^-6 on."""
     return "1" if probability > 1 - 1e-6 else shown_number(probability)

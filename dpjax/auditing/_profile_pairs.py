@@ -1,4 +1,4 @@
-"""Random pairs for several releases: how far each pair stretches them, and one loss of each."""
+"""Random pairs for several releases: the stretch of each pair, and the loss of one release."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from dpjax.sensitivity._sums import Summable
 
 # The rounding error of the drawn scale, a float32.
 _SCALE_ERROR = 2.0**-20
-# Folded into a key, so that no pair of a profile is one that a sensitivity was sampled from.
+# Folded into a key, so that a profile never uses the pairs that a sensitivity was sampled from.
 _DOMAIN = 2**32 - 1, 0x70726F66
 
 
@@ -39,12 +39,6 @@ class _Sums(Summable):
     """Several sums over records as one; each has its own way to add up and to finish."""
 
     parts: tuple[Summable, ...] = ()
-
-    @classmethod
-    def of(cls, parts: tuple[Summable, ...]) -> "_Sums":
-        return cls(
-            lambda record: [part.statistic(record) for part in parts], list, False, None, parts
-        )
 
     def __call__(self, database: Database) -> Value:
         return [part(database) for part in self.parts]
@@ -61,7 +55,7 @@ class Joint:
         targets: their targets.
         losses: the loss of each on a pair.
         pure: the sum of the epsilons of the releases without Gaussian noise.
-        deviations: of the Gaussian releases, the l2 norm of sensitivities over standard deviations.
+        deviations: the l2 norm of sensitivities over standard deviations, of the Gaussian releases.
         positions: which record changes: "last" if all sensitivities say so.
         records: shapes and dtypes of the records that sensitivities were sampled from.
     """
@@ -79,7 +73,8 @@ class Joint:
         releases = list(zip(self.targets, self.losses, strict=True))
         sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
         if len(sums) == len(releases):
-            return _Sums.of(tuple(sums))
+            parts = tuple(sums)
+            return _Sums(lambda x: [part.statistic(x) for part in parts], list, False, None, parts)
         return lambda database: [
             target(database) if loss.arrays is None else loss.arrays(target(database))
             for target, loss in releases
@@ -94,7 +89,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """The stretch of a difference of values: 1 if it is exactly as large as calibrated for."""
+        """The stretch of a difference of values: 1 if it is just what noise was calibrated to."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -102,7 +97,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """The amount that the grids of all releases add to a stretch."""
+        """The most that rounding to the grids of all releases adds to a stretch."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -112,36 +107,15 @@ class Joint:
         return largest([*found, l2(normal) / self.deviations] if normal else found)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stretches:
-    """The stretch of every pair.
-
-    Attributes:
-        values: upper bounds, with margins for rounding; in the order of the pairs if there are
-            losses, otherwise sorted.
-        absolute: the margin for grids and for the rounding of the target.
-        relative: the margin for the rounding of the norm, as a share of a stretch.
-        losses: of one release about each pair, without margins; None if stretches are enough.
-        identity: the fingerprint of the sampling.
-    """
-
-    values: np.ndarray
-    absolute: float
-    relative: float
-    losses: np.ndarray | None
-    identity: str
-
-
 def sampled_stretches(
-    key: Key,
-    joint: Joint,
-    oracle: Oracle,
-    *,
-    n: int,
-    point: OperatingPoint,
-    released: Callable[[RandomPair], RandomPair],
-) -> Stretches:
-    """The stretch of every pair, and its loss if `released` adds one."""
+    key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
+) -> tuple[np.ndarray, np.ndarray | None, str]:
+    """Upper bounds on the stretch of every pair, and on the loss of one release about it.
+
+    Returns:
+        The stretches, sorted unless there are losses; the losses, or None where the stretches alone
+        give the exact curve; and the fingerprint of the sampling.
+    """
     sampled, hidden, plan = sampled_distances(
         key,
         joint.target,
@@ -150,16 +124,18 @@ def sampled_stretches(
         norm=joint.stretch,
         positions=joint.positions,
         point=point,
-        released=released,
+        released=partial(_with_releases, joint),
     )
     # Sorting float32 is much faster than sorting float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
     # The norm rounds once for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
-    error = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
+    relative = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
     absolute = hidden + joint.rounding
-    values = (np.asarray(sampled, np.float64) + absolute) * (1 + error)
-    return Stretches(values, absolute, error, losses, plan.identity)
+    values = (np.asarray(sampled, np.float64) + absolute) * (1 + relative)
+    if losses is not None:
+        losses = _raised(losses, values, absolute, relative, joint)
+    return values, losses, plan.identity
 
 
 @outside_any_mesh
@@ -174,7 +150,7 @@ def sampled_distances(
     point: OperatingPoint,
     released: Callable[[RandomPair], RandomPair] | None = None,
 ) -> tuple[np.ndarray, float, Plan]:
-    """Distances of pairs that no sensitivity was sampled from, and the rounding error of one."""
+    """Distances of fresh pairs, a bound on the rounding error of a distance, and the plan."""
     key = other_pairs(key)
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
@@ -193,26 +169,26 @@ def sampled_distances(
 
 
 def other_pairs(key: Key) -> Key:
-    """A key derived from a key, for pairs other than those that the key itself gives."""
+    """Derives a key, so that its pairs differ from those of the given key."""
     for word in _DOMAIN:
         key = jax.random.fold_in(key, word)
     return key
 
 
-# The noise of a pair has its own key, besides the keys of its position and its rotation.
+# Folded into a pair's key for its noise. Position and rotation of the pair have keys of their own.
 _NOISE = 2
-# Uniform numbers are the upper ends of this many cells, which float32 holds exactly.
+# Uniform numbers are the upper ends of so many equal cells of [0, 1], which float32 holds exactly.
 _CELLS = 2**24
-# Bounds on the errors of a device's logarithm, relative and absolute, and of its normal quantile.
+# Error bounds: of a device's logarithm, relative and absolute, and of its normal quantile.
 LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles of the cells.
 _LARGEST_NORMAL = 6.0
 # Selections draw probabilities in multiples of 2^-30. Options below e^-40 count as rare.
 _UNIT, _RARE = 2.0**30, 40.0
-# Bounds the error of a log probability p over K options: this times 2 + |p| + K / _OPTIONS.
+# The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# That bound holds if the best option's logit is at least this: otherwise weights and gaps cancel.
+# That bound needs a best logit of at least this: otherwise weights cancel, and so do gaps.
 _LEAST_LOGIT = -16.0
 # Bounds the error of a shift, relative and absolute.
 _SHIFT_ERROR = 2.0**-10
@@ -220,7 +196,7 @@ _SHIFT_ERROR = 2.0**-10
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPair(RandomPair):
-    """A random pair, and one release about it.
+    """A random pair, and one release that draws noise for it.
 
     Attributes:
         loss: maps two values, or their difference, and a key to the loss of a release.
@@ -258,8 +234,8 @@ class ReleasedPair(RandomPair):
         return self.loss, jax.random.fold_in(position_key(key, index), _NOISE)
 
 
-def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """The pair with a release, unless its stretch alone gives the exact curve."""
+def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
+    """The pair with a release; the pair itself where its stretch alone gives the exact curve."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -274,7 +250,7 @@ def with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """The number of losses that add up; a selection whose own loss is known counts as two."""
+    """How many independent losses add up; a selection with a known `log_pmf` counts as two."""
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
         if loss.family != "gaussian":
@@ -291,7 +267,7 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """The joint loss of one draw of all releases about a pair, without the errors of shifts.
+    """The joint loss of one draw of all releases. It does not cover the errors of shifts.
 
     Args:
         joint: the releases.
@@ -327,31 +303,31 @@ def joint_loss(
 def _of_selection(
     key: Key, log_pmf: LogPmf, first: jax.Array, second: jax.Array, shift: jax.Array
 ) -> jax.Array:
-    """The loss of an option that is drawn by its probability, in multiples of 2^-30."""
+    """The loss of one option, drawn by its probability, rounded up to multiples of 2^-30."""
     one, other = log_pmf(first), log_pmf(second)
     ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
     place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
     off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
-    # No option loses more than the shift. For rare options this is the only known bound.
+    # The shift bounds the loss of every option, and it is the only bound for rare ones.
     known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
     return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
 
 def chances_of(log_probabilities: jax.Array) -> jax.Array:
-    """Integers proportional to probabilities, rounded up so that rare options are drawn, too."""
+    """Probabilities as integers, in units of 2^-30, rounded up so that no option gets 0."""
     return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Uniform numbers, rounded up to the ends of their cells, in (0, 1]; and fair coins."""
+    """Uniform numbers in (0, 1], each the upper end of its cell; and fair coins."""
     bits = jax.random.bits(key, like.shape, jnp.uint32)
     return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
 
 
 def _of_laplace(key: Key, a: jax.Array) -> jax.Array:
-    """|z + a| - |z| for Laplace noise z: it is a for z > 0, and falls for z < 0, down to -a."""
+    """The loss |z + a| - |z| of Laplace noise z: a for z > 0, and falling to -a for z < 0."""
     uniform, above = _uniforms(key, a)
     relative, absolute = LOG_ERROR
     depth = jnp.maximum(-jnp.log(uniform) * (1 - relative) - absolute, 0)
@@ -381,13 +357,15 @@ def log_of_chances(joint: Joint) -> float:
     )
 
 
-def losses_of(stretches: Stretches, joint: Joint) -> np.ndarray:
-    """An upper bound on the loss of the release about each pair, in the order of the pairs."""
-    losses = np.asarray(stretches.losses, np.float64)
-    if max(stretches.relative, stretches.absolute * joint.pure) > _SHIFT_ERROR:
+def _raised(
+    losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
+) -> np.ndarray:
+    """Raises sampled losses by what the errors of stretches may add, in the order of the pairs."""
+    losses = np.asarray(losses, np.float64)
+    if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
-        pure, normal = stretches.values * joint.pure, stretches.values * joint.deviations
-        off = stretches.relative * pure + stretches.absolute * joint.pure
-        normal_off = stretches.relative * normal + stretches.absolute * joint.deviations
+        pure, normal = stretches * joint.pure, stretches * joint.deviations
+        off = relative * pure + absolute * joint.pure
+        normal_off = relative * normal + absolute * joint.deviations
         return losses + 2 * off + 2 * normal_off * (_LARGEST_NORMAL + normal)

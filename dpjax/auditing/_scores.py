@@ -9,17 +9,17 @@ from dpjax._core._types import Value
 from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
-_COORDINATES = 8  # The most numbers of an output that get scores of their own.
-# Log likelihood ratios are rounded to this share of the largest, so that equal ones compare equal.
+_COORDINATES = 8  # At most so many numbers of an output get scores of their own.
+# Log likelihood ratios are rounded to this share of the largest one, so that equal ones compare so.
 _RESOLUTION = 2.0**-10
-_NAMED = 3  # The most kinds of output that a description names.
+_NAMED = 3  # A description names at most so many kinds of output.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A number for every output of a batch. Each threshold of it makes an event.
+    """A number for every output of a batch; thresholds of it are events.
 
-    `evaluate` maps a batch of outputs to numbers; NaN is in no event. `describe` names the event
+    `evaluate` maps a batch of outputs to numbers; NaN is in no event. `describe` names an event:
     that the score is at least (True) or at most (False) a threshold.
     """
 
@@ -115,10 +115,10 @@ def _grain(coordinate: Coordinate) -> Score:
 
 
 def _frequencies(code: Code, evidence: Evidence) -> Score:
-    """The log ratio of the frequencies of an output's kind for the two values; 0 for new kinds."""
+    """The log ratio of the two values' frequencies of an output's kind; 0 for new kinds."""
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
-    # A kind seen once shows nothing.
+    # A kind that was seen once shows nothing.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
     # Adding one to each count keeps rare kinds from looking certain.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
@@ -132,7 +132,7 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # New kinds have ratio 0 and cannot be listed. If they are inside, we list those outside.
+        # New kinds have ratio 0 and cannot be listed. If the event has them, list its complement.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
@@ -179,7 +179,7 @@ def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
 
 
 def _importance(evidence: Evidence) -> list[np.ndarray]:
-    """For each number of an output, an estimate of how well it distinguishes the values."""
+    """Estimates how well each number of an output distinguishes the two values."""
     gaps = _gaps(evidence)
     return [np.abs(direction) for direction in (_shifts(evidence) if gaps is None else gaps)]
 

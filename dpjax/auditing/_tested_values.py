@@ -18,7 +18,7 @@ from dpjax.sensitivity._norms import distance
 ROUNDING_OF_DISTANCE = 1e-6
 # If there are more pairs of coordinates, this many are chosen at random.
 _MOST_PAIRS = 64
-# Strange floats by their name in messages. For integers, the infinities are the ends of the dtype.
+# Strange floats by their name in messages. For integers, infinities become the ends of the dtype.
 _STRANGE: dict[str, tuple[float, ...]] = {
     "nan": (math.nan,),
     "inf": (math.inf,),
@@ -41,7 +41,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
         norm: of distances.
         most: the largest distance from the value.
         value: a pytree of arrays.
-        neighbor: another one. If the norm counts coordinates, it shows how far they may move.
+        neighbor: another one. It shows how far to move if the norm counts coordinates.
     """
     found: list[tuple[str, Value]] = []
     for (place, step), sign in itertools.product(_steps(norm, most, value, neighbor), (1, -1)):
@@ -54,7 +54,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
 def double_moves(
     norm: Norm, most: float, value: Value, neighbor: Value, seed: int
 ) -> list[tuple[str, Value]]:
-    """Values in which two coordinates moved; floats move by half of their step alone."""
+    """Values in which two coordinates moved; each float moves by half of its own step."""
     pairs = list(itertools.combinations(_steps(norm, most, value, neighbor), 2))
     if len(pairs) > _MOST_PAIRS:
         chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
@@ -70,7 +70,7 @@ def double_moves(
 
 
 def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[_Place, float]]:
-    """The steps that each coordinate may move alone; integers that cannot move are left out."""
+    """How far each coordinate may move alone; integers that cannot move are left out."""
     leaves, structure = jax.tree.flatten(value)
     zeros = jax.tree.unflatten(structure, [np.zeros(np.shape(x), "float32") for x in leaves])
     spreads = [
@@ -118,8 +118,8 @@ def _is_float(leaf: ArrayLike) -> bool:
 def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
     """Batches of values with strange numbers, one batch for each kind.
 
-    The first value of a batch holds strange numbers only. In each of the others one coordinate is
-    strange, in turns. A batch covers all coordinates if there are fewer than `count`.
+    The first value of a batch holds strange numbers only. Each other value has one strange
+    coordinate, in turns. A batch covers all coordinates if there are fewer than `count`.
 
     Args:
         value: a pytree of arrays.

@@ -6,10 +6,8 @@ from dpjax._core import _checks
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
 from dpjax.auditing._audit import AuditResult, Pair, Pairs, as_clamped, audit, claim_of
+from dpjax.auditing._tested_values import ROUNDING_OF_DISTANCE
 from dpjax.sensitivity._norms import distance
-
-# Relative rounding error of a distance between floats.
-_ROUNDING = 1e-6
 
 
 def verify(
@@ -87,7 +85,9 @@ def verify(
         if claim is None:
             raise TypeError("epsilon must be given for a mechanism that guarantees nothing")
         epsilon, delta = float(claim.epsilon), float(claim.delta)
-        value, neighbor, pairs = _within_claim(mechanism, value, neighbor, pairs)
+        if value is not None and neighbor is not None:
+            _check_distance(mechanism, (value, neighbor))
+        pairs = pairs if pairs is None else _within_claim(mechanism, pairs)
     most = float(_checks.non_negative("epsilon", epsilon))
     result = audit(
         key,
@@ -113,21 +113,15 @@ def verify(
     return result
 
 
-def _within_claim(
-    mechanism: object, value: Value | None, neighbor: Value | None, pairs: Pairs | None
-) -> tuple[Value | None, Value | None, Pairs | None]:
-    """The same pairs, or an error where the mechanism's guarantee does not cover one."""
-    if value is not None and neighbor is not None:
-        _check_distance(mechanism, (value, neighbor))
-    if pairs is None:
-        return value, neighbor, None
+def _within_claim(mechanism: object, pairs: Pairs) -> Pairs:
+    """The same pairs; raises at one that the mechanism's guarantee does not cover."""
 
     def checked(key: Key) -> Iterable[Pair]:
         for pair in pairs(key) if callable(pairs) else pairs:
             _check_distance(mechanism, pair)
             yield pair
 
-    return value, neighbor, checked
+    return checked
 
 
 def _check_distance(mechanism: object, pair: Pair) -> None:
@@ -136,7 +130,7 @@ def _check_distance(mechanism: object, pair: Pair) -> None:
         return  # The mechanism does not say which pairs its guarantee covers.
     value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
     length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
-    if length > most * (1 + _ROUNDING):
+    if length > most * (1 + ROUNDING_OF_DISTANCE):
         raise ValueError(
             f"neighbor must be within the sensitivity {most:g} of value, got distance {length:g}:"
             " the mechanism's guarantee does not cover such a pair"

@@ -1,4 +1,4 @@
-"""The clipped sum of one batch, whose examples are held one part after the other."""
+"""The clipped sum of one batch that is too large for memory: its examples are loaded in parts."""
 
 import functools
 import math
@@ -95,7 +95,7 @@ def clipped_in_parts(
     def joined(*arrays: jax.Array) -> jax.Array:
         return jnp.concatenate(arrays)[: sampling.capacity]
 
-    # A NaN in a private record, loss or gradient is not an error to stop at.
+    # With debug_nans, JAX would raise at a NaN in a private record, and so reveal it.
     with jax.debug_nans(False), jax.debug_infs(False):
         first = sum_from(0)
         scale = bound = first.norm_bound
@@ -103,7 +103,7 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # Examples of another shape are rounded otherwise, so the bounds of parts may differ.
+            # Examples of another shape may round differently, so the bounds of parts may differ.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -115,7 +115,7 @@ def clipped_in_parts(
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
-    """A sum as integers, which add up without rounding."""
+    """A sum written as integers, which add up without rounding."""
     scale = jnp.asarray(scale)
     return jax.tree.map(lambda x: Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x), value)
 
@@ -124,11 +124,11 @@ def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
 def _whole(
     digits: PyTree, like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
 ) -> tuple[PyTree, jax.Array]:
-    """The sum that the digits stand for, and a norm bound that covers its rounding."""
+    """The sum that the digits represent, and a norm bound that covers its rounding."""
 
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    # The sums of two parts may differ. The bound of a part covers how one was read.
+    # Replacing a record may change the sums of two parts. The bound of a part covers one reading.
     charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

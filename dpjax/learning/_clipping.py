@@ -36,20 +36,20 @@ def _refuse_to_take_apart(*_: object) -> NoReturn:
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how far one record moves it.
 
-    As private as the batch, until it gets noise. Its parts belong together, so nothing takes them
-    apart: no `jax.tree.map`, no transformation of optax, no boundary of `jit` or `scan`. Hand it to
-    the noise in the function that made it, or return its `value`.
+    It is as private as the batch, until noise is added. Its fields belong together, so nothing may
+    separate them: neither `jax.tree.map`, nor a transformation of optax, nor the end of a `jit` or
+    `scan`. Hand it to the noise in the function that made it, or return its `value`.
 
     Attributes:
-        norm_bound: how far adding or removing a record moves it in the norm l2, rounding included.
-        within: the number of examples within the clip norm minus the number of others; for adaptive
-            clipping. Private.
+        norm_bound: how far adding or removing a record moves the sum in l2, rounding included.
+        within: the number of examples within the clip norm minus the number of others, which
+            adaptive clipping releases with noise. Private.
         private_losses: shape (batch,), the loss of each example; 0 in empty slots. They carry no
             noise: publishing them, or their mean, reveals the records.
         private_aux: the aux that the loss returns, with a leading axis of examples; 0 in empty
             slots. None without `has_aux`. As private as the losses.
-        slots: the number of slots of the batch, public. The sum is at most `slots * norm_bound`
-            long.
+        slots: the number of slots of the batch, public. The norm of the sum is at most
+            `slots * norm_bound`.
         drawn_by: a number for the sampling that drew the batch; 0 if the caller chose the records.
 
     Formal guarantees:
@@ -64,7 +64,7 @@ class ClippedSum:
     slots: int
     drawn_by: int
 
-    # An optimizer without noise in front of it computes with its gradients.
+    # An optimizer that gets the sum without noise would compute with it, so arithmetic is refused.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
     __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
@@ -77,7 +77,7 @@ class ClippedSum:
     @property
     def value(self) -> PyTree:
         """The sum, a pytree like the parameters; at least float32."""
-        # Made anew each time: a dictionary can be written to.
+        # A fresh copy each time, because callers may write to a dictionary.
         return jax.tree.map(jnp.asarray, self._value)
 
     def sensitivity(
@@ -86,8 +86,8 @@ class ClippedSum:
     ) -> Sensitivity:
         """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
 
-        It holds for the sum itself. Divide by a batch size after adding noise: a division before
-        would round the sum once more.
+        It holds for the sum itself. Add noise first, and then divide by the batch size: the
+        division rounds, which this bound does not cover.
 
         Args:
             relation: which batches are neighbors; None for that of an open ledger, else
@@ -102,7 +102,7 @@ class ClippedSum:
 
 
 def sealed(*parts: object) -> ClippedSum:
-    """A sum whose norm bound is known to be right, of parts in the order of the fields."""
+    """Makes a sum, from its fields in order; only code that knows the norm bound calls this."""
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)
@@ -170,14 +170,14 @@ class ClippedGradients:
         mask, slots = Batch.filled_slots(batch, size, _shards.varying_axes(examples))
         norm = self._norm if clip_norm is None else _checked_norms(clip_norm)
         self._parameters(given)
-        # A NaN in a private loss or gradient is not an error to stop at.
+        # With debug_nans, JAX would raise at a NaN in a private loss, and so reveal it.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
         drawn_by = batch.drawn_by if isinstance(batch, Batch) else 0
         return sealed(value, bound, within, losses, aux, slots, drawn_by)
 
     def explain(self, *arguments: PyTree) -> PyTree:
-        """Says of every parameter how its gradients are clipped.
+        """Says how the gradients of every parameter are clipped.
 
         Args:
             *arguments: the arguments of the loss. The last one, the example, may be given by its
@@ -201,8 +201,8 @@ class ClippedGradients:
             *arguments: the arguments of the loss, with examples in place of the example.
 
         Returns:
-            An array of shape (batch,), or a tree of them like the clip norm, to choose it by on
-            public examples.
+            An array of shape (batch,), or a tree of them like the clip norm. On public examples,
+            they help to choose a clip norm.
         """
         *given, examples = arguments
         _batch_size(examples)
@@ -252,7 +252,7 @@ class ClippedGradients:
         return jax.jit(_shards.placed_by_xla(norms))
 
     def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
-        """The gradients of examples, traced for the shapes of one of them."""
+        """The gradients of a batch, of the loss traced at the shapes of one example."""
 
         def row(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
@@ -266,11 +266,11 @@ class ClippedGradients:
     def _sum(
         self, given: Sequence[PyTree], examples: Database, mask: jax.Array, clip_norm: PyTree
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
-        """The sum, its norm bound, the count of adaptive clipping, losses and more of examples."""
+        """The sum, its norm bound, the count for adaptive clipping, the losses and the aux."""
         axes = _axes((given, clip_norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         groups = _groups(clip_norm, self._parameters(given))
-        # Arrays, as `jit` makes them, unless it is disabled.
+        # `jit` makes arrays of all arguments, but not while it is disabled.
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(self._parameters(given))]
         norms = [jnp.asarray(norm) for norm in jax.tree.leaves(clip_norm)]
         roundings: list[int] = []
@@ -298,7 +298,8 @@ class ClippedGradients:
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
-        # As on one device, whose microbatches are no smaller: so the noise is the same.
+        # The microbatch size of a single device, which rounds no less. So the noise does not
+        # depend on the number of devices.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
@@ -306,7 +307,7 @@ class ClippedGradients:
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
-    """The axes of devices over which a batch is spread: every shard holds other examples."""
+    """The mesh axes over which a batch is spread: every shard holds other examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
         raise ValueError(
@@ -324,7 +325,7 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
 
 
 def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
-    """For each parameter the number of its clip norm."""
+    """The index of each parameter's clip norm."""
     norms, structure = jax.tree.flatten(clip_norm)
     numbers = jax.tree.unflatten(structure, range(len(norms)))
     try:
@@ -342,7 +343,7 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum, and losses and aux. Empty slots repeat some record, so there both are 0."""
+    """The clipped sum, and losses and aux, set to 0 in empty slots, which repeat some record."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
@@ -361,7 +362,7 @@ def _clipped(
 
 
 def _checked_norms(clip_norm: PyTree) -> PyTree:
-    """Clip norms in range, in floats as wide as there are; NaN where a traced one is not."""
+    """Clip norms in range, in JAX's default float; a traced one out of range becomes NaN."""
 
     def checked(clip_norm: Scalar) -> Scalar:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class _Training(NamedTuple):
-    """What the next step needs; the keys in it are secret."""
+    """The state between two steps; its keys are secret."""
 
     parameters: PyTree
     optimizer: PyTree
@@ -174,22 +174,23 @@ def fit(
             "one of epsilon and noise_multiplier must be given, got"
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
-    # As few slots as hardly cost anything at this epsilon.
+    # The fewest slots whose overflow costs hardly any delta at this epsilon.
     capacity = least_capacity(n, everyone.rate, rare_enough(reached, delta, steps))
     sampling = dataclasses.replace(everyone, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
-    # A state rounds it down, and so its guarantee would exceed the one asked for.
+    # A state rounds the multiplier down, and its guarantee would then exceed the one asked for.
     multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     step = _training_step(sampling, clipped, noise.update, optimizer)
 
-    # What is wrong with the call is refused before anything is paid.
+    # A dry run of one step, so that errors of the call are raised before anything is paid.
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
     unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
     with optax_promotion():
-        # Arrays of a dtype that a file keeps: those made of Python's floats adapt to others.
+        # Arrays made of Python floats are weakly typed, and a file does not keep that. So they get
+        # their dtype here.
         inner = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
         )
@@ -222,7 +223,7 @@ def fit(
             assert isinstance(own, NoiseState)
             if ledger is not None:
                 ledger.charge(promised, key=key, what="training")
-            # The key of the state is that of this training alone.
+            # The state's own key belongs to this training alone.
             of_noise, of_batches = jax.random.split(own.key)
             now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
             file.write(0, now)
@@ -275,7 +276,7 @@ def _example(records: Database) -> PyTree:
 def _of_optimizer(
     optimizer: "optax.GradientTransformation", parameters: PyTree, state: PyTree
 ) -> str:
-    """The fingerprint of an optimizer: of its program, and of the numbers in its first state."""
+    """The fingerprint of an optimizer's program and of the numbers in its first state."""
 
     def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> PyTree:
         with optax_promotion():
@@ -299,12 +300,15 @@ _KIND = "training"
 
 
 class TrainingFile:
-    """A file with an epoch and a state, for one process at a time; without a path, no file."""
+    """A file with an epoch and a state, for one process at a time; without a path, no file.
+
+    Methods do nothing if there is no path.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
-        """Refuses a path that no file can have; a run is public, and of numbers and texts."""
+        """Refuses a path that cannot be a file; `run` is public, and holds numbers and texts."""
         self._path = None if path is None else pathlib.Path(os.fspath(path))
-        self._run = json.loads(json.dumps(run))  # As it is read from a file.
+        self._run = json.loads(json.dumps(run))  # As a file returns it: tuples become lists.
         self._open = contextlib.ExitStack()
         if self._path is not None:
             check_folder(self._path, "checkpoint")
@@ -323,7 +327,7 @@ class TrainingFile:
         self._open.close()
 
     def read(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """The epoch and the state that are there, if any; `like` has the same structure."""
+        """The epoch and the state on the disk, if any; `like` has the structure of the state."""
         if self._path is None:
             return None
         files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
@@ -336,7 +340,7 @@ class TrainingFile:
         return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
 
     def write(self, epoch: int, state: PyTree) -> None:
-        """Replaces the epoch that is there. It is on the disk when this returns."""
+        """Replaces the epoch on the disk; it is there when this returns."""
         if self._path is not None:
             arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
             header = {"run": self._run, "epoch": epoch}

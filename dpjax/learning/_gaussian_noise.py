@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     import optax
 
 
-# The `drawn_by` of a training whose batches were not all drawn in one way.
+# The `drawn_by` of a training whose batches were drawn in several ways.
 SEVERAL = np.uint32(2**32 - 1)
 
 
 @training_state
 class NoiseState(TrainingState):
-    """What the next step of noise needs, and what `learning.guarantee` must know.
+    """The state of the noise between two steps, with all that `learning.guarantee` must know.
 
     Attributes:
         key: of the next step's noise. It does not reveal earlier keys.
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
-            norm bound. Another number in its place changes no noise.
-        drawn_by: a number that says which sampling drew all batches; 0 if they were of the caller's
-            own choice, and 2^32 - 1 if not all were drawn in one way.
+            norm bound. It is a record of the past: changing it changes no noise.
+        drawn_by: a number for the sampling that drew all batches; 0 if the caller chose the
+            records, and 2^32 - 1 if batches were drawn in several ways.
         dims: how many numbers get noise in a step.
         noise: "exact" or "float".
 
@@ -185,8 +185,8 @@ def _noisy_sum(
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
 
-    The division by the batch size stays outside. XLA would join it with the last operation here,
-    and round otherwise.
+    The division by the batch size stays outside: XLA would merge it with the last operation here,
+    and round differently.
     """
     _check_step(state, value, noise)
     next_key, step_key = jax.random.split(key_of_each_lane(state.key))
@@ -198,7 +198,7 @@ def _noisy_sum(
 def _with_noise(
     key: Key, value: PyTree, norm_bound: Scalar, multiplier: Scalar, noise: NoiseKind
 ) -> PyTree:
-    """The sum with noise of a multiple of its norm bound."""
+    """The sum with Gaussian noise, whose scale is the multiplier times the norm bound."""
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
     _refuse_shards(key, (value, bound, multiplier))
@@ -206,7 +206,7 @@ def _with_noise(
     calibration = Calibration(
         multiplier * bound,
         bound,
-        # The certificate of the tables is charged to the run, by `learning.guarantee`.
+        # inf, because `learning.guarantee` charges the certificate of the tables to the run.
         math.inf,
         rounding_norm("l2", value),
         sum(leaf.size for leaf in jax.tree.leaves(value)),
@@ -218,7 +218,7 @@ def _with_noise(
 
 
 def _refuse_shards(key: Key, others: PyTree) -> None:
-    """One sum gets one draw: under `jax.shard_map`, all shards draw the same noise."""
+    """Refuses values that vary over shards: all shards must add the same draw to the sum."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
             raise ValueError(
@@ -239,7 +239,7 @@ def check_clipped(updates: object) -> None:
 
 
 def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
-    """Refuses a state that is not for the arrays that get noise, or for this kind of noise."""
+    """Refuses a state for other arrays, or for another kind of noise."""
     check_precision(state)
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
@@ -250,7 +250,7 @@ def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
 
 
 def check_precision(state: NoiseState) -> None:
-    """Refuses a noise multiplier that a cast may have rounded up."""
+    """Refuses a multiplier of less than float32: a cast may have rounded it up."""
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -260,7 +260,7 @@ def check_precision(state: NoiseState) -> None:
 
 
 def averaged(tree: PyTree, size: Scalar) -> PyTree:
-    """Post-processing: a sum over a batch as an average."""
+    """Divides a noisy sum by the batch size, which is post-processing."""
     leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten([x / jnp.asarray(size).astype(x.dtype) for x in leaves])
 
@@ -275,7 +275,7 @@ def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scal
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
-    """A noise multiplier as an array, of the same type in every step."""
+    """A noise multiplier as an array, rounded down, of the same dtype in every step."""
     return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))
 
 
@@ -387,7 +387,7 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         bound = outward(updates.norm_bound, math.inf)
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
-        # Each example counts 1 or -1, so that adding or removing one moves the count by 1.
+        # Each example counts 1 or -1, so adding or removing one moves the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
@@ -399,7 +399,7 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """The noise multiplier of the gradients, if the count takes its part; rounded up."""
+    """The gradients' noise multiplier where the count uses its share of the budget; rounded up."""
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:
         raise ValueError(
@@ -503,7 +503,7 @@ def guarantee(
 
 
 def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
-    """Whether seeds drew the batches; refuses a sampling that did not draw all of them."""
+    """Whether seeded keys drew the batches; refuses a sampling that did not draw all of them."""
     drawn_by = int(state.drawn_by)
     numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
     if drawn_by and drawn_by not in numbers:

@@ -1,7 +1,7 @@
 """Layers that give norms and sums of per-example gradients without forming them.
 
-For each example, x is the other operand of an operation, and g is the gradient of the loss with
-respect to its output. A layer gives the squared norm of each example's gradient, and the sum of
+For each example, x is the operand beside the parameter, and g is the gradient of the loss with
+respect to the output. A layer gives the squared norm of each example's gradient, and the sum of the
 gradients, each times its factor. Examples with factor 0 are ignored, even if they hold infinities.
 
 A dense layer applied at several positions is not handled here. Two Gram matrices, <XX', GG'>, would
@@ -48,15 +48,14 @@ class Layer(NamedTuple):
     Attributes:
         name: of the layer.
         why: why its norms are cheap.
-        takes: whether an equation, with the parameter at this operand, is such a layer.
-        saved: the number of the other operand, x.
+        takes: whether an equation, with the parameter at this operand, is such a layer. It has two
+            operands, and x is the other one.
         gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
     """
 
     name: str
     why: str
     takes: Callable[[jex.JaxprEqn, int], bool]
-    saved: Callable[[int], int]
     gradients: Callable[[jex.JaxprEqn, int, jax.Array, jax.Array], Gradients]
 
 
@@ -72,9 +71,9 @@ def formed(gradients: jax.Array) -> Gradients:
 
 
 def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
-    """The squared norm of each example's part, and a bound on the number of its roundings.
+    """The squared norm of each example's row, and a bound on the number of its roundings.
 
-    The norm is an upper bound where squares underflow.
+    Squares may underflow to 0, so the sum is raised by the most that they can lose.
     """
     x = x.reshape(len(x), -1)
     size = x.shape[1]
@@ -84,7 +83,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost, size + 2
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
-    # Without it, XLA merges both sums into one, which rounds more often.
+    # Without this barrier, XLA merges both sums into one, which rounds more often.
     blocks = lax.optimization_barrier(blocks)
     total = jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
     return total, _BLOCK + size // _BLOCK + 4
@@ -97,10 +96,6 @@ def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
 
 def _column(factors: jax.Array, x: jax.Array) -> jax.Array:
     return factors.reshape((-1,) + (1,) * (x.ndim - 1))
-
-
-def _other(operand: int) -> int:
-    return 1 - operand
 
 
 # Dense: a matrix times one vector of each example. The gradient is an outer product, whose norm is
@@ -118,7 +113,7 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
-    # Clipping assumes the rounding of float32: faster precisions of a device are not covered.
+    # The bound on rounding assumes float32, so the faster, coarser precisions of a device are off.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -190,8 +185,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squares, total, terms)
 
 
-# Convolution: a product with patches of the input. Gradients are formed, but without the grouped
-# convolutions of `vmap`.
+# Convolution: a product with patches of the input. Gradients are formed, but by one product for the
+# whole batch, instead of the grouped convolutions that `vmap` would make.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -237,7 +232,7 @@ def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
 def _patches(
     x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
 ) -> list[jax.Array]:
-    """For each offset in the kernel, its factor in the input, at every place of the output."""
+    """For each offset in the kernel, the part of the input that it meets, at every place."""
     none = (0, 0, 0)
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)
@@ -261,9 +256,7 @@ def _patches(
 
 
 LAYERS = (
-    Layer("dense", "norms of outer products", _is_dense, _other, _dense),
-    Layer(
-        "embedding", "norms of the rows that an example takes", _is_embedding, _other, _embedding
-    ),
-    Layer("convolution", "products with patches", _is_convolution, _other, _convolution),
+    Layer("dense", "norms of outer products", _is_dense, _dense),
+    Layer("embedding", "norms of the rows that an example takes", _is_embedding, _embedding),
+    Layer("convolution", "products with patches", _is_convolution, _convolution),
 )

@@ -1,12 +1,12 @@
 """Linear classifiers by objective perturbation: noise in the objective that is minimized.
 
-docs/proofs/objective-perturbation.md proves the guarantee. Names here are its symbols. Noise b of
-scale sigma enters the objective. The minimizer lies in a ball of radius W, except with a
-probability that is charged. A record changes the density of the minimizer by a determinant (kappa)
-and by a pull v, at most S long. v depends on b, so b'v is *not* normal: R, a Rayleigh variable,
-bounds it. Computed weights lie within E of the minimizer, and noise of scale tau covers that. The
-drawn noise is at least as wide as the proof assumes. The certificate of the tables is charged for
-2 d coordinates.
+docs/proofs/objective-perturbation.md proves the guarantee, and defines the symbols used here. A
+normal vector b of scale sigma enters the objective. The minimizer lies in a ball of radius W,
+except with a probability that delta pays for. Replacing a record changes the density of the
+minimizer by a determinant (kappa) and by a pull v, at most S long. v depends on b, so b'v is *not*
+normal; a Rayleigh variable R bounds it. Computed weights lie within E of the minimizer, and noise
+of scale tau on the weights covers that. The drawn noise is at least as wide as the proof assumes.
+The certificate of the noise tables is charged for 2 d coordinates.
 """
 
 import functools
@@ -49,8 +49,8 @@ class PerturbationPlan(NamedTuple):
     """The numbers of objective perturbation, all public.
 
     Attributes:
-        linear_scale: sigma, of the linear term's noise.
-        output_scale: tau, of the noise on the weights.
+        linear_scale: sigma, the scale of the noise in the linear term.
+        output_scale: tau, the scale of the noise on the weights.
         error: E, a bound on the distance of the computed weights from the minimizer.
         pull: S, a bound on the pull of a record.
         solver: finds the weights.
@@ -133,10 +133,10 @@ class ObjectivePerturbation:
         )
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
-        """Features and labels; refusals depend on structure, dtypes and shapes alone."""
+        """Features and labels; only structure, dtypes and shapes can be refused."""
         found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        # Texts are nodes, which compare with texts alone.
+        # Columns of text are pytree nodes that compare with text alone.
         has_arrays = jax.tree.structure(found) == jax.tree.structure({"x": 0, "y": 0})
         if not has_arrays or jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
@@ -250,14 +250,14 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball: each is shorter
 # than 1.
 _REACH = 2.0
-# The part of delta for noise that is longer than B: 10^-6 in the proof.
+# The share of delta for noise that is longer than B: 10^-6 in the proof.
 _LONGER = 1e-6
-# Ends of intervals of a Rayleigh variable. The expectation is bounded by a sum over them.
+# Intervals of a Rayleigh variable. A sum over them bounds the expectation.
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
 # Covers the roundings of this file, which computes in float64.
 _OUTWARD = 1 + 1e-9
-# A limit for steps of the solver. Newton's steps sufficed in all tests, but that is no proof, and
-# float32 counts no further than 2^24.
+# The most steps of the solver. Newton's steps sufficed in all tests, which is no proof, and float32
+# counts no further than 2^24.
 _MOST_STEPS = 1e7
 # A bound on the drawn scale over the planned one, without the charge for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
@@ -270,9 +270,9 @@ def perturbation_plan(
 ) -> PerturbationPlan:
     """The least noise that the proof allows.
 
-    mu^2 = mu_1^2 + mu_2^2 is shared between two noises. That of the linear term moves the weights
-    as if it were noise for the sensitivity 2 / (n lambda). That of the weights is noise for the
-    sensitivity 2 E. Shares in proportion to these leave the least variance.
+    The budget mu^2 = mu_1^2 + mu_2^2 is split between two noises. Noise in the linear term acts
+    like noise on the weights for the sensitivity 2 / (n lambda). Noise on the weights itself is for
+    the sensitivity 2 E. The variance is least if the shares are proportional to these.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -284,7 +284,7 @@ def perturbation_plan(
         )
 
     def planned(share: float, pull: float) -> PerturbationPlan:
-        """The plan in which `share` of mu^2 is for the weights, for a known bound on the pull."""
+        """The plan that gives `share` of mu^2 to the weights, for a known bound on the pull."""
         mu = _largest_mu(left_epsilon, left_delta, share)
         sigma = 2 * pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
@@ -296,12 +296,12 @@ def perturbation_plan(
         error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
-    # E depends on sigma, and sigma on the share, so the share follows from a first plan. Any share
-    # is private: only the variance depends on it.
+    # E depends on sigma, and sigma on the share. So the share follows from the E of a first plan.
+    # Every share gives the same guarantee; only the variance depends on it.
     error = float(planned(0.5, 1.0).error)
     share = error / (error + 1 / (n * regularization))
-    # S < 1 needs W, and W needs sigma. With S = 1 there is more noise, so its ball is larger, and
-    # holds the minimizer of the final plan too.
+    # S follows from W, and W from sigma. A plan with S = 1 has more noise, so its ball is larger
+    # and also holds the minimizer of the final plan.
     radius = float(planned(share, 1.0).solver.radius)
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
     if plan.solver.most_steps > _MOST_STEPS:
@@ -318,9 +318,9 @@ def perturbation_plan(
 def calibrations(
     plan: PerturbationPlan, d: int, dtype: np.dtype
 ) -> tuple[Calibration, Calibration]:
-    """The calibrations of the noise of b and of the noise of the weights."""
+    """The calibrations of two noises: that of b, and that of the weights."""
     shape = math.sqrt(d), d, False, dtype
-    # inf: the certificate of the tables is charged by the plan.
+    # inf, because the plan has charged the certificate of the noise tables.
     return (
         Calibration(plan.linear_scale, _REACH, math.inf, *shape),
         Calibration(plan.output_scale, 2 * plan.error, math.inf, *shape),
@@ -328,7 +328,7 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """Epsilon and delta without the certificate of 2 d coordinates and without too long noise."""
+    """Epsilon and delta minus what noise tables of 2 d coordinates and too long noise take."""
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -344,8 +344,8 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
 def _largest_mu(epsilon: float, delta: float, share: float) -> float:
     """The largest mu that keeps (epsilon, delta), if the output's noise has a share of mu^2.
 
-    Delta is the sum of H(mu, epsilon) and of 2/3 of the expectation; both grow with mu. The search
-    is for the logarithm of the first part.
+    Delta is H(mu, epsilon) plus 2/3 of the expectation in `_of_lengths`; both grow with mu. We
+    bisect the logarithm of the first term.
     """
     low, high = math.log(delta) - 30, math.log(delta)
     for _ in range(40):
@@ -364,22 +364,22 @@ def _of_lengths(mu: float, epsilon: float, share: float) -> float:
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # P(R > r) = exp(-r^2 / 2). The divergence grows with R, so each interval counts at its end, and
-    # the last one, without an end, counts 1.
+    # P(R > r) = exp(-r^2 / 2). The divergence grows with R, so each interval counts with its upper
+    # end, and the last one, which is unbounded, counts 1.
     tails = np.exp(-(_INTERVALS**2) / 2)
-    # If the two nearly cancel, their rounding is large relative to the difference.
+    # Where the two terms nearly cancel, rounding is large relative to their difference.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
-    """B, at a bound on the drawn scale."""
+    """B, a length that the drawn noise exceeds with negligible probability."""
     drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
     return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
 
 
 def _grid(sigma: float, d: int) -> float:
-    """A bound on the grid of b: twice the number to which the fit's power of two is nearest."""
+    """A bound on the grid of b: twice the spacing that `Calibration` rounds to a power of two."""
     balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _LATTICE.resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 
@@ -390,7 +390,7 @@ def _grid(sigma: float, d: int) -> float:
 # proof bounds the error for any result of the Newton steps.
 
 _NEWTON_STEPS = 30
-# The search for a Newton step's length halves an interval so many times, in logarithms.
+# The line search of a Newton step halves an interval so many times, in logarithms.
 _HALVINGS = 8
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
@@ -399,7 +399,7 @@ _LARGEST_PULL = 0.2785
 
 
 def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
-    """The plan for linear terms that are no longer than `pull`."""
+    """The solver's plan for linear terms of norm at most `pull`."""
     root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
     radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
@@ -412,7 +412,7 @@ def solver_error(
     """A bound on the distance between the result and the minimizer of the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    # The length, the quotient, the product; and of a step along the gradient, its product and sum.
+    # Of the projection: length, quotient and product; of a gradient step: product and sum.
     rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
     return walk_error(
         regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
@@ -447,7 +447,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """The part of a step to take: all, or about as far as the objective falls along it."""
+        """The share of a step to take: all of it, or up to where the objective stops falling."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 

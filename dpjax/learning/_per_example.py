@@ -1,7 +1,7 @@
 """Gradients of many examples at once: norms for clipping, and a weighted sum.
 
-The traced program of the loss of one example shows where it uses its parameters. No layer is
-wrapped. Calls are inlined, and every parameter is followed, through changes of its shape, to the
+The traced program of the loss of one example shows where it uses its parameters, so no layer needs
+a wrapper. Calls are inlined, and every parameter is followed, through changes of its shape, to the
 one operation that uses it. If that operation is a layer of `_layers`, its other operand and the
 gradient of its output determine the gradient of the parameter, so none is formed. A parameter with
 another use, or with several, gets a gradient for each example.
@@ -25,6 +25,7 @@ from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
+from dpjax.sensitivity._norms import is_float
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
@@ -87,7 +88,7 @@ def traced(
         try:
             found = loss(*arguments)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            raise  # Of values that are not known yet, and JAX says so.
+            raise  # The loss needs the value of a tracer, and JAX's message says so.
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 "loss must be a function of the parameters and one example, without an axis of"
@@ -100,14 +101,11 @@ def traced(
             )
         return found if has_aux else (found, None)
 
-    def shapes(*arguments: PyTree) -> PyTree:
-        return arguments
-
-    arguments = jax.eval_shape(shapes, *given, example)
+    arguments = jax.eval_shape(lambda *arrays: arrays, *given, example)
     with needs_no_values("loss"):
         called, (value, aux) = jax.make_jaxpr(pair, return_shape=True)(*arguments)
     arrays = jax.tree.leaves(arguments)
-    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not _is_float(value):
+    if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not is_float(value):
         raise ValueError(
             "loss must return the loss of one example, a real scalar; it returned"
             f" {_checks.described(value)}"
@@ -123,7 +121,7 @@ def traced(
     def inlined(*leaves: jax.Array) -> list[jax.Array]:
         return _walks.run(called, leaves, _inline)
 
-    # Rules for derivatives are code that only a derivative shows.
+    # A custom derivative rule may call other code, which only the derivative's program shows.
     _check_operations(jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays))
     # Once more, now that it is known what to inline.
     program = jax.make_jaxpr(inlined)(*arrays)
@@ -169,10 +167,10 @@ def _check_operations(program: jex.ClosedJaxpr) -> None:
 
 
 def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-    """Runs an operation; of a call, the operations inside.
+    """Runs an operation; for a call, runs the operations inside.
 
-    So intermediate results are stored that a checkpoint would compute again. Rules for derivatives
-    stay as they are.
+    A checkpoint is inlined as well: its intermediate results are stored, not computed again. Custom
+    derivative rules stay as they are.
     """
     if equation.primitive.name in _INLINED:
         return _walks.run(_walks.called(equation), operands, _inline)
@@ -196,7 +194,7 @@ def _use(
         ((equation, operand),) = found
         name, output = equation.primitive.name, _walks.aval(equation.outvars[0])
         if name == "convert_element_type":
-            is_move = _is_float(output)
+            is_move = is_float(output)
         else:
             alone = name in _MOVES and len(equation.invars) == 1
             is_move = alone and _walks.aval(variable).size == output.size
@@ -213,15 +211,11 @@ def _use(
 def _is_real(equation: jex.JaxprEqn) -> bool:
     """Whether an operation takes and gives real numbers, as layers assume.
 
-    The gradient of a real parameter that meets complex numbers is the real part of a product.
+    Where a real parameter meets complex numbers, its gradient is the real part of a product.
     """
     dtypes = [_walks.aval(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
-    return operands and _is_float(_walks.aval(equation.outvars[0]))
-
-
-def _is_float(array: jax.ShapeDtypeStruct) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+    return operands and is_float(_walks.aval(equation.outvars[0]))
 
 
 class PerExample(NamedTuple):
@@ -229,8 +223,8 @@ class PerExample(NamedTuple):
 
     Attributes:
         losses: shape (batch,).
-        aux: what the loss returns besides, with a leading axis of examples.
-        squared_norms: for each parameter by its number, in an order of their own; shape (batch,).
+        aux: the second result of the loss, with a leading axis of examples.
+        squared_norms: by the number of a parameter, in any order; each of shape (batch,).
         total: takes factors of shape (batch,), for each parameter, to the sum, a list of arrays.
         terms: an upper bound on the number of roundings in a squared norm.
     """
@@ -251,7 +245,7 @@ class PerExample(NamedTuple):
 
 
 def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
-    """Gradients of the loss of each example, none larger than its norm needs.
+    """The gradients of a batch, formed for each example only where no layer gives the norm.
 
     Args:
         program: of the loss of one example.
@@ -279,8 +273,8 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         )
 
     computed = vmapped(one, data)
-    # The norms must be those of the numbers that are summed. A second computation of them, in
-    # another program, may round in another way.
+    # The norms must be those of the numbers that are summed. Without the barrier, XLA might compute
+    # the gradients twice, and round them differently.
     (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
     for i, use in used.items():
@@ -312,8 +306,8 @@ def _probed(
         outputs = perform(equation, operands)
         for i, use in used.items():
             if use.equation is equation:
-                saved[i] = operands[use.layer.saved(use.operand)]
-                # The probe is 0. The gradient with respect to it is that of the output.
+                saved[i] = operands[1 - use.operand]
+                # The probe is 0, and its gradient is the gradient of the output.
                 outputs = [outputs[0] + probes[i]]
         return outputs
 

@@ -1,4 +1,4 @@
-"""Noise of other libraries: transformations that add noise to sums of vectors of norm at most 1."""
+"""Noise of other libraries, for sums in which each record has norm at most 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @training_state
 class PrivatizerState(TrainingState):
-    """The state of the other transformation, and the norm bound of the first sum.
+    """The state of the wrapped transformation, and the norm bound of the first sum.
 
     Attributes:
-        inner: of the other transformation.
+        inner: the state of the wrapped transformation.
         norm_bound: 0 before the first step.
 
     Formal guarantees:
@@ -101,11 +101,11 @@ def with_privatizer(
         bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
 
         def divisor(dtype: np.dtype) -> jax.Array:
-            """Enough above the bound that no record moves a quotient by more than 1.
+            """The norm bound, raised so that no record moves a quotient by more than 1.
 
-            Division rounds a quotient by eps / 2 of itself. A sum is at most `slots` bounds long,
-            so rounding moves the quotients of neighbors apart by eps times `slots` at most. The
-            divisor itself goes through three roundings, which 4 eps cover.
+            A division rounds by eps / 2 of the quotient. A sum is at most `slots` bounds long, so
+            rounding moves the quotients of neighbors apart by at most eps times `slots`. 4 eps
+            cover the three roundings of the divisor itself.
             """
             charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged
@@ -120,7 +120,7 @@ def with_privatizer(
 
 @custom_vmap
 def _state_of_each_lane(norm_bound: jax.Array, inner: PyTree, values: PyTree) -> jax.Array:
-    """The norm bound of a state; refuses one state of noise for values that are mapped over."""
+    """The norm bound of a state; under `vmap`, refuses one state for many values."""
     del inner, values
     return norm_bound
 

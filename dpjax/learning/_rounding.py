@@ -1,9 +1,10 @@
 """How far rounding lets one record move a sum of clipped gradients, and sums in exact integers.
 
-A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may reverse the sign
-of this error. So only the examples of a microbatch are added up in floats. Sums of microbatches
-become integers. One record changes one of these sums, or two if another record takes its place. The
-remaining error, relative to C, is charged to the noise. docs/proofs/dp-sgd.md has the proof.
+A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may flip the sign of
+this error. So only the examples of a microbatch are added up in floats. The sums of microbatches
+become integers, which add up exactly. Adding or removing a record changes one microbatch, and
+replacing it changes two. The remaining error, relative to C, is charged to the noise.
+docs/proofs/dp-sgd.md has the proof.
 """
 
 import math
@@ -21,14 +22,14 @@ from dpjax._exact._numerics import compute_dtype
 
 # The sum of a microbatch, and the number of examples within the clip norm minus that of others.
 Sum = tuple[list[jax.Array], jax.Array]
-# Bits below the clip norm that integers keep.
+# Integers keep so many bits below the clip norm, by the bytes of the float.
 _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
     """The rho for which one record moves the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms it holds for each part, and so for the root of the sum of squares.
+    With several clip norms it holds for each of them, and so for the root of the sum of squares.
 
     Args:
         leaves: of the parameters.
@@ -38,22 +39,22 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
-    # First the norm, the factor and the product. Then two sums, on both neighbors: that of the
-    # record, and that of another one which takes its place where it is missing. In a sum of p
-    # floats, the j-th largest of all partial sums has p - j + 1 terms at most, so it is at most
-    # sqrt(p (p - j + 1)) clip norms long, in any order of each coordinate. Together that is
-    # 2 / 3 (p + 1)^2, of which every addition is off by a unit.
+    # `terms + 16` covers the norm, the factor and the product. The rest covers two sums, on both
+    # neighbors: of the record, and of another record that takes its place. In a sum of p floats,
+    # the j-th largest of all partial sums has at most p - j + 1 terms. So it is at most
+    # sqrt(p (p - j + 1)) clip norms long, in any order of each coordinate. Together they are at
+    # most 2 / 3 (p + 1)^2 long, and every addition is off by a unit of its result.
     relative = (terms + 16) + 3 * part * (part + 4)
-    if batch > part:  # The total of all digits is rounded as it becomes a float, on both neighbors.
+    if batch > part:  # Reading the digits as a float rounds the total, on both neighbors.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
-    # The last digit of both sums is rounded on both neighbors.
+    # On both neighbors, writing rounds the last digit of both sums.
     steps = 4 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
 
 def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
-    """The root of the sum of squares, rounded up: how far parts move together.
+    """The root of the sum of squares, rounded up: the norm bound of several clip norms together.
 
     With u the unit of rounding, k squares and k - 1 additions move the sum by at most k u, the root
     halves that, and the product adds u. The root itself adds u on a CPU, and 4 u on a GPU, which
@@ -70,7 +71,7 @@ class Digits(NamedTuple):
 
     Attributes:
         dtype: of the sums.
-        bits: of a digit. So many digits as the batch has examples add up without overflow.
+        bits: of a digit, few enough that the digits of a whole batch add up without overflow.
         length: how many digits a number has.
         exponent: of a power of two above the clip norm, and at most twice as large.
     """
@@ -120,8 +121,8 @@ def in_microbatches(
 ) -> tuple[PyTree, PyTree]:
     """Adds up microbatches one after the other, in integers: their order does not matter.
 
-    Microbatches are padded with the first example, and with False in the mask. A microbatch takes
-    slots from all over the batch. So if each device holds a stretch of it, all devices have work.
+    Padding repeats the first example, masked by False. A microbatch takes slots from all over the
+    batch. So if each device holds a contiguous part of the batch, all devices have work.
     """
     held = len(batch[1])
 

@@ -26,9 +26,9 @@ _WORD = 2.0**32
 class Batch:
     """Records that were drawn together; made by `sampling(key)`, as private as they are.
 
-    Load the records at `indices`, and hand the batch to `clipped` with them: it knows which slots
-    are empty. It may enter `jit`, and `jax.shard_map` with its slots spread. Two batches are never
-    one: a record may be in both, and the accounting counts it once.
+    Load the records at `indices`, and hand them to `clipped` together with the batch, which knows
+    the empty slots. A batch may enter `jit`, and `jax.shard_map` with its slots spread over shards.
+    Never join two batches: a record may be in both, and the accounting counts it once.
 
     Attributes:
         indices: int32 of shape (capacity,); an empty slot has the index of some record.
@@ -59,7 +59,7 @@ class Batch:
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
-            # Two batches that were joined have more slots, and so have slots that shards share.
+            # Joined batches have more slots, and so have batches whose slots several shards hold.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
                     f"examples must fill the {batch.capacity} slots of the batch once, got {size}"
@@ -140,7 +140,7 @@ class BatchSampling:
                     f" {_checks.described(present)}"
                 )
             present = jnp.asarray(present)
-        # Under one key all shards would choose the same places, which the accounting rules out.
+        # With one key, all shards would choose the same slots, which the accounting does not cover.
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
         )
@@ -150,7 +150,7 @@ class BatchSampling:
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
     """A number from 1 to 2^32 - 2 that stands for a sampling, with secret or with seeded keys.
 
-    A sum and the state of the noise carry it. 0 stands for records of the caller's own choice.
+    A `ClippedSum` and a `NoiseState` carry it. 0 means that the caller chose the records.
     """
     words = digest("sampling", dataclasses.astuple(sampling), seeded)
     return 1 + int(words[:8], 16) % (2**32 - 2)
@@ -159,10 +159,11 @@ def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
     """Batches that each record joins by itself, with probability batch_size / n.
 
-    n is public. Where the number of records is not, n is a public number of slots that is enough
-    for them, and `sampling(key, present)` is told which of them hold a record: put the records into
-    `queries.padded_records`. An n that was counted from private records would make the rate of
-    every record depend on the others, and then nothing is promised under add-or-remove-one.
+    n is public. Where the number of records is private, let n be a public number of slots that
+    holds them all, put the records into `queries.padded_records`, and tell
+    `sampling(key, present)` which slots hold a record. Never count n from private records: each
+    record's rate would depend on the others, and nothing would be promised under
+    add-or-remove-one.
 
     A batch has a fixed number of slots, so that all of them share a program. Records beyond it are
     left out ("truncated Poisson"), which the accounting charges for.
@@ -270,8 +271,8 @@ def _fixed(key: Key, sampling: BatchSampling) -> Batch:
 def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
     """The indices in a uniform order, those of empty slots last.
 
-    In the order of the database, one record less would move all records behind it to other slots,
-    and floats are added up by slots. In a random order the last record takes its place.
+    In database order, removing a record would move all later records to other slots, and floats are
+    added up in the order of slots. In random order, the last record takes the empty place.
     """
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)

@@ -1,8 +1,9 @@
-"""One key, one training: trainings that share a key share noise, and reveal differences of sums.
+"""One key for one training: two trainings with one key share their noise, which then cancels.
 
-`init` of an optimizer looks pure. So programs call it again for the next fold or restart, map over
-it, compile it, or send the optimizer to other processes. A state looks like a value. So programs
-copy it for many lanes of a `vmap`, and close over it where a loop or a program runs many times.
+Two traps lead there. `init` of an optimizer looks pure, so programs call it again for the next fold
+or restart, map over it, compile it, or send the optimizer to other processes. And a state looks
+like a value, so programs copy it for many lanes of a `vmap`, or close over it where a loop or a
+program runs many times.
 """
 
 import collections
@@ -30,13 +31,13 @@ from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")
 
-# Lanes that are copies fold in numbers from here downward, trainings from 1 upward.
+# To keep keys apart, copies in lanes fold in numbers from here downward, trainings from 1 upward.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
-    """Counts the trainings of one optimizer, and refuses to count where one call serves many."""
+    """Counts the trainings of one optimizer; refuses places where one call stands for many."""
 
     def __init__(self, key: Key | None = None) -> None:
         """Remembers the process and the trace of the optimizer."""
@@ -56,7 +57,7 @@ class Trainings:
         return next(self._numbers)
 
     def key(self, key: Key) -> jax.Array:
-        """The key of one more training, which ledgers of keys claim: first the given one."""
+        """The key of one more training, known to open key ledgers: first the given one."""
         number = self.number()
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
@@ -72,7 +73,7 @@ class Trainings:
         return key
 
     def __reduce__(self) -> NoReturn:
-        """Refuses to be copied to other processes, which could not tell each other's counts."""
+        """Refuses to be pickled: processes could not see each other's counts."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
             " noise; make one in each process, from a key of its own"
@@ -85,9 +86,9 @@ class Trainings:
 class TrainingState:
     """A state that knows in which trace it was made; `training_state` makes a pytree of it.
 
-    JAX takes a state apart, and makes it anew, wherever it enters a function as an argument or the
+    JAX flattens a state and makes a new one wherever it enters a function, as an argument or as the
     carry of a loop. So a state from another trace was closed over, and each run of that function
-    would use it again. Inner functions are no way around: the state is taken apart to enter them.
+    would use it again. An inner function is no loophole: the state is flattened to enter it.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
@@ -107,7 +108,7 @@ class TrainingState:
             )
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        """A copy is made where it is read."""
+        """A copy belongs to the trace in which it is unpickled."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
@@ -116,10 +117,10 @@ class TrainingState:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, down)
 )
 def training_state(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass that JAX takes apart only where it was made.
+    """Makes a frozen dataclass that JAX flattens only in the trace where it was made.
 
-    The axes of `vmap` and the specifications of `shard_map` have the form of a state, but no
-    arrays. They may come from anywhere.
+    Axes of `vmap` and specifications of `shard_map` have the form of a state but hold no arrays.
+    They may come from any trace.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
@@ -153,9 +154,9 @@ def training_state(cls: type[T]) -> type[T]:
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """The same key; in a lane of `vmap` whose key an earlier lane has too, a new one.
+    """The same key; but if an earlier lane of a `vmap` has this key too, a new one.
 
-    Copies of one state are told apart in this way. Their data differ, so their noise must.
+    This tells copies of one state apart. Their data differ, so their noise must differ as well.
     """
     implementation = jax.random.key_impl(key)
 
@@ -176,13 +177,13 @@ def key_of_each_lane(key: Key) -> Key:
         del mapped
         return apart(*batched), True  # Under several `vmap`, the last call sees all lanes.
 
-    # An empty draw uses the key up, for `jax.debug_key_reuse`.
+    # An empty draw marks the key as used, for `jax.debug_key_reuse`.
     words = apart(jax.random.key_data(key), jax.random.bits(key, (0,)))
     return jax.random.wrap_key_data(words, impl=implementation)
 
 
 def _numbers_of(key: Key) -> Iterator[int]:
-    """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many.
+    """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many of them.
 
     Trainings from a seed must be reproducible, and the value of a traced key is not known yet.
     """

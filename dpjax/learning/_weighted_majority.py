@@ -26,7 +26,7 @@ _FINEST_BITS = 16
 
 @frozen_pytree
 class WeightedMajorityRun:
-    """The choices of randomized weighted majority on a sequence of losses; they are not private.
+    """The choices of randomized weighted majority on a sequence of losses; not private.
 
     Attributes:
         choices: int32 of shape (T,), the expert that was followed at each step.
@@ -132,12 +132,12 @@ def best_rate(steps: int, experts: int) -> float:
 
 
 def loss_matrix(name: str, losses: PyTree) -> jax.Array:
-    """Losses of at least two experts at a number of steps that integers can add up."""
+    """Checked losses of at least two experts, for few enough steps that integers add them up."""
     return check_loss_matrix(name, _checks.real_arrays(name, losses))
 
 
 def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
-    """The losses as they are; refused, if their shapes are not those of a loss matrix."""
+    """The same losses; raises unless they have the shape of a loss matrix."""
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
         raise ValueError(
             f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
@@ -148,7 +148,7 @@ def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
 
 
 def loss_bits(steps: int) -> int:
-    """Losses are multiples of 2^-bits. The sum of all steps is below 2^31 such units."""
+    """The resolution of losses, 2^-bits. The sum over all steps stays below 2^31 of these units."""
     return min(_FINEST_BITS, 30 - steps.bit_length())
 
 
@@ -170,10 +170,10 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """The choices of all steps: `choose(number, losses)`, with the sum of earlier losses.
+    """The choices of all steps: `choose(number, cumulative)`, by the sum of the earlier losses.
 
-    The sum is one of integers. A sum of floats is rounded at each step, so one loss could move it
-    by more than itself.
+    The sum is an integer. A sum of floats is rounded at every step, so one loss could move it by
+    more than its own size.
     """
     bits = loss_bits(len(losses))
 
@@ -181,7 +181,7 @@ def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Arr
         number, row = now
         return cumulative + loss_units(row, bits), choose(number, cumulative)
 
-    # Zeros that vary over devices as the losses do: under `shard_map` a loop has to start so.
+    # Under `shard_map`, a loop must start from zeros that vary over devices as the losses do.
     nothing = 0 * loss_units(losses[0], bits)
     numbers = jnp.arange(len(losses), dtype=jnp.uint32)
     return lax.scan(step, nothing, (numbers, losses))[1]
@@ -268,8 +268,8 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
 
 
 # Private choices. A choice is the exponential mechanism on minus the cumulative losses. Replacing
-# the losses of one step moves these by at most 1. So a choice is 2 eta-DP, and its log ratios of
-# probabilities lie in an interval of length 2 eta. It is (2 eta)^2 / 8 = eta^2 / 2-zCDP, and T
+# the losses of one step moves these by at most 1. So a choice is 2 eta-DP, with log ratios of
+# probabilities in an interval of length 2 eta. Hence it is (2 eta)^2 / 8 = eta^2 / 2-zCDP, and T
 # choices are T eta^2 / 2-zCDP.
 
 RateMethod = Literal["zcdp", "drv"]
@@ -463,7 +463,7 @@ def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
 
 
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
-    """Refuses an epsilon at which the rate in closed form may not be private, NaN where traced.
+    """Refuses an epsilon at which the closed-form rate may not be private; NaN where traced.
 
     With x = 2 eta, advanced composition is epsilon / 2 + T x (e^x - 1), and for x <= 1 the second
     term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).

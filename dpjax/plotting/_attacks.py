@@ -66,7 +66,7 @@ def roc_curve(
     for index, (label, curve) in enumerate(curves.items()):
         look = style(index)
         false_positives, true_positives = curve.points()
-        # Of several thresholds with one false positive rate, the last finds the most members.
+        # Of thresholds with the same false positive rate, the last one finds the most members.
         highest = true_positives[np.searchsorted(false_positives, rates, "right") - 1]
         ax.plot(rates, highest, label=label, markevery=_RATES // 8, markersize=4, **look)
         if curve.confidence is not None:

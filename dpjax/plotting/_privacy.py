@@ -82,7 +82,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
 
 
 def _question(result: AuditResult) -> tuple[str, float | None, float]:
-    """What an audit bounds, the claim about it, and the confidence."""
+    """The quantity that an audit bounds, its claimed value, and the confidence."""
     at_delta = f"epsilon at delta = {result.delta:g}"
     bounded = at_delta if result.bounded == "epsilon" else f"delta at epsilon = {result.epsilon:g}"
     return bounded, result.claimed, result.confidence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OFFSETS = 1_001
-_SHOWN = 0.995  # The plotted part of the widest noise.
+_SHOWN = 0.995  # The plot shows this probability of the widest noise.
 
 
 def noise(
@@ -303,7 +303,7 @@ def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
 def _draw_map(
     ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
 ) -> None:
-    """Draws coordinate 0 to the right. Larger values are lighter, also in black and white."""
+    """Draws coordinate 0 to the right; larger values are lighter, also in black and white."""
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())
     look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}

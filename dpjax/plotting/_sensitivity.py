@@ -127,7 +127,7 @@ def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, dista
     ax.plot([distance], [k / m], color=VERMILION, marker="D", linestyle="none", label=label)
 
 
-# Points of the distribution of an order statistic; its mean is accurate to about the inverse.
+# A mean is an average over so many quantiles of an order statistic, and about this accurate.
 _LEVELS = 4_000
 Kind = TypeVar("Kind")
 

@@ -145,7 +145,7 @@ def _label_grid(
 
 
 def _variable(data: Any, variable: str | None) -> "DataArray":
-    """The array to plot. Objects of xarray are known by their attributes, without an import."""
+    """The array to plot. xarray's objects are recognized by attributes, without importing it."""
     if hasattr(data, "data_vars"):
         names = list(data.data_vars)
         if variable is None and len(names) != 1:
@@ -194,7 +194,7 @@ def _label(array: "DataArray", name: str) -> str:
     return with_unit(str(array.attrs.get("long_name", name)), str(array.attrs.get("units", "")))
 
 
-_MOST_NUMBERS = 200  # Of a row; more would be one band of ink.
+_MOST_NUMBERS = 200  # Marks in a row; more would merge into one band of ink.
 
 
 def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":

@@ -261,7 +261,9 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
         raise TypeError(f"{wanted}, got {_checks.shown(matrix)}")
     if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
         raise ValueError(f"{wanted}, not all 0, of shape (queries, cells): {_checks.shown(array)}")
-    return array.astype(np.int32)
+    entries = array.astype(np.int32)
+    entries.setflags(write=False)  # So that programs that it is in can be kept.
+    return entries
 
 
 def _reach_of_columns(entries: np.ndarray) -> Reach:

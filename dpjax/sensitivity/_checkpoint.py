@@ -14,18 +14,18 @@ from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
 
 _KIND = "checkpoint"
-# Writing takes at most a twentieth of the time.
+# Writing checkpoints takes at most a twentieth of the time.
 _SHARE = 20
 
 
 class Seen(NamedTuple):
-    """What probes have seen in a chunk.
+    """The findings of probes in a chunk.
 
     Attributes:
         probes: number of first pairs that were probed.
-        permuted: the furthest that rotating the records moves a value.
-        alone: the furthest that a value moves if its database is evaluated alone.
-        elsewhere: for each pair, how far replacing a record at a random position moves the value.
+        permuted: the largest distance by which rotating the records moves a value.
+        alone: the largest distance between a database's value alone and in the batch.
+        elsewhere: for each pair, how far replacing the record at a random position moves the value.
     """
 
     probes: int = 0
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def _arrays(seen: Sequence[Seen]) -> tuple[np.ndarray, np.ndarray]:
-    """Three numbers for each chunk, and rows of distances, padded with NaN."""
+    """The findings as arrays: three numbers for each chunk, and rows of distances padded by NaN."""
     moved = np.array([x[:3] for x in seen], np.float64)
     elsewhere = np.full((len(seen), max(len(x.elsewhere) for x in seen)), np.nan)
     for row, x in zip(elsewhere, seen, strict=True):

@@ -1,8 +1,8 @@
 """The work of devices: each computes the chunks of its own block of pairs.
 
-Distances stay on the device that computed them. Only counts travel between devices, when the order
-statistic is selected. The first pairs of a sampling are also probed: a chunk then evaluates the
-target on rotated records, and returns some databases and values.
+Distances stay on the device that computed them. To select the order statistic, devices exchange
+counts alone. The first pairs of a sampling are also probed: their chunks evaluate the target on
+rotated records as well, and return some databases and values.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# The host selects among at most this many distances: that saves compiling a program.
+# Up to this many distances, the host selects: that saves compiling a program.
 _FEW = 2**16
-# If lanes do not touch, `vmap` changes only roundings, and they differ on nearly all databases. So
-# this many databases are enough to measure them.
+# If lanes do not touch, `vmap` changes roundings only, and on nearly all databases. So this many
+# databases are enough to measure it.
 LEAST_ALONE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """The work of a chunk besides its distances.
+    """How much a chunk probes, besides computing distances.
 
     Attributes:
-        rotated: number of first pairs on which the target is also evaluated with rotated records.
-        kept: number of first pairs whose database and value are returned to the host.
+        rotated: on so many first pairs the target is also evaluated with rotated records.
+        kept: of so many first pairs, database and value are returned to the host.
     """
 
     rotated: int = 0
@@ -52,7 +52,7 @@ class Probing:
 
     @property
     def rows(self) -> int:
-        """Rotations of a chunk, at least one: arrays over devices need a first axis."""
+        """The rotations of a chunk, at least one, because arrays over devices need a first axis."""
         return max(self.rotated, 1)
 
 
@@ -108,9 +108,9 @@ def chunk_distances(
     size: int,
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
-    """Distances and resolutions of the pairs start, ..., start + size - 1, and what was probed."""
-    # Indices are numbers of pairs, not places in the chunk: pair i must not depend on the chunks.
-    # In the last chunk they run past m, and the caller masks those distances.
+    """Distances and resolutions of the pairs from `start` on, and the findings of probes."""
+    # Indices number the pairs of all chunks: pair i must not depend on how pairs are cut into
+    # chunks. In the last chunk they run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     if rotations is None:
         return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
@@ -139,10 +139,10 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """How far a rotation moves the value, and how far replacing the then last record moves it."""
+    """How far a rotation moves the value, and replacing the last record after the rotation."""
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
-    # Both values come from one copy of the target: two copies would take twice as long to compile.
+    # `vmap` makes one copy of the target for both values: two copies would compile twice as long.
     values = jax.vmap(target)(rotated_pair(records, steps))
     other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
     elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
@@ -153,7 +153,7 @@ def moved_if_finite(pair: RandomPair, value: Value, other: Value) -> jax.Array:
     """The distance between two values; 0 where the first is not finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)
-    # The sampler sees values that are not finite: their distances are infinite.
+    # Values that are not finite have infinite distances, which the sampler sees anyway.
     return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
 
 
@@ -183,7 +183,7 @@ def empty_block(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
-    # In one program: outside of it, every array takes a tenth of a millisecond.
+    # In one program, because each array made on its own takes a tenth of a millisecond.
     return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
 
 
@@ -201,11 +201,11 @@ def compute_chunks(
     """One chunk on every device of this host; None for a device that has nothing left.
 
     Returns:
-        The block; the chunks' distances, shape (devices, size); their resolutions; and what was
-        probed, where each device adds to the first axis. The block that was passed is used up.
+        The block, in the buffers of the given one; the chunks' distances, shape (devices, size);
+        their resolutions; and the findings of probes, concatenated over devices.
     """
     # A device without a chunk computes chunk 0 into its spare row. So all devices run one program
-    # in every step, and none waits for another.
+    # in every step, and no device waits for another.
     work = [
         (0, 0, layout.block)
         if chunk is None
@@ -230,10 +230,10 @@ def compute_chunks(
 def bytes_of_a_chunk(
     key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
 ) -> int:
-    """The memory that a chunk takes on a device, besides the distances of all chunks.
+    """The bytes that a chunk takes on a device, besides the distances of all chunks.
 
-    XLA compiles the program that `compute_chunks` runs. The arguments are the same, so nothing is
-    compiled twice.
+    XLA compiles the program that `compute_chunks` runs, with the same arguments. So it is compiled
+    only once.
     """
     mesh, count = layout.local_mesh, len(layout.local)
     device = next(iter(layout.local.values()))
@@ -288,7 +288,7 @@ def _compiled_step(
         distances, resolutions, probed = chunk_distances(
             key, start, position, rotations, pair=pair, size=size, probing=probing
         )
-        # Every chunk is computed whole, even the last one: another size would be another program,
+        # Every chunk has the same size, even the last one: another size would need another program,
         # with other roundings.
         places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
         new = jnp.where(places < count, distances, jnp.inf)[None]
@@ -304,7 +304,7 @@ def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]
     """The k-th smallest distance over all hosts, and the coarsest resolution."""
     if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
-        # As in `select`: NaN and negative distances count as infinite, and -0.0 is 0.0.
+        # As in `select`, NaN and negative distances count as infinite, and -0.0 counts as 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)
         return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
     mesh = row_of(layout.devices)
@@ -344,7 +344,7 @@ def spread_chunks(
     chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
 ) -> T:
     """Maps a function of one chunk over chunks and devices, within a larger program."""
-    # Devices share a program, so all get equally many chunks. The padding is cut off again.
+    # Devices share a program, so all get equally many chunks. The padding is cut off afterwards.
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
@@ -361,14 +361,14 @@ def on_every(
     """Runs a function on every device of a mesh, each on its part of the spread arrays."""
     if mesh is None:
         return function
-    # JAX must not check what varies over devices: loops of a target were not written for that.
+    # The check is off, because loops of a target are not written to vary over devices.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
-    """Makes one array of the parts that this host has, on the devices of a mesh."""
+    """Makes one array from this host's parts, on the devices of a mesh."""
     if mesh is None:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])

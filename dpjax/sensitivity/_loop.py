@@ -1,4 +1,4 @@
-"""The host's part in sampling: it hands chunks to devices, and keeps finished ones."""
+"""The host's side of sampling: it hands chunks to devices, and keeps finished ones."""
 
 import dataclasses
 import itertools
@@ -18,19 +18,19 @@ from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes
 
-# Between two looks, the number of pairs grows by this share.
+# Between two looks at the distances, the number of pairs grows by this share.
 _GROWTH = 0.1
-# A chunk for each device of this host, or None; and what is probed there.
+# A chunk for each device of this host (None for no chunk), and how much it probes.
 _Task: TypeAlias = tuple[list[int | None], Probing]
 
 
 @dataclasses.dataclass(eq=False)
 class Watch:
-    """Looks at the distances while they are drawn, at an operating point that allows it.
+    """Looks at the distances while they are drawn, which an "anytime" operating point allows.
 
     Attributes:
-        point: of method "anytime", at the most pairs that may be drawn.
-        until: the ratio of the upper to the lower order statistic at which it ends; 1 for never.
+        point: of method "anytime", at the largest number of pairs that may be drawn.
+        until: the ratio of the upper to the lower order statistic that ends it; 1 for never.
         drawn: number of pairs so far.
 
     Formal guarantees:
@@ -42,7 +42,7 @@ class Watch:
     drawn: int = 0
 
     def parts(self, tasks: list[_Task], drawn: int, layout: Layout) -> Iterator[list[_Task]]:
-        """The tasks from one look to the next."""
+        """Groups the tasks between two looks."""
         part, new = list[_Task](), 0
         for task in tasks:
             part.append(task)
@@ -56,7 +56,7 @@ class Watch:
     def has_seen_enough(
         self, distances: jax.Array, drawn: int, count: Callable[..., object]
     ) -> bool:
-        """Whether to end, now that this many distances are drawn."""
+        """Whether the drawing may end, with this many distances drawn."""
         self.drawn = drawn
         confidence = self.point.confidence
         assert confidence is not None
@@ -65,7 +65,7 @@ class Watch:
             return False
         lower = max(anytime_lower_k(drawn, self.point.gamma, confidence), 1)
         found = np.asarray(distances)
-        found = found[(found >= 0) & (found < np.inf)]  # Most may not be drawn yet.
+        found = found[(found >= 0) & (found < np.inf)]  # Pairs that were not drawn are infinite.
 
         def of_rank(k: int) -> float:
             return float(np.partition(found, k - 1)[k - 1]) if k <= found.size else np.inf
@@ -76,7 +76,7 @@ class Watch:
 
 
 class _Step(NamedTuple):
-    """A chunk for each device of this host, or None, with its results on their way."""
+    """The chunks of this host's devices in one step, with results that may not be ready yet."""
 
     chunks: list[int | None]
     distances: jax.Array
@@ -84,7 +84,7 @@ class _Step(NamedTuple):
     probed: Probed | None
 
     def finished(self, probes: Probes | None) -> dict[int, Finished]:
-        """The chunks on the host."""
+        """Waits for the results, and copies them to the host."""
         seen = [Seen()] * len(self.chunks)
         if probes is not None and self.probed is not None:
             seen = probes.look(self.chunks, self.probed)
@@ -164,8 +164,8 @@ def sample_block(
             count(drawn)
 
         def run(tasks: list[_Task], judged_after: int) -> None:
-            # Devices go on while the host judges. `finish` never judges: it also runs for the
-            # steps in flight after an error.
+            # Devices go on while the host judges. `finish` must not judge, because it also runs for
+            # the steps that are still in flight after an error.
             parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
             steps = itertools.chain.from_iterable(part() for part in parts)
             run_in_flight(steps, start, finish, programs=programs, device=device)
@@ -176,18 +176,19 @@ def sample_block(
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            if pair.sums is None:  # A file may hold all that is needed.
+            if pair.sums is None:  # The checkpoint may hold all findings that are needed.
                 judge()
             if pair.calls_host or watch is not None:
-                # A database alone calls the host while nothing else does.
+                # Code on the host must run for one program at a time, so chunks are judged one by
+                # one: judging evaluates single databases.
                 for part in [[task] for task in probed] if pair.calls_host else [probed]:
                     run(part, len(part))
                 probed = []
             for part in [rest] if watch is None else watch.parts(rest, total - missing, layout):
                 if enough():
                     break
-                # Two more chunks are on their way when the last probed one is finished. The probes
-                # of a sum are judged after the first finished chunk.
+                # Judge when the last probed chunk is finished, with two more chunks on their way.
+                # The probes of a sum are judged after the first finished chunk.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

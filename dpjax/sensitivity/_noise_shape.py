@@ -18,11 +18,11 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# The least eigenvalue of W, over the largest one. So every direction gets at least .03 of the noise
-# in the noisiest direction.
+# Eigenvalues of W are raised to this share of the largest one. So every direction gets at least .03
+# of the noise in the noisiest direction.
 _FLOOR = 1e-6
-# Rounding to the fine grid moves a value by at most this share of a typical difference, and the
-# sampled distances include this move. The range is at least 2^4 times the largest sampled value.
+# Rounding to the fine grid moves a value by at most this share of a typical difference. Sampled
+# distances include this move. The grid reaches to 2^4 times the largest sampled value, or farther.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 

@@ -24,8 +24,8 @@ def _l1(difference: Value) -> jax.Array:
 
 
 def _l2(difference: Value) -> jax.Array:
-    # Squares of small differences would underflow to 0, and 0 gets no noise. So the largest
-    # difference is factored out.
+    # The largest difference is factored out: squares of small ones would underflow to 0, and a
+    # sensitivity of 0 gets no noise.
     flat = _flat(difference)
     largest = jnp.max(flat)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -92,11 +92,11 @@ def check_norm(sensitivity: Sensitivity) -> None:
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
-    """The norm of a value with ones in its float coordinates and zeros in its integers.
+    """The norm of ones in the float coordinates of a value, and zeros in its integers.
 
-    It bounds the norm of a rounding error of at most 1 in every float coordinate of a difference.
-    For that, the norm must be homogeneous, subadditive and monotone in the magnitudes of the
-    coordinates. The range is not monotone, but it is at most twice linf.
+    It bounds the norm of rounding errors of at most 1 in every float coordinate of a difference, if
+    the norm is homogeneous, subadditive, and monotone in the magnitudes of the coordinates. The
+    range is not monotone, but it is at most twice linf.
     """
     if norm == "range":
         return 2 * rounding_norm("linf", value)
@@ -110,7 +110,7 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
 
 
 def grid_dtype(value: Value) -> np.dtype:
-    """The float dtype in which one grid for all leaves of a value is computed."""
+    """The dtype in which the common grid of all leaves is computed."""
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
@@ -130,7 +130,7 @@ def difference(value: Value, other: Value) -> Value:
             return x.astype(dtype) - y.astype(dtype)
         if x.dtype.itemsize < 4:  # Booleans, too.
             return (x.astype(jnp.int32) - y.astype(jnp.int32)).astype(dtype)
-        # Subtraction of integers may wrap, but modulo 2^bits the magnitude is exact.
+        # Signed subtraction may overflow. Unsigned subtraction of the smaller number never does.
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         magnitude = jnp.where(
             x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
@@ -162,7 +162,7 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
 
 
 def refuse_integers(value: Value) -> None:
-    """Refuses integers under the norm "range", because casts to floats may hide a small range."""
+    """Refuses integers under the norm "range": a cast to floats may hide a small range."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
             "the norm range is for floats, because the cast of a large integer may hide a small"
@@ -180,8 +180,8 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 def resolution(norm: Norm, value: Value) -> jax.Array:
     """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
 
-    The norm is taken of full-size values, and its result is scaled down. Otherwise a norm that
-    counts coordinates, such as "hamming", would count all of them.
+    The norm is taken of the values themselves, and then scaled down. Tiny values would count as
+    moved coordinates in a norm such as "hamming".
     """
     if norm == "range":
         return 2 * resolution("linf", value)

@@ -8,19 +8,19 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import scipy
 
 from dpjax._core import _checks
 from dpjax._core._values import Method, OperatingPoint
-from dpjax._exact._numerics import round_up
+from dpjax._exact._numerics import bisect, round_up
 
 MOST_PAIRS = 10**10
 # One, in fixed point: every float is a whole number of its units.
 _ONE = 2**1280
-# SciPy's incomplete beta function has a relative error of a few 1e-15. Comparisons closer than this
-# count as undecided. For few pairs, rational arithmetic decides all of them.
+# SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons count
+# as undecided. For few pairs, rational arithmetic decides all of them.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # Bounds the relative error of SciPy's functions and of the sums of logarithms, with room to spare.
@@ -107,24 +107,22 @@ def operating_point(
         return _dkw(m, gamma)
     if confidence == "default":
         confidence = 0.99
-    if method == "anytime":
-        if confidence is None:
-            raise ValueError('confidence must be in (0, 1) with method="anytime", got None')
-        return _anytime(m, gamma, _checks.fraction("confidence", confidence))
-    if confidence is None:
-        return _marginal(m, gamma)
-    return _exact(m, gamma, _checks.fraction("confidence", confidence))
+    if confidence is not None:
+        confidence = _checks.fraction("confidence", confidence)
+    elif method == "anytime":
+        raise ValueError('confidence must be in (0, 1) with method="anytime", got None')
+    return _point(m, gamma, method, confidence)
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """1 - (1 - C)/n, rounded up. At this confidence each, n statements hold at once with C."""
+    """1 - (1 - C)/n, rounded up: with it, n statements hold together at confidence C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
 def _within_limit(m: float, gamma: float) -> int:
-    """The number of pairs, rounded up, or a refusal."""
+    """Rounds up the number of pairs; refuses more than the limit."""
     if m > MOST_PAIRS:
         raise ValueError(
             f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
@@ -142,6 +140,26 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
     raise ValueError(f"m={m} is too small for gamma={gamma:g}: take {', or '.join(advice)}")
 
 
+@functools.lru_cache
+def _point(
+    m: int | None, gamma: float | None, method: Method, confidence: float | None
+) -> OperatingPoint:
+    """The point of "exact" or "anytime": finds the least m, gamma or k that was not given."""
+    least_m, least_gamma, least_k = _LEAST["marginal" if confidence is None else method]
+    if gamma is None:
+        assert m is not None
+        gamma = least_gamma(m, confidence)
+        if gamma == 1:
+            raise ValueError(f"m={m} is too small for any gamma below 1: take a larger m")
+        return OperatingPoint(m, m, gamma, None, method, confidence)
+    if m is None:
+        m = _within_limit(least_m(gamma, confidence), gamma)
+    k = least_k(m, gamma, confidence)
+    if k is None:
+        _refuse_infeasible(m, gamma, least_m(gamma, confidence), least_gamma(m, confidence))
+    return OperatingPoint(m, k, gamma, None, method, confidence)
+
+
 # Method "exact" with a confidence.
 
 
@@ -155,19 +173,6 @@ def _covers(m: int, gamma: float, confidence: float) -> bool:
         square = -(-square * square // _ONE)
         m //= 2
     return power <= (1 - Fraction(confidence)) * _ONE
-
-
-@functools.lru_cache
-def _exact(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
-    if gamma is None:
-        assert m is not None
-        return OperatingPoint(m, m, _least_gamma(m, confidence), None, "exact", confidence)
-    if m is None:
-        m = _within_limit(_least_m(gamma, confidence), gamma)
-        return OperatingPoint(m, m, gamma, None, "exact", confidence)
-    if not _covers(m, gamma, confidence):
-        _refuse_infeasible(m, gamma, _least_m(gamma, confidence), _least_gamma(m, confidence))
-    return OperatingPoint(m, _least_k(m, gamma, confidence), gamma, None, "exact", confidence)
 
 
 def _least_m(gamma: float, confidence: float) -> float:
@@ -188,24 +193,26 @@ def _least_gamma(m: int, confidence: float) -> float:
     return gamma
 
 
-def _least_k(m: int, gamma: float, confidence: float) -> int:
-    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence."""
+def _least_k(m: int, gamma: float, confidence: float) -> int | None:
+    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence; None if m has none."""
+    if not _covers(m, gamma, confidence):
+        return None
     allowed = 1 - Fraction(confidence)
     if m <= _FEW_PAIRS:
         return _least_k_of_few(m, Fraction(gamma), allowed)
-    low, high = 0, m  # k = 0 is never enough, and k = m is enough because m is feasible.
-    while high - low > 1:
-        k = (low + high) // 2
+
+    def covers(k: int) -> bool:
         # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
         # If floats cannot decide, k counts as too small.
         tail = float(scipy.special.betaincc(m - k + 1, k, gamma))
-        does = tail < float(allowed) * (1 - _UNRESOLVED)
-        low, high = (low, k) if does else (k, high)
-    return high
+        return tail < float(allowed) * (1 - _UNRESOLVED)
+
+    found = _least(m - 1, covers)
+    return m if found is None else found
 
 
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
-    """As `_least_k`, in integers: that is faster than importing SciPy's functions."""
+    """As `_least_k`, in integers: for few pairs this is faster than importing SciPy's functions."""
     lost, whole = gamma.as_integer_ratio()
     # Ways to have exactly k of m pairs covered, among whole^m.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
@@ -220,44 +227,20 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
 # float .3 is slightly below 3/10, which can need one more rank.
 
 
-def _marginal(m: int | None, gamma: float | None) -> OperatingPoint:
-    if gamma is None:
-        assert m is not None
-        return OperatingPoint(m, m, _least_marginal_gamma(m), None, "exact", None)
-    least_m = max(1, math.ceil(1 / Fraction(gamma) - 1))
-    if m is None:
-        m = _within_limit(least_m, gamma)
-    if m < least_m:
-        _refuse_infeasible(m, gamma, least_m, _least_marginal_gamma(m))
-    return OperatingPoint(m, _marginal_k(m, gamma), gamma, None, "exact", None)
+def _least_marginal_m(gamma: float, _: None) -> int:
+    return max(1, math.ceil(1 / Fraction(gamma) - 1))
 
 
-def _marginal_k(m: int, gamma: float) -> int:
-    return max(1, math.ceil((1 - Fraction(gamma)) * (m + 1)))
+def _marginal_k(m: int, gamma: float, _: None) -> int | None:
+    k = max(1, math.ceil((1 - Fraction(gamma)) * (m + 1)))
+    return k if k <= m else None
 
 
-def _least_marginal_gamma(m: int) -> float:
+def _least_marginal_gamma(m: int, _: None) -> float:
     return round_up(Fraction(1, m + 1))
 
 
 # Method "anytime".
-
-
-def _anytime(m: int | None, gamma: float | None, confidence: float) -> OperatingPoint:
-    if gamma is None:
-        assert m is not None
-        gamma = anytime_gamma(m, confidence)
-        if gamma == 1:
-            raise ValueError(f"m={m} is too small for any gamma below 1: take a larger m")
-        return OperatingPoint(m, m, gamma, None, "anytime", confidence)
-    least_m = anytime_m(gamma, confidence, MOST_PAIRS)
-    if m is None:
-        m = _within_limit(least_m, gamma)
-    k = anytime_k(m, gamma, confidence)
-    if k is None:
-        least_gamma = anytime_gamma(m, confidence)
-        _refuse_infeasible(m, gamma, least_m, least_gamma)
-    return OperatingPoint(m, k, gamma, None, "anytime", confidence)
 
 
 def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
@@ -274,25 +257,19 @@ def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
     return 0 if found is None else m - found
 
 
-def anytime_m(gamma: float, confidence: float, most: int) -> float:
-    """The least number of pairs whose largest distance covers 1 - gamma; infinite beyond `most`."""
-    found = _least(most, lambda m: anytime_covers(m, gamma, confidence))
+def _least_anytime_m(gamma: float, confidence: float) -> float:
+    """The least number of pairs whose largest distance covers 1 - gamma; infinite for too many."""
+    found = _least(MOST_PAIRS, lambda m: _anytime_covers(m, gamma, confidence))
     return math.inf if found is None else found
 
 
-def anytime_gamma(m: int, confidence: float) -> float:
+def _least_anytime_gamma(m: int, confidence: float) -> float:
     """The least gamma that the largest of m distances covers, rounded up."""
-    low, high = 0.0, 1.0
-    while low < (middle := (low + high) / 2) < high:
-        if anytime_covers(m, middle, confidence):
-            high = middle
-        else:
-            low = middle
-    return high
+    return bisect(lambda gamma: not _anytime_covers(m, gamma, confidence), 0.0, 1.0)[1]
 
 
-def anytime_covers(m: int, gamma: float, confidence: float) -> bool:
-    """Whether some rank of m covers 1 - gamma."""
+def _anytime_covers(m: int, gamma: float, confidence: float) -> bool:
+    """Whether the largest of m distances covers 1 - gamma."""
     return _excess(m, m, gamma, scipy.special.betainc) >= _needed(confidence)
 
 
@@ -312,11 +289,11 @@ def _least(most: int, holds: Callable[[int], bool]) -> int | None:
 
 
 def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], float]) -> float:
-    """Log of the mixture e-value of k of m pairs, against one side of 1 - gamma, rounded down.
+    """Log of the mixture e-value for k of m pairs within the quantile of 1 - gamma, rounded down.
 
     The formula uses gamma and the m - k other pairs, so that small gammas keep their digits. The
-    tail is `betainc` for the mixture over smaller gammas, and `betaincc` over larger ones. The
-    proof is in docs/proofs/sampled-sensitivity.md, "At any time".
+    tail is `betainc` for a mixture over smaller gammas, and `betaincc` for one over larger gammas.
+    docs/proofs/sampled-sensitivity.md has the proof, in "At any time".
     """
     mass = float(tail(m - k + 1, k + 1, gamma))
     if not 0 < gamma < 1 or mass <= 0:
@@ -332,6 +309,14 @@ def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], 
     )
     error = _ERROR * (1 + math.fsum(map(abs, terms))) + _ERROR_OF_A_LOG * math.lgamma(m + 2)
     return math.fsum(terms) - error
+
+
+# For each statement: its least m, least gamma and least k, or None where m is too small.
+_LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[..., Any]]] = {
+    "exact": (_least_m, _least_gamma, _least_k),
+    "marginal": (_least_marginal_m, _least_marginal_gamma, _marginal_k),
+    "anytime": (_least_anytime_m, _least_anytime_gamma, anytime_k),
+}
 
 
 # Method "dkw": Table 1.

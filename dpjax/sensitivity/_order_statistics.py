@@ -9,17 +9,18 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# A CPU reads memory at full speed only in blocks that stay in its cache. So many distances are
-# narrowed down before they are searched. An accelerator searches all of them as fast.
+# A CPU reads memory at full speed only in blocks that fit its cache. So many distances are first
+# narrowed to a few. An accelerator searches all of them just as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
 _BLOCK = 2**15
 _GROUP = 64  # Below 2**16: two counts of a group share 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Patterns low and high, and the numbers of distances below each. Fewer than the rank are below low.
+# Bit patterns low and high, and how many distances lie below each. Fewer than the rank lie below
+# low, and at least as many below high.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Two patterns, and their result of `_counts_of_groups`.
+# Two patterns, and what `_counts_of_groups` found for them.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
 _Looked = tuple[_Bracket, _Seen]
 
@@ -77,7 +78,7 @@ def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
-    """The k-th smallest element of an array, or of the shards of one along a mesh axis.
+    """The k-th smallest element of an array, or of all shards along a mesh axis.
 
     Counts are added up over the axis; distances stay where they are.
     """
@@ -108,8 +109,8 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """The pattern of that rank, by counting all distances for each bit."""
-    # The number of steps is fixed, so an accelerator runs the loop without asking the host.
+    """The pattern of a rank, found by one count of all distances for each bit."""
+    # The number of steps is fixed, so that an accelerator need not ask the host after each step.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -139,8 +140,8 @@ def _search_among(
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """As `_search`, from a bracket around a sample's rank, narrowed by interpolation.
 
-    Distances left in the bracket are gathered and searched. With many ties too many may be left.
-    Then all distances are counted until the bracket is a single pattern.
+    The distances left in the bracket are gathered and searched. If ties leave too many, all
+    distances are counted until the bracket is a single pattern.
     """
 
     def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
@@ -188,7 +189,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Patterns that most likely enclose the rank: three standard deviations around the sample's."""
+    """Patterns that most likely enclose the rank: three standard errors around the sample's."""
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
     share = jnp.minimum(rank.astype(jnp.float32) / m.astype(jnp.float32), 1)
@@ -202,10 +203,10 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Patterns around the rank, found as if distances lay evenly in the bracket.
+    """Patterns around the rank, by interpolation as if distances lay evenly in the bracket.
 
-    The margin is 1/64 of the bracket, for the error of a smooth density, plus 3 / sqrt(inside),
-    which is six standard deviations of chance.
+    The margin is 1/64 of the bracket for the error of a smooth density, plus 3 / sqrt(inside), six
+    standard deviations of chance.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)
@@ -220,7 +221,7 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
 
 
 def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """How many distances of each group lie below the first pattern, and from there to the second.
+    """How many distances of each group lie below the first pattern, and between both patterns.
 
     A group is every `_BLOCK // _GROUP`-th distance of a block. The second count is in the upper 16
     bits. Distances beyond the last whole block are in no group.
@@ -229,7 +230,7 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
     def count(index: jax.Array) -> jax.Array:
         patterns = _patterns(_block(distances, index)).reshape(_GROUP, -1)
         below = (patterns < first).astype(jnp.uint32)
-        # Unsigned, so patterns below the first one wrap around to large numbers.
+        # Unsigned, so that patterns below the first one wrap around to large numbers.
         between = (patterns - first < second - first).astype(jnp.uint32)
         return jnp.sum(below + (between << 16), axis=0, dtype=jnp.uint32)
 

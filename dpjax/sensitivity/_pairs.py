@@ -34,7 +34,7 @@ from dpjax.sensitivity._norms import (
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sums import Summable, SumOfRecords
 
-# Pair i uses fold_in(key, i); the last index derives the random positions.
+# Pair i uses fold_in(key, i). The last index is reserved for the keys of random positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
@@ -60,7 +60,7 @@ def neighboring_pair(
     def replaced(leaf: jax.Array) -> jax.Array:
         n = leaf.shape[0] - 1
         changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
-        # A selection, because accelerators do not fuse a scatter with the steps around it.
+        # A selection and no scatter, which accelerators do not fuse with the steps around it.
         here = jnp.arange(n, dtype=jnp.int32) == changed
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
@@ -68,10 +68,10 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """The number of places by which to rotate the records of each database: never 0.
+    """By how many places to rotate the records of each database: uniform, and never 0.
 
-    The host draws them uniformly, from the words of the key. A compiled program that drew them
-    would take twice as long to compile.
+    The host draws them from the words of the key: drawing them in the compiled program would double
+    its time to compile.
     """
     seed = int(digest("rotations", words), 16)
     drawn = np.random.Philox(key=seed).random_raw(count)
@@ -79,15 +79,15 @@ def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:
-    """The same database with its records moved along by some steps, the last ones to the front."""
+    """The database with its records moved by some places, the last ones to the front."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
 
 
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
-    """The rotated first n of n + 1 records, and the same with the last one replaced by the spare.
+    """Rotates the first n of n + 1 records; and the same with the spare in the last place.
 
-    They are stacked along a new axis. One gather makes both. On a CPU, stacking two arrays would
-    take as long as drawing the records.
+    Both are stacked along a new axis, by one gather. On a CPU, stacking two arrays would take as
+    long as drawing the records.
     """
 
     def both(leaf: jax.Array) -> jax.Array:
@@ -104,19 +104,19 @@ def rotated_pair(records: Database, steps: jax.Array) -> Database:
 class RandomPair:
     """One pair of neighboring databases and the distance of the target's values on it.
 
-    Its hash is that of the fingerprints of its programs, so it can be a static argument of `jit`.
+    Its hash comes from the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: maps n records to the value; to the mapped value, if the norm has a shape.
+        target: maps n records to the value; to its `mapped` value, if the norm is a `NoiseShape`.
         oracle: maps a key to n + 1 records.
         norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
-        sums: the target in two parts, if it is a function of a sum over records.
-        two_records: maps a key and a position to two records: the one at the position, and the
-            spare one. Only if records are independent and the distance needs no others.
+        sums: the target as a function of a sum over records, if it is one.
+        two_records: maps a key and a position to the record at the position and the spare one, if
+            records are independent and these two decide the distance.
         shape: the shape of the noise, if the norm has one.
-        unmapped: the target itself, if the norm has a shape.
-        in_range: whether the norm is "range". It does not measure its own rounding.
+        unmapped: the target before its map, if the norm has a shape.
+        in_range: whether the norm is "range", whose resolution is taken by "linf".
     """
 
     target: Program
@@ -169,19 +169,19 @@ class RandomPair:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # The map follows `finish`, which is the end of the shortcut for sums.
+        # The shortcut for sums ends at `finish`, but a shaped norm maps the value after it.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
-        """The pair, with its shortcuts: distances from less than two databases."""
-        # Code on the host is told the pair of each database, and must get whole databases.
+        """The pair with shortcuts, which compute distances without two whole databases."""
+        # Code on the host gets whole databases, and is told their pair. So it has no shortcut.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
-        # Equal programs have equal parts. A program also shows what its function closes over now.
+        # Equal programs have equal parts, and a program includes what its function closes over now.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
         if not kept:
             kept.append(self._traced_shortcuts(key, target, oracle, database))
@@ -191,8 +191,8 @@ class RandomPair:
         self, key: Key, target: Summable, oracle: Oracle, database: Database
     ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
-        # Two sums share the statistics of n - 1 records. That is wrong if the statistic of one
-        # record may depend on other records.
+        # Two sums share the statistics of n - 1 records. That would be wrong if the statistic of
+        # one record depended on other records.
         if touching(sums.statistic.jaxpr):
             return self
         pair = dataclasses.replace(self, sums=sums)
@@ -200,7 +200,7 @@ class RandomPair:
             return pair
 
         # An affine function of the sum moves by the old and the new record only. An oracle of
-        # independent records draws these two alone, with the same bits as in the whole database.
+        # independent records draws just these two, with the bits that they have in the database.
         def two(key: Key, position: jax.Array) -> tuple[Database, Database]:
             records = oracle.at(key, jnp.stack([position, jnp.full_like(position, self.n)]))
             old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], records) for i in (0, 1))
@@ -231,7 +231,7 @@ class RandomPair:
 
     @property
     def shortcut(self) -> str:
-        """How distances are computed. It decides the roundings."""
+        """How distances are computed, which decides how they are rounded."""
         if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
@@ -239,7 +239,7 @@ class RandomPair:
     def bytes_of_a_database(self, device: Device | None) -> int:
         """The memory that the target needs for one more database."""
         terms = 0
-        if self.sums is not None and self.two_records is None:  # Two sums share their terms.
+        if self.sums is not None and self.two_records is None:  # Both sums share these terms.
             terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
         return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
 
@@ -304,7 +304,7 @@ class RandomPair:
         """The target's values on the two databases of pair `index`."""
         if self.calls_host or not self.target.has_loops:
             return self._one_by_one(index, database, neighbor)
-        # A GPU starts kernels in every step of a loop, so both databases share one loop.
+        # A GPU starts kernels at every step of a loop, so both databases share one loop.
         return lax.platform_dependent(
             index, database, neighbor, cpu=self._one_by_one, default=self._together
         )
@@ -318,7 +318,7 @@ class RandomPair:
     def _together(
         self, index: jax.Array, database: Database, neighbor: Database
     ) -> tuple[Value, Value]:
-        del index  # Only code on the host is told the pair.
+        del index  # It is for code on the host, and there is none here.
         both = jax.vmap(self.target)(jax.tree.map(lambda *x: jnp.stack(x), database, neighbor))
         value, other = (jax.tree.map(lambda x, i=i: x[i], both) for i in (0, 1))
         return value, other
@@ -337,7 +337,7 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """As `distance`, by a shortcut. With two records, the probes measure the resolution."""
+        """As `distance`, by a shortcut. With two records the resolution is 0: probes measure it."""
         assert self.sums is not None
         if self.two_records is None:
             found, value = self.sums.distance(self.norm, self.records_of(key, index), changed)
@@ -363,7 +363,7 @@ class RandomPair:
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """A cell for the pair of these programs with its traced shortcuts; the caller fills it.
+    """An empty list, for the caller to keep the pair of these programs with traced shortcuts.
 
     Programs are equal if they compute the same.
     """
@@ -372,7 +372,7 @@ def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
-    """The key for draws about a pair that are not its records."""
+    """A key for other draws about a pair than its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 

@@ -1,6 +1,6 @@
-"""A sampling before anything is drawn: its programs and identity, and the size of its chunks.
+"""A sampling before anything is drawn: its programs, its identity, and the size of its chunks.
 
-A chunk is the unit of work, of memory and of reproducibility.
+A chunk is the unit of work and of memory. The bits of its distances are reproducible.
 """
 
 import dataclasses
@@ -29,12 +29,13 @@ from dpjax.sensitivity._chunks import bytes_of_a_chunk, probing_of
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
-# Given gamma alone, the least m would select the largest distance, which costs utility.
+# Given gamma alone, the default m is so many times the least one. The least m would select the
+# largest distance, and a large estimate costs utility.
 PAIRS_OVER_LEAST = 10
-# Code on the host runs for long. So its chunks are small, for progress bars and checkpoints.
+# Code on the host is slow. So its chunks are small, for progress bars and checkpoints.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # The most sizes that chunks can have, since each size compiles a program.
-# The error of XLA if a program cannot fit. For a TPU it then compiles nothing.
+_STEPS = 32  # The most sizes of a chunk, since each size compiles a program.
+# XLA's error for a program that does not fit into memory. It then compiles nothing for a TPU.
 _TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 
@@ -58,9 +59,9 @@ class Sampling:
     def of(
         cls, key: jax.Array, pair: RandomPair, layout: Layout, team: Team, *more: object
     ) -> Self:
-        """Places the key, and refuses processes that were called differently."""
+        """Places the key; refuses processes whose calls differ."""
         made = cls(placed(key, layout), pair, layout, team, *more)
-        # A mismatch would go undetected.
+        # The chunks of the processes would not fit together, and nothing else would show it.
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
                 "processes must make the same call, with one key, target, oracle and size, and"
@@ -77,7 +78,7 @@ class Sampling:
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
-        """Everything that decides the bits of the distances; a checkpoint must agree on it."""
+        """All that decides the bits of the distances; a checkpoint must agree on it."""
         return {
             "key": digest(self.words),
             "target": self.pair.target.fingerprint,
@@ -107,7 +108,7 @@ class Plan(Sampling):
 
     @functools.cached_property
     def identity(self) -> str:
-        """A hash that samplings share if they draw the same pairs and select the same rank."""
+        """A hash: equal for samplings that draw the same pairs and select the same rank."""
         programs = (program.fingerprint for program in self.pair.programs)
         return digest(self.words, *programs, self.pair.positions, self.point)
 
@@ -124,7 +125,7 @@ def point_of_each(
 ) -> tuple[OperatingPoint, float | None]:
     """The operating point of each position, and the confidence in all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # The worst of n positions is covered if all of them are: a union bound.
+    # By a union bound, all positions are covered at once, and so is the worst one.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
@@ -138,7 +139,7 @@ def point_of_each(
 def pairs_in_a_chunk(
     pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
 ) -> int:
-    """Pairs in a chunk, at most m. Only programs, m, shapes and device decide it."""
+    """Pairs in a chunk, at most m; a function of programs, m, shapes and device alone."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
@@ -146,7 +147,7 @@ def pairs_in_a_chunk(
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)
-    # Few chunks are nearly even, so the last one has little padding. Many chunks have one size.
+    # Few chunks are nearly equal, so the last one has little padding. Many chunks share one size.
     step = max(1, most // _STEPS)
     return min(m, -(-_even_part(m, most) // step) * step)
 
@@ -177,10 +178,11 @@ def _even_part(count: int, most: int) -> int:
 def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
     """The layout, with smaller chunks if a chunk takes more than its share of memory.
 
-    The first size is an estimate from shapes, and XLA may need several times as much memory. It
-    nearly always fits. Then the compiled program is the one that will run. Otherwise smaller chunks
-    are compiled until one fits. Chunks never grow, because another program would cost more than it
-    gains. If pairs are probed, their program counts: it runs first and needs the most memory.
+    The first size is an estimate from shapes. It nearly always fits, and then the compiled program
+    is the one that will run. XLA may need several times as much memory, and then smaller chunks are
+    compiled until one fits. Chunks never grow: compiling another program costs more than a larger
+    chunk gains. If pairs are probed, the probing program counts, which runs first and needs the
+    most memory.
     """
     if layout.size <= LEAST:
         return layout
@@ -195,12 +197,12 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     room = share_of_memory(layout.local.values())
     if used <= room:
         return layout
-    # Some memory does not shrink with the chunk. Half of the room is left for it.
+    # Some memory does not shrink with the chunk, so half of the room is left for it.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
 
 
 def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
-    # If a key is committed to a device, its program is compiled for that device.
+    # The program of a key that is committed to a device is compiled for that device.
     sharding = key.sharding if key.committed else None
     return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 

@@ -1,20 +1,19 @@
-"""Probes: how a target behaves on a few random databases, beyond what distances show.
+"""Probes: checks of a target on a few random databases, beyond what distances show.
 
 Distances rest on three facts, up to rounding. The target ignores the order of the records. A
 database has the same value alone, as in a release, and in the sampler's batch. The shortcut for
 sums computes what the target computes. The probes test each fact. If only rounding breaks a fact,
 the estimate is raised by that much. Otherwise the target is refused.
 
-Order is probed by rotations, each drawn uniformly. That suffices where only the last record is
+The test of order rotates records by uniform random places. That suffices if only the last record is
 replaced: a rotation takes any position to the last one, and the oracle's records are exchangeable.
 Both databases of a pair may move, so twice the largest move under rotations is added. The proof in
 docs/proofs/sampled-sensitivity.md counts how often rotations move a database by more than half of
-that. Rotations do not show everything: reversals, exchanges of two records and odd permutations may
-move a target that passes, such as a sum over neighbors in a ring. Such a target treats all
-positions alike.
+that. A target that passes, such as a sum over neighbors in a ring, may still move under reversals,
+exchanges of two records and odd permutations. Such a target treats all positions alike.
 
 The oracle's records may not be exchangeable, though. So the last record of the rotated database is
-replaced, too: that is a record at a random position. A test of ranks refuses the oracle if these
+replaced, too, which is a record at a random position. A test of ranks refuses the oracle if these
 distances are larger than those at the last position.
 
 The probed databases are those of the first pairs, so these pairs count twice: in the estimate and
@@ -57,32 +56,33 @@ from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair, neighboring_pair, random_rotations, rotated
 from dpjax.sensitivity._plan import Plan, size_of_parts
 
-# How far rounding may move a target that sums in another order or in a batch of another size: in
-# units in the last place of the value, or as a share of the distance that a replaced record moves.
+# How far rounding may move a target that sums in another order, or in a batch of another size: in
+# units in the last place, or as a share of the distance that a replaced record moves the target.
 _ROUNDED_UNITS, _ROUNDED_SHARE = 16, 2**-8
-# A defect that shows on a share gamma of all databases escapes 5 / gamma probes with probability at
-# most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
+# A defect that shows on a share gamma of all databases escapes 5 / gamma probes with a probability
+# of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# Probes of a sum only measure its rounding. More of them would cost more than the shortcut saves.
+# Probes of a sum only measure its rounding. More of them would cost more time than the shortcut
+# saves.
 _MOST_SUM_PROBES = 4096
-# Independent records are refused by chance in at most one of 10^8 samplings.
+# Independent records are refused by chance with a probability of at most 10^-8.
 _CERTAIN = math.log(1e8)
-# Exchangeable records are refused by chance with this probability, at each of three tests of them.
+# Each of the three tests of exchangeable records refuses them by chance with this probability.
 _CHANCE = 3e-7
 
 
 class Findings(NamedTuple):
-    """The largest value, over all probed databases, of each distance below.
+    """The findings of probes: for each distance below, its largest value on a probed database.
 
     Attributes:
         resolution: a unit in the last place of the value.
         permuted: how far rotating the records moves the value.
-        replaced: how far replacing a record moves it; at any position, if each is sampled.
-        disagreement: between the distance by the shortcut for sums and by two databases.
+        replaced: how far replacing a record moves it; over all positions, if each is sampled.
+        disagreement: between the distances by the shortcut for sums and by two databases.
         alone: between the value of a database alone and in a batch.
         largest: how far replacing the last record moves it, where NaN counts as infinite.
-        elsewhere: for each database of a chunk, how far replacing the record at a random position
-            moves the value, by the number of the chunk as a text.
+        elsewhere: by the number of a chunk, as a text: for each of its databases, how far replacing
+            the record at a random position moves the value.
     """
 
     resolution: float = 0.0
@@ -91,7 +91,7 @@ class Findings(NamedTuple):
     disagreement: float = 0.0
     alone: float = 0.0
     largest: float = 0.0
-    elsewhere: dict[str, tuple[float, ...]] = {}  # noqa: RUF012, nothing writes to it
+    elsewhere: dict[str, tuple[float, ...]] = {}  # noqa: RUF012, it is never written to
 
     def __or__(self, other: "Findings") -> "Findings":  # type: ignore[override]
         *numbers, elsewhere = self
@@ -99,7 +99,7 @@ class Findings(NamedTuple):
         return Findings(*map(max, numbers, others), elsewhere=elsewhere | more)
 
     def is_rounding(self, moved: float, resolution: float) -> bool:
-        """Whether rounding could explain that a value moves this far."""
+        """Whether rounding alone could move a value this far."""
         return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
 
     def of_all(self, team: Team) -> "Findings":
@@ -111,13 +111,13 @@ class Findings(NamedTuple):
 
 
 class Probes:
-    """The probes of one sampling: which databases, and what its chunks compute for them.
+    """The probes of one sampling: which databases they take, and what chunks compute for them.
 
-    A sum starts its own probes here, so devices run them before they draw pairs.
+    The probes of a sum start here, so that devices run them before they draw pairs.
 
     Attributes:
-        chunks: the chunks that are drawn by a program that probes, too.
-        probing: the work of that program besides distances.
+        chunks: the chunks whose program probes as well as it draws.
+        probing: how much that program probes.
     """
 
     def __init__(self, plan: Plan, *, progress: bool = False):
@@ -129,24 +129,24 @@ class Probes:
             self._sum = _ProbesOfSum(plan, _databases(pair, plan.point), progress=progress)
             return
         needed = -(-self._count // layout.size)
-        # To probe a few chunks too many takes less time than to compile two programs.
+        # Probing a few chunks too many takes less time than compiling two programs.
         few = not pair.calls_host and layout.chunks <= 2 * needed
         self.chunks = range(layout.chunks if few else needed)
         self.probing = probing_of(pair, layout.size, self._count)
         self._rotations = random_rotations(plan.words, pair.n, self._count)
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
-        """By how much the chunk of each device rotates the records of its first databases."""
+        """By how many places each device's chunk rotates the records of its first databases."""
         starts = np.array([self._layout.size * (chunk or 0) for chunk in chunks])[:, None]
         indices = starts + np.arange(self.probing.rows)
         return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
 
     def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
-        """Reads what was probed in the chunk of each device, and evaluates databases alone."""
+        """Reads the findings of each device's chunk, and evaluates databases alone."""
         rows, kept = self.probing.rows, self.probing.kept
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
-        # Roundings differ on nearly all databases, so those of the first chunk are enough.
+        # Roundings differ on nearly all databases, so the databases of the first chunk are enough.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
         found = list[Seen]()
@@ -163,7 +163,7 @@ class Probes:
         return found
 
     def sufficient(self, finished: dict[int, Finished]) -> dict[int, Finished]:
-        """The chunks of a file that need no more probes."""
+        """The chunks of a checkpoint that were probed enough."""
         return {
             chunk: x
             for chunk, x in finished.items()
@@ -171,7 +171,7 @@ class Probes:
         }
 
     def findings(self, finished: dict[int, Finished]) -> Findings:
-        """What was found in chunks."""
+        """The findings in finished chunks."""
         found = Findings()
         for chunk, (row, resolution, seen) in finished.items():
             if count := self._in(chunk):
@@ -198,7 +198,7 @@ class Probes:
         return found
 
     def judged(self, found: Findings) -> Findings:
-        """Adds the findings on a sum, and refuses the target if all that is needed is known.
+        """Adds the findings on a sum; then refuses the target, if enough is known for that.
 
         Raises:
             ValueError: if the probes show that the target or the oracle cannot be sampled.
@@ -224,7 +224,7 @@ class Probes:
         return row[:count].reshape(count, -1)[:, 0]
 
     def _in(self, chunk: int) -> int:
-        """How many pairs of a chunk are probed."""
+        """How many pairs of a chunk are among the probed ones."""
         return min(max(self._count - chunk * self._layout.size, 0), self._layout.size)
 
 
@@ -242,7 +242,7 @@ def _databases(pair: RandomPair, point: OperatingPoint) -> int:
 
 
 def _as_sampled(distances: np.ndarray) -> np.ndarray:
-    """Distances as the order statistic takes them: NaN and negative ones are infinite."""
+    """Distances as the order statistic reads them: NaN and negative ones are infinite."""
     return np.where(distances >= 0, distances, np.inf)
 
 
@@ -254,7 +254,7 @@ def _largest_finite(distances: np.ndarray) -> float:
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
-    """How far values in a batch are from those of the same databases alone, as in a release."""
+    """How far values in a batch are from the values of the same databases alone."""
     if pair.positions == "last":
         refuse_places(databases)
     leaves, structure = jax.tree.flatten(databases)
@@ -279,7 +279,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _compiled_distances(values: Value, others: Value, equal: PyTree, *, norm: Program) -> jax.Array:
     def moved(value: Value, other: Value, equal: PyTree) -> jax.Array:
         apart = difference(value, other)
-        # Two equal infinities have a NaN as their difference.
+        # The difference of two equal infinities would be NaN.
         return length(norm, jax.tree.map(lambda e, x: jnp.where(e, 0, x), equal, apart))
 
     return jax.vmap(moved)(values, others, equal)
@@ -294,7 +294,7 @@ class _ProbesOfSum:
     def __init__(self, plan: Plan, count: int, *, progress: bool):
         """Starts the first chunk of every device."""
         pair, layout = plan.pair, plan.layout
-        # The size need not be that of the sampler: lanes of sums do not touch.
+        # Lanes of sums do not touch, so the chunk size need not be that of the sampler.
         device = layout.devices[0]
         most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
@@ -303,12 +303,12 @@ class _ProbesOfSum:
         self._rotations = random_rotations(plan.words, pair.n, count).astype(np.uint32)
         self._found: Findings | None = None
         self._first = self._started(0)
-        if pair.calls_host:  # Nothing else calls the host meanwhile.
+        if pair.calls_host:  # Code on the host must run for one program at a time.
             self.findings()
 
     @host_errors()
     def _started(self, start: int) -> tuple[dict[str, jax.Array], Database, Value]:
-        """The results of a chunk for every device, on their way."""
+        """Starts a chunk on every device; its results may not be ready yet."""
         starts = start + self._size * np.arange(len(self._devices), dtype=np.uint32)
         indices = starts[:, None] + np.arange(self._size, dtype=np.uint32)
         indices = np.minimum(indices, self._count - 1)  # The last chunk repeats the last database.
@@ -323,7 +323,7 @@ class _ProbesOfSum:
 
     @host_errors()
     def findings(self) -> Findings:
-        """What all chunks show."""
+        """The findings in all chunks."""
         if self._found is not None:
             return self._found
         plan, together = self._plan, self._size * len(self._devices)
@@ -346,13 +346,13 @@ class _ProbesOfSum:
                     found |= Findings(alone=alone)
                 done(min(left, together))
         if plan.pair.positions != "last" or plan.pair.two_records is not None:
-            elsewhere = []  # Another position makes no difference.
+            elsewhere = []  # Positions are alike here, so no test of them is needed.
         self._found = found._replace(elsewhere={"sum": tuple(elsewhere)})
         return self._found
 
 
 def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
-    """The first databases, where all devices and chunks are put in one axis."""
+    """The first databases, with all devices and chunks joined in one axis."""
     return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
 
 
@@ -388,7 +388,8 @@ def _compiled_probes(
 
     def probe_chunk(work: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         numbers, databases, values = jax.vmap(probe)(work[0], work[1].astype(jnp.int32))
-        # The target must see whole databases. Without the barrier, XLA would draw the slice anew.
+        # Databases are returned as the target saw them. Without the barrier, XLA would draw the
+        # returned ones anew.
         databases = lax.optimization_barrier(databases)
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
@@ -407,10 +408,10 @@ def permuted(
 
 
 def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
-    """How much to add to the estimate for rounding that the distances do not show.
+    """How much to add to the estimate for rounding that distances do not show.
 
-    Both values of a pair may be off. So the result is twice the largest move of the target when a
-    database is evaluated alone, or when its records are permuted, unless positions count. For a sum
+    Both values of a pair may be off. So the result is twice the largest move of the target, when a
+    database is evaluated alone or, unless positions count, when its records are permuted. For a sum
     it is at least twice the resolution, plus the disagreement of the shortcut.
 
     Raises:
@@ -450,7 +451,7 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
 
 
 def refuse_rounding(found: Findings) -> None:
-    """Refuses a target whose estimate is 0 though a probe moved its value."""
+    """Refuses a target whose estimate is 0, although a probe moved its value."""
     moved = max(found.permuted, found.alone)
     if moved > 0:
         raise ValueError(
@@ -461,11 +462,11 @@ def refuse_rounding(found: Findings) -> None:
 
 
 def refuse_places(databases: Database) -> None:
-    """Refuses columns that each record has by its place, such as labels, in several databases.
+    """Refuses columns that depend on a record's place alone, such as labels, in several databases.
 
-    Take k databases of n independent records. A column is equal in all of them, and not constant,
-    with probability n / (e n)^k at most. That is largest where one record of each has a mark, with
-    probability 1 / n for each record.
+    Take k databases of n independent records. A column is the same in all of them, and not
+    constant, with probability at most n / (e n)^k. The worst case marks one record in each, each
+    record with probability 1 / n.
     """
     for path, leaf in jax.tree.leaves_with_path(databases):
         k, n = leaf.shape[:2]
@@ -490,9 +491,9 @@ def refuse_other_places(
 
     Args:
         found: the findings of all processes.
-        kth: takes k to the k-th smallest of all sampled distances.
-        point: their number, and the share that may lie beyond an estimate.
-        looks: the largest number of sample sizes at which this might have been asked.
+        kth: maps k to the k-th smallest of all sampled distances.
+        point: the number of distances, and the share that may lie beyond an estimate.
+        looks: the largest number of sample sizes at which the drawing might have ended.
     """
     elsewhere = _all(found)
     if len(elsewhere):
@@ -505,7 +506,7 @@ def _all(found: Findings) -> np.ndarray:
 
 
 def _rounded_apart(found: Findings) -> float:
-    """How far two programs may round the same distance apart."""
+    """By how much two programs may round one distance differently."""
     return 2 * max(found.permuted, _ROUNDED_UNITS * found.resolution)
 
 
@@ -518,7 +519,7 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
         limit: the k-th smallest of all m distances at the last position, or a larger number.
         m: number of databases.
         k: rank of the limit.
-        looks: the largest number of m for which this is asked.
+        looks: the largest number of sample sizes m that are tested.
     """
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
@@ -533,13 +534,13 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
 
 
 def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
-    """Bounds the chance that so many distances at random positions exceed the k-th at the last one.
+    """Bounds the chance that so many distances at random places exceed the k-th at the last place.
 
     It holds for exchangeable records and any target (docs/proofs/shorter.md). A tie counts as not
     beyond, which lowers the chance.
 
     Args:
-        beyond: how many do.
+        beyond: how many distances at random positions exceed it.
         probed: number of distances at random positions, one for each of the first pairs.
         m: number of pairs.
         k: rank of the distance at the last position, among all m pairs.

@@ -23,7 +23,7 @@ from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import is_float
 from dpjax.sensitivity._plan import point_of_each
 
-# Pairs that are drawn at a time take about this many bytes.
+# The pairs that are drawn at a time take about this many bytes.
 _BYTES = 2**26
 # Covers the roundings of the last steps in float64.
 _OUTWARD = 1 + 2.0**-40
@@ -120,7 +120,7 @@ def record_bound(
     point, stated = point_of_each(1, m=m, gamma=gamma, method="exact", confidence=confidence)
     lengths = _lengths(key, oracle, rows, n, point.m)
     (leaf,) = rows.outputs.leaves
-    # The length of d coordinates is rounded by (d / 2 + 3) eps at most; the rows are as they are.
+    # The computed length of d coordinates is off by at most (d / 2 + 3) eps.
     margin = 1 + (leaf.size + 8) * float(jnp.finfo(leaf.dtype).eps)
     longest = float(np.partition(lengths, point.k - 1)[point.k - 1])
     if not math.isfinite(longest):
@@ -180,7 +180,7 @@ def _lengths(
         largest = jnp.max(jnp.abs(three))
         safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
         found = safe * jnp.sqrt(jnp.max(jnp.sum(jnp.square(three / safe), axis=1)))
-        # XLA on a CPU may leave NaN out of a maximum.
+        # On a CPU, XLA may ignore NaN in a maximum.
         return jnp.where(jnp.all(jnp.isfinite(three)), found, jnp.inf)
 
     chunk = max(1, min(m, _BYTES // max(1, 4 * rows.largest_array, 64)))

@@ -1,6 +1,6 @@
 """The sensitivity sampler: an order statistic of sampled distances, and checks of it.
 
-Nothing here is private, because the oracle draws all pairs. So refusals may depend on the draws.
+Nothing here is private, because the oracle draws all pairs. So what is drawn may decide refusals.
 """
 
 import dataclasses
@@ -39,8 +39,9 @@ from dpjax.sensitivity._probes import (
 
 # A distance of fewer units in the last place than this is mostly rounding error.
 _LEAST_RESOLVED = 8
-# With `until`: the most pairs, and the least number of chunks, so that sampling can end between
-# chunks. The distances of the most pairs have room from the start: 256 MiB.
+# With `until`: the most pairs, as a multiple of the least m and as a number; and the least number
+# of chunks, between which sampling can end. Memory for the most distances is taken at the start: at
+# most 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -194,7 +195,7 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement needs no share: a larger estimate covers no fewer pairs.
+        # A marginal statement is not split: the largest estimate covers no fewer pairs.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -235,14 +236,14 @@ def sample_sensitivity(
 
 
 class _Sample(NamedTuple):
-    """An estimate, and how it was found.
+    """An estimate, with all that the sensitivity reports about it.
 
     Attributes:
-        plan: the sampling, with its operating point at the end.
+        plan: the sampling, with its final operating point.
         identity: of the sampling.
         estimate: the largest k-th distance of a position.
         resolution: the coarsest resolution of the target's value.
-        rounding: what probes say that rounding may add.
+        rounding: the most that rounding may add, by the probes.
         findings: of the probes.
     """
 
@@ -297,13 +298,13 @@ def _sampled(
             looks=1 if watch is None else plan.layout.chunks,
         )
     if until is not None:
-        # Timing decides which pairs are drawn by then, and the estimate shows which.
+        # Timing decides which pairs were drawn, and the estimate tells such runs apart.
         identity = digest(plan.identity, estimate)
     return _Sample(plan, identity, estimate, resolution, rounding, findings)
 
 
 def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
-    """The estimate with everything added that rounding may hide, and what it was sampled from."""
+    """The sensitivity: the estimate raised by all that rounding may hide, and its origin."""
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
@@ -365,10 +366,10 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
 
 
 def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
-    """How far the norm of a difference of integers may be rounded down in floats.
+    """How far floats may round down the norm of a difference of integers.
 
-    Integers that the dtype holds are exact. Otherwise each coordinate that is not 0 may be rounded
-    when it is cast and when it is added. l2 adds a few more roundings.
+    Integers that the float dtype holds are exact. Otherwise the cast of each nonzero coordinate may
+    round, and so may its addition. l2 adds a few more roundings.
     """
     outputs = plan.pair.released.outputs.leaves
     floats = [is_float(leaf) for leaf in outputs]

@@ -1,9 +1,9 @@
 """A norm that weighs directions: the length of A^-1 x, computed exactly in integers.
 
 A release with shaped noise adds noise to y = A^-1 f. So the norm must compare the y of neighbors as
-they are computed. In floats, y is a small difference of large products, and each program rounds
-these differently. Here f is rounded to a fine grid, and A^-1 is a matrix of integers. So y depends
-on the bits of f only, not on the batch or the compiler.
+they are computed. In floats, y is a small difference of large products, and every program would
+round these differently. So f is rounded to a fine grid, and A^-1 is a matrix of integers. Then y
+depends on the bits of f alone, and neither on the batch nor on the compiler.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 
 MOST_COORDINATES = 2**12
-# Values are clamped to this many bits, in units of the fine grid, and cut into digits. Then a
-# product of a row with digits stays below 2^31, and a product with values below 2^61.
+# Values are clamped to this many bits, in units of the fine grid, and cut into digits. Then a row
+# times a vector of digits stays below 2^31, and a row times a vector of values below 2^61.
 VALUE_BITS = 36
 _DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
-# The exponents of float32 leave room for these.
+# These exponents of the grid are well within those of float32.
 _LEAST_UNIT, _LARGEST_UNIT = -80, 40
 
 
@@ -87,7 +87,7 @@ class NoiseShape:
 
     @functools.cached_property
     def log_determinant(self) -> float:
-        """Log |det A^-1|, which the map adds to a log density."""
+        """Log |det A^-1|, by which the map changes a log density."""
         return -float(np.linalg.slogdet(self.matrix)[1])
 
     def check_fits(self, value: Value) -> None:
@@ -108,7 +108,7 @@ class NoiseShape:
         Returns:
             Shape (d,), of the widest float dtype of the value.
         """
-        # The rounding to the grid must not change how the value itself is rounded.
+        # The barrier keeps XLA from fusing the grid's rounding with the computation of the value.
         leaves = lax.optimization_barrier(jax.tree.leaves(value))
         units = [round_to_grid(leaf.reshape(-1), self.unit) for leaf in leaves]
         whole = Limbs(*map(jnp.concatenate, zip(*units, strict=True)))
@@ -117,7 +117,7 @@ class NoiseShape:
         return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
-        """A value with the same mapped value: NaN becomes 0, and too large numbers the bound."""
+        """A value that is mapped to the same y: NaN becomes 0, and too large numbers the bound."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -137,7 +137,7 @@ class NoiseShape:
         return jax.tree.unflatten(self.outputs.structure, pieces)
 
     def mapped_in_floats(self, value: Value) -> jax.Array:
-        """A^-1 x without the grid, for densities and lengths, which need not be exact."""
+        """A^-1 x in floats, for densities and lengths, which need not be exact."""
         numbers = flat(value)
         inverse = (self.inverse / 2.0**self.bits).astype(numbers.dtype)
         return jnp.matmul(inverse, numbers, precision="highest")
@@ -145,7 +145,7 @@ class NoiseShape:
     def resolution(self, mapped: jax.Array) -> jax.Array:
         """The length of A^-1 u, where u has a unit in the last place of every coordinate.
 
-        The signs of u are the worst ones: all products count with their magnitudes.
+        All products count with their magnitudes, as for the worst signs of u.
         """
         floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
@@ -172,7 +172,7 @@ def shape_of(
         )
     exact = np.linalg.inv(inverse / 2.0**bits)
     found = NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
-    for array in (found.matrix, found.inverse):  # Programs hold copies.
+    for array in (found.matrix, found.inverse):  # Programs hold copies of them.
         array.setflags(write=False)
     return found
 
@@ -182,7 +182,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
     shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
-    # The last one has the sign.
+    # The last digit carries the sign.
     digits = [*(digit & np.int32(2**_DIGIT_BITS - 1) for digit in digits[:-1]), digits[-1]]
     products = lax.dot(
         jnp.stack(digits), jnp.asarray(matrix.T), preferred_element_type=np.dtype("int32")
@@ -195,7 +195,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    """Narrow floats stay narrow. Integers become floats, because shaped noise has fractions."""
+    """Keeps narrow floats narrow. Integers become floats, because shaped noise has fractions."""
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
 

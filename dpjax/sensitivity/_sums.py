@@ -22,7 +22,7 @@ from dpjax._tracing._walks import Equation, aval, bind, called, run, specs
 from dpjax.sensitivity._norms import difference, distance, is_float, length
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-# Operations that move and copy the elements of one operand.
+# Operations that move or copy the elements of one operand.
 _MOVES = frozenset(
     (
         *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
@@ -33,14 +33,14 @@ _MOVES = frozenset(
 _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
 # Operations that add several operands, or put them next to each other.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
-# Operations that take elements of their first operand, at places that are constant operands.
+# Operations that take elements of their first operand, at places given by constant operands.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
-# An array, and whether it depends on the inputs. If so, it is the linear part of its value.
+# An array, and whether it depends on the inputs. If it does, it is the linear part of its value.
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:
-    """The sum over the leading axis, also of integers too narrow for `jnp.sum`."""
+    """The sum over the leading axis; integers too narrow for `jnp.sum` are widened."""
     wider = _WIDER.get(x.dtype.name)
     return jnp.sum(x if wider is None else x.astype(wider), axis=0)
 
@@ -115,8 +115,8 @@ class SumOfRecords:
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
-        # If n such records could take a sum of integers beyond its dtype, the sum may wrap. Then
-        # the distance is unknown.
+        # If the sum of n such integers could exceed its dtype, it may wrap. Then the distance is
+        # unknown.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -164,7 +164,7 @@ class NotAffineError(Exception):
 def is_affine(program: jex.ClosedJaxpr) -> bool:
     """Whether a program of real arrays is affine in all its inputs, by its operations.
 
-    Derivatives cannot tell: the derivative of a rounding is 0, but a rounding jumps.
+    Derivatives cannot tell: rounding has the derivative 0, but it jumps.
     """
     avals = map(aval, program.jaxpr.invars)
     inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
@@ -219,7 +219,7 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
         return [(values[0] if old == new else values[0].astype(new), True)]
     if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
         raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
-    # The linear part has floats even where the program has integers. So constants become floats.
+    # The linear part has floats even where the program has integers, so constants become floats.
     dtype = next(x.dtype for x, d in operands if d)
     if name in _SUMS:
         # Added constants drop out of f(x) - f(0).
@@ -229,6 +229,6 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
         by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
         if not (name in _LINEAR or by_one or by_first):
             raise NotAffineError(name)
-        if name not in _CHOICES:  # The other operands of choices are places, which stay integers.
+        if name not in _CHOICES:  # Other operands of choices are places, which stay integers.
             values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
     return [(x, True) for x in bind(equation, parameters, values)]

@@ -21,10 +21,10 @@ from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
-    """128 bits for a parameter and its value, equal for values that are equal to the function.
+    """128 bits for a parameter and its value, the same for values that the function sees as equal.
 
-    Numbers count as JAX holds them, in any dtype: 1, 1.0 and float32's 1 are one value, and so are
-    0.0 and -0.0. Functions and members of enumerations count by their names.
+    Numbers count as JAX holds them, in any dtype: 1, 1.0 and float32's 1 are one value, and 0.0 is
+    -0.0. Functions and members of enumerations count by their names.
     """
 
     def is_none(node: object) -> bool:
@@ -96,7 +96,7 @@ class Output:
 
 
 def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
-    """The arrays of a value, named by their keys and attributes, or "value"."""
+    """The arrays of a value, named by their keys and attributes, or "value" without any."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
     outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
     names = [output.name for output in outputs]
@@ -195,7 +195,7 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Numbers as JAX holds them. -0.0 becomes 0.0, so that one stored chunk serves both."""
+    """Numbers as JAX holds them; -0.0 becomes 0.0, so that both share a stored chunk."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -208,7 +208,7 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """The given numbers; for trees an index, and the numbers in each tree."""
+    """The coordinates of an axis: the given numbers; for trees an index, and the numbers inside."""
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
     if len(set(names)) < len(names):

@@ -21,13 +21,13 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# Larger draws stay where they are used, and need no memory of their own. Programs with more draws
-# stay whole, because hundreds of small programs take longer to compile.
+# Larger draws stay where they are used: cut off, they would need memory of their own. Programs with
+# more draws stay whole, because hundreds of small programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
 class Cut(NamedTuple):
-    """A program of a key and values, cut in pieces.
+    """A program of a key and values, cut into pieces.
 
     Attributes:
         draws: programs of the key.
@@ -54,14 +54,14 @@ class _Step:
 def cut_at_draws(program: Program) -> Cut:
     """Cuts a program of a key and values at its small draws from the key.
 
-    Without this, each choice of static parameters would compile ChaCha20 and tables of noise again.
-    The program alone decides where it is cut, so its bits do not depend on other choices.
+    Otherwise each choice of static parameters would compile ChaCha20 and tables of noise again. The
+    program alone decides where it is cut, so its bits do not depend on other choices.
     """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
 
 class _Walked:
-    """The operations of a program one after the other."""
+    """The operations of a program in order, with inner calls inlined where they draw."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -75,7 +75,7 @@ class _Walked:
         draws = [step for step in self._from_key() if self._is_small(step)]
         needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
         draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
-        # No output shows the arrays that an operation writes to.
+        # An operation with effects writes to arrays, which no output shows. So it is never cut.
         if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
             return Cut((), self.program)
 
@@ -88,7 +88,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # Its operations are those of a checked program, so it is not checked again.
+        # Its operations come from a checked program, so it need not be checked again.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -108,7 +108,7 @@ class _Walked:
         return value
 
     def _from_key(self) -> list[_Step]:
-        """The operations of random numbers that depend on the key and on constants alone."""
+        """The random operations that depend on the key and on constants alone."""
         found, known, from_key = list[_Step](), {*self._constants}, {self._inputs[0]}
         for step in self._steps:
             if others := {operand for operand in step.operands if operand not in known}:
@@ -120,7 +120,7 @@ class _Walked:
         return found
 
     def _is_small(self, step: _Step) -> bool:
-        """Whether it draws a few numbers, or keys of the same kind as the key."""
+        """Whether it draws few numbers, or keys of the kind of the key."""
         drawn, kind = [*map(aval, step.equation.outvars)], self.program.inputs.leaves[0].dtype
         kinds = {x.dtype for x in drawn if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
         return kinds <= {kind} and 0 < sum(x.size for x in drawn) <= _MOST_VALUES
@@ -133,7 +133,7 @@ class _Walked:
         return Program.trace("function", draw, key)
 
     def _needed(self, wanted: Sequence[_Value], known: Collection[_Value]) -> set[_Value]:
-        """The values that must be computed or known to compute the wanted ones."""
+        """The values that the wanted ones depend on, back to the known ones."""
         needed, ends = set(wanted), set(known)
         for step in reversed(self._steps):
             if any(value in needed and value not in ends for value in step.outputs):
@@ -172,9 +172,9 @@ def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Ar
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
 
 
-# An interruption should lose at most one of `_CHUNKS` chunks. Chunks of fewer cells are slow.
+# An interruption loses about one of `_CHUNKS` chunks. Chunks of fewer cells would be slow.
 _CHUNKS, _LEAST_CELLS = 16, 64
-_LEAST = 2  # XLA compiles a batch of one to a different program, which rounds differently.
+_LEAST = 2  # XLA compiles a batch of one to another program, with other roundings.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ class Part:
         fingerprint: of the choice.
         program: maps a key and the traced parameters to the outputs.
         outputs: of a cell.
-        words: to fold into the key, for every cell. The repeat moves fastest, then the last of the
+        words: of every cell, to fold into the key. The repeat varies fastest, then the last of the
             traced parameters, in the given order.
     """
 

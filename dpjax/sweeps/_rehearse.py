@@ -176,7 +176,7 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
 
 
 def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
-    """The options with the largest noisy scores, as many as others select."""
+    """The options with the largest noisy scores, as many as the selections choose."""
     if not jax.tree_util.all_leaves([noisy]) or noisy.ndim - selected.ndim not in (0, 1):
         raise TypeError(
             "target must return one array of scores, because a mechanism selects by score"
@@ -245,7 +245,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
 def _numbers(
     variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
 ) -> np.ndarray:
-    """All numbers of arrays in one row behind the first axes, in float64 for their differences."""
+    """All numbers behind the first axes in one row, in float64 because they are subtracted."""
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)

@@ -27,9 +27,9 @@ class Store:
     """The chunks of one sweep, in a folder that several processes may share.
 
     A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
-    ask for stay in the folder. A process locks a chunk's claim while it computes the chunk. The
-    system frees the locks of a process that dies, and another process takes over. Results do not
-    depend on locks: two processes compute the same bits, and a file is replaced as a whole.
+    ask for stay in the folder. While a process computes a chunk, it locks the chunk's claim. If it
+    dies, the system frees its locks, and another process takes over. Results do not depend on
+    locks: any two processes compute the same bits, and a file is always replaced as a whole.
 
     Attributes:
         path: of the folder.
@@ -38,7 +38,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes the folder if it does not exist."""
         self.path = pathlib.Path(os.fspath(path))
-        # An existing folder may be a mounted disk: then only itself must be writable.
+        # An existing folder may be a mounted disk, whose parent need not be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, and is a file")
@@ -62,7 +62,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads the folder. Other processes wait until this one has announced its runs."""
+        """Reads the folder; others wait to read it until this process has announced its runs."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
@@ -75,13 +75,13 @@ class Store:
             yield
 
     def _forget_runs(self) -> None:
-        """If nobody else works here, deletes announced runs: those without a chunk are over."""
+        """If nobody else works here, deletes announcements: the runs behind them are over."""
         if try_lock(self._users):
             for file in self.path.glob("*.run"):
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Announces the run of a part before its first chunk. Others must agree with it."""
+        """Announces the run of a part before its first chunk; others must agree with it."""
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
 
@@ -97,7 +97,7 @@ class Store:
             named: by part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # For a part that this call does not ask for, only the common part of its run is known.
+            # Of a part that this call does not ask for, only what all parts share is known.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""

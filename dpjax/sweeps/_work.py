@@ -25,7 +25,7 @@ _PAUSE = 0.2  # Seconds between looks for the chunks of other processes.
 
 
 class Work:
-    """The cells of all parts, and their values as far as they are known.
+    """The cells of all parts, and the values that are known so far.
 
     Attributes:
         values: for each output the values of all cells.
@@ -63,7 +63,7 @@ class Work:
                 self._runs.append(run)
             if store is not None:
                 self._read(store)
-        # Chunks are consecutive missing cells, so processes that start together cut alike.
+        # Chunks are consecutive missing cells, so processes that start together make equal chunks.
         self._chunks: list[list[np.ndarray]] = []
         for size, there in zip(self._sizes, self.there, strict=True):
             missing = np.flatnonzero(~there)
@@ -110,7 +110,7 @@ class Work:
         nothing = chunks[0][:0]
 
         def claimed() -> Iterator[list[np.ndarray]]:
-            """For each step the chunk of every device; an empty one if another process has it."""
+            """Each step's chunk for every device; empty where another process has the chunk."""
             for step in layout.steps():
                 mine = [nothing if c is None else chunks[c] for c in step]
                 if store is not None:
@@ -190,7 +190,7 @@ def _run_chunk(
     return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)
 
 
-# Keys travel as words: `jax.debug_key_reuse` would take each program for another use of a key.
+# Keys are passed as words, because `jax.debug_key_reuse` would count every program as another use.
 @functools.partial(jax.jit, static_argnames="mesh")
 def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Array:
     def chunk(key: Key, words: jax.Array) -> jax.Array:

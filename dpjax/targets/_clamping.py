@@ -12,7 +12,7 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def check_known(name: str, value: object) -> None:
-    """Refuses a traced number, where a target or its bound depends on the number itself."""
+    """Refuses a traced number where a target, or its bound, depends on the number itself."""
     if _checks.is_traced(value):
         raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
 
@@ -35,8 +35,8 @@ def middle_and_half(low: float, high: float) -> tuple[float, float]:
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
     """Numbers as floats in [lower, upper]; NaN counts as lower.
 
-    The ends are rounded inward to the dtype. If they were rounded to nearest, they could span more
-    than upper - lower, and a bound computed from these two numbers would be wrong.
+    The ends are rounded inward to the dtype. Rounded to nearest, they could span more than
+    upper - lower, and a bound computed from these two numbers would be wrong.
     """
     numbers = comparable(x)
     low, high = _round_inward(lower, upper, numbers.dtype)
@@ -51,15 +51,15 @@ def clip_and_replace_nan(
 
 
 def comparable(numbers: jax.Array) -> jax.Array:
-    """Numbers as floats without subnormals, which compare alike on every thread and device."""
+    """Numbers as floats without subnormals, which not all threads and devices compare alike."""
     return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
 
 
 def without_subnormals(numbers: jax.Array) -> jax.Array:
-    """The same numbers, with 0 for subnormal floats: some operations of XLA take these for 0."""
+    """The same numbers, with 0 for subnormal floats, which some operations of XLA flush to 0."""
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         return numbers
-    # This finfo is of ml_dtypes, which has no types.
+    # ml_dtypes, where this finfo comes from, has no type annotations.
     subnormal = jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny  # pyright: ignore
     return jnp.where(subnormal, 0, numbers)  # pyright: ignore
 
@@ -72,7 +72,7 @@ def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int)
         raise TypeError(f"{wanted}, got {_checks.shown(numbers)}") from error
     if array.ndim != 1 or array.size < least or not np.all(array[1:] > array[:-1]):
         raise ValueError(f"{wanted}, got {_checks.shown(numbers)}")
-    array.setflags(write=False)  # So programs that it is in can be kept.
+    array.setflags(write=False)  # So that programs with it can be kept.
     return array
 
 
@@ -84,7 +84,7 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
             low = np.nextafter(low, np.asarray(np.inf, dtype))
         if float(high) > upper:
             high = np.nextafter(high, np.asarray(-np.inf, dtype))
-    # A subnormal end would be flushed to 0 on some devices, and 0 may lie outside of the interval.
+    # Some devices flush a subnormal end to 0, and 0 may lie outside of the interval.
     tiny = np.finfo(dtype).tiny
     if 0 < abs(low) < tiny:
         low = np.asarray(tiny if low > 0 else 0, dtype)
@@ -102,8 +102,8 @@ def into_unit_ball(x: jax.Array) -> jax.Array:
 
     Lengths are rounded up, so no result is longer than 1. Results are float32 or wider.
     """
-    # This is large enough for any feature, and its square is finite. Infinite features would give
-    # infinity over infinity.
+    # Large enough for any feature, with a finite square. An infinite feature would become infinity
+    # over infinity.
     x = clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), -1e15, 1e15)
     length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
     margin = 1 + (x.shape[-1] + 8) * float(np.finfo(x.dtype).eps)

@@ -1,7 +1,7 @@
 """Targets that are command-line programs.
 
-How much a program prints may depend on private records. So its output is read in pieces, and memory
-holds no more than the numbers that were expected.
+How much a program prints may depend on private records. So its output is read piece by piece, and
+memory never holds more than the expected numbers.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from dpjax._tracing._host_calls import ended_when_stopped
 from dpjax._tracing._host_code import HostCode
 from dpjax.targets._host import host_target, spec_of
 
-# A float in full takes up to 767 digits.
+# An exact float has up to 767 digits.
 _LONGEST_WORD = 1024
 _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
 _NAP = 0.05  # Seconds between two looks whether the program has ended.
 Process = subprocess.Popen[bytes]
-# A shell sets two limits, and then the program takes its place. A file may not grow beyond so many
-# units of 512 bytes, and if memory runs out, Linux kills this process first.
+# A shell sets two limits, and then becomes the program. No file may grow beyond so many units of
+# 512 bytes, and if memory runs out, Linux kills this process first.
 _LIMITED = (
     "/bin/sh",
     "-c",
@@ -161,7 +161,7 @@ def converse(
     *,
     timeout: float,
 ) -> str:
-    """Writes the input of a program, and passes on its output until it ends.
+    """Writes the input of a program, and passes its output on until it ends.
 
     Args:
         process: with pipes, unbuffered.
@@ -251,7 +251,7 @@ class _Program:
             stderr=pipe,
             start_new_session=True,
         )
-        # We kill the group also after success: the program may have started others.
+        # The group is killed after success, too: the program may have started others.
         with ended_when_stopped(start, _kill) as process:
             complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)
         if process.returncode != 0:
@@ -284,7 +284,7 @@ def _csv(database: Database) -> str:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """One row for each record. Each number has the fewest digits that read back as itself."""
+    """A row of texts for each record: every number in the fewest digits that read back the same."""
     numbers = array.astype(int) if array.dtype == bool else array
     if not np.issubdtype(numbers.dtype, np.number):
         numbers = numbers.astype(np.float32)  # NumPy does not print bfloat16 and the like.

@@ -114,7 +114,7 @@ def host_target(
     freeze()  # Raises early if something cannot be frozen; the copy is made when traced.
 
     def target(database: Database) -> Value:
-        # JAX may call back on its own thread, which does not see the caller's configuration.
+        # JAX may call back on a thread of its own, which does not see the caller's configuration.
         with joblib.parallel_config() as configuration:
             workers = _Workers(dict[str, object](configuration, **options))
         tracing = _host_calls.current()
@@ -139,8 +139,8 @@ T = TypeVar("T")
 class _Workers:
     """Where databases are evaluated, as joblib is told.
 
-    Workers change no value. So a fingerprint must not contain their configuration: this is no
-    dataclass, and its text is fixed.
+    Workers do not change values, so no fingerprint may contain their configuration. Therefore this
+    is no dataclass, and its text is fixed.
     """
 
     def __init__(self, configuration: dict[str, object]):
@@ -157,8 +157,8 @@ class _Workers:
         joblib = _checks.extra("joblib", "host")
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
-            # Only processes need the lock. With one job, a call that an interruption abandoned
-            # would hold it, and others would wait.
+            # Only processes need the lock. With one job, an abandoned call (after Ctrl-C) would
+            # keep holding it, and others would wait.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
@@ -181,7 +181,7 @@ def _failure(error: BaseException) -> _Failure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Evaluation(HostCall):
-    """What JAX calls back, on databases that share leading axes."""
+    """The function that JAX calls back, with a stack of databases."""
 
     code: HostCode
     output: PyTree
@@ -191,7 +191,7 @@ class _Evaluation(HostCall):
     def __call__(self, origin: jax.typing.ArrayLike, database: Database) -> list[np.ndarray]:
         """The leaves of the values; on private databases, only an interruption raises."""
         try:
-            # Only NumPy from here on: JAX may wait for this call, so we must not wait for JAX.
+            # Only NumPy from here on: JAX may wait for this call, so it must not wait for JAX.
             origin = np.asarray(origin)
             batch = origin.shape[:-1]
             origins = origin.reshape(-1, *_host_calls.SPEC.shape)
@@ -222,7 +222,7 @@ class _Evaluation(HostCall):
             return self.workers.map(attempt, (task for task in tasks if wanted()))
         except _host_calls.HostError:
             raise
-        except Exception as error:  # From the workers, if a process was killed for example.
+        except Exception as error:  # Of the workers: for example, a process was killed.
             failure = _failure(error)
             if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
@@ -232,8 +232,9 @@ class _Evaluation(HostCall):
 def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, as declared; a failure on a sampled database ends the sampling."""
-    # In a worker this is its main thread. Signals arrive there, so the function goes to another.
+    """The leaves of the value, as declared. A failure on a sampled database ends the sampling."""
+    # In a worker process this is the main thread, where signals arrive. So the function runs in
+    # another one.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:

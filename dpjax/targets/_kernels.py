@@ -133,7 +133,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
             raise ValueError(f"records must have shape ({dims},), got {jnp.shape(record)}")
         x = record.astype(compute_dtype(record.dtype))
         axis = jnp.asarray(np.linspace(0.0, 1.0, degree + 1), x.dtype)
-        # One vector per coordinate: XLA is four times slower on rows of one array.
+        # A vector for each coordinate: XLA is four times slower on rows of one array.
         return reduce(jnp.multiply.outer, [gaussian_kernel(axis, x[i], h) for i in range(dims)])
 
     def finish(average: jax.Array) -> jax.Array:
@@ -149,7 +149,7 @@ def _bound(h: float, dims: int | None) -> Bound:
         del norm  # linf.
         size, d = _checks.integer("n", n, least=1), known_dims(dims)
         _peak(h, d, dtype)
-        less_than_pi = Fraction(math.pi)  # The float64 is below pi, so the peak is rounded up.
+        less_than_pi = Fraction(math.pi)  # This float64 is below pi, so the peak is rounded up.
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
         # The peak is rounded, and so is its product with an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
@@ -285,7 +285,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # linf.
         size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
-        # The errors of averages are relative to them above this size, and absolute below it.
+        # Above this size, the errors of averages are relative; below it, they are absolute.
         least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
         rounding = 20 * unit(dtype) * (1 + least / exactly)
         return round_up(min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype)))
@@ -293,9 +293,9 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
-@jax.jit  # JAX keeps its trace, so that targets are traced faster.
+@jax.jit  # JAX keeps this trace, which makes tracing a target faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sorted x, and each gap below one times its least y; the first x has no gap, and weighs 0."""
+    """Sorted x; and for each x, the gap below it times its least y (0 for the first x)."""
     # On a CPU, XLA sorts integers six times faster than floats with a payload. So the bits of x are
     # sorted alone, as integers, and each y finds its place by a binary search.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))

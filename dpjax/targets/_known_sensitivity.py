@@ -16,7 +16,7 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.sensitivity._sums import Summable
 from dpjax.targets._bounds import VectorNorm, running_dtype
 
-# Takes the norm, n (None where it is not given) and the dtype in which the target computes.
+# Maps the norm, n (None if not given) and the dtype of the computation to the bound.
 Bound = Callable[[VectorNorm, int | None, np.dtype], float]
 
 

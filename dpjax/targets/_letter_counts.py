@@ -96,7 +96,7 @@ def letter_counts(*, width: int) -> BoundedSum:
             raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        # In a narrower dtype the codes that we compare with could wrap.
+        # In a narrower dtype, the codes of letters could wrap.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
@@ -109,7 +109,7 @@ def letter_counts(*, width: int) -> BoundedSum:
 
 
 class _Counts(BoundedSum):
-    reads = "integers"  # Codes beyond those of letters do not count.
+    reads = "integers"  # Codes beyond letters are not counted.
 
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max

@@ -18,30 +18,30 @@ from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
-# How far a step may go toward the boundary, as a share of the way. A larger share would cost the
-# divisors of the next step their digits. A smaller one would take more steps.
+# How far a step may go toward the boundary, as a share of the way. With a larger share, divisors of
+# the next step would lose digits. With a smaller one, there would be more steps.
 _STRIDE = 0.99
-# The complementary products to aim for, divided by the cap. A product is of a slope and a distance,
-# so this bounds the error of a margin. In float32 it is a tenth of eps. In float64 that would be
-# finer than any answer needs, and a fixed number of steps may not get there, so it is 1e-12.
+# The goal for the complementary products, over the cap. A product is a slope times a distance, so
+# the goal bounds the error of a margin. In float32 it is a tenth of eps. In float64 that would be
+# finer than needed, and a fixed number of steps might not reach it, so it is 1e-12.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# An undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that begins at the penalty, 1.
-# At a gap of 16 cap^2 eps it adds 1 / (128 eps), which leaves the Cholesky factor seven bits for
-# longer records, and for more of them.
+# An undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that starts as the penalty, 1.
+# At a gap of 16 cap^2 eps it adds 1 / (128 eps). This leaves the Cholesky factor seven bits, for
+# longer records and for several of them.
 _GAP_PER_CAP_IN_UNITS = 16
-# This relative amount is added to the diagonal. It covers the rounding of its sums, so no pivot is
-# negative. It changes the path but not the end, because residuals are computed without it.
+# A relative amount that is added to the diagonal. It covers the rounding of the sums there, so no
+# pivot is negative. It changes the path but not the end: residuals are computed without it.
 _JITTER_IN_UNITS = 8
-# Features that are not clipped to [0, 1] are clipped to this, so that products do not overflow.
+# Features that need not lie in [0, 1] are clipped to this, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# Interior point steps that use only the undecided records.
+# The number of last steps, which use the undecided records alone.
 _LAST_STEPS = 8
-# The least and the largest slope at the start, as shares of the cap, and the width of the start.
+# Of the start: the least and the largest slope, as shares of the cap, and the width.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# A slope this near to 0 or to the cap counts as decided, as a share of the cap.
+# A slope this near to 0 or to the cap, as a share of the cap, counts as decided.
 _DECIDED = 0.1
-# A penalty keeps the bias in place if no record does. It is in units of eps times the cap in the
-# first steps, and in units of the cap in the last ones.
+# A penalty that keeps the bias in place if no record does: in the first steps in units of eps times
+# the cap, in the last ones in units of the cap.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
     theta: jax.Array
     slope: jax.Array  # Below the cap.
-    spare: jax.Array  # The cap minus the slope, a variable of its own: the difference would cancel.
+    spare: jax.Array  # The cap minus the slope; kept apart, because the difference would cancel.
     short: jax.Array  # How far a record is short of the margin; complementary to spare.
     beyond: jax.Array  # How far a record is beyond the margin; complementary to slope.
 
@@ -131,7 +131,7 @@ def linear_svm(
         positive = database["y"].astype(x.dtype) > 0
         positives = jnp.sum(positive)
         y = jnp.where(positive, 1, -1).astype(x.dtype)
-        # Centered features hardly interact with the bias, which helps the solver.
+        # Centered features hardly interact with the bias, so the solver converges faster.
         centered = x - jnp.mean(x, axis=0)[None, :]
         rows = jnp.concatenate([centered, jnp.ones((n, 1), x.dtype)], axis=1).T * y[None, :]
         cap = jnp.asarray(cost / n, x.dtype)
@@ -188,12 +188,12 @@ def _solve(
 
 
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
-    """A start: weights along the difference of the classes' means, with slopes that match them."""
+    """A start: weights along the difference of the classes' means, and slopes that match them."""
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # This length makes margins 1 on average, if the cap allows it.
+    # This length makes margins 1 on average, where the cap allows it.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -204,7 +204,7 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
-    """The middle of the minimizing biases; thresholds are y - w'x, positives the positive labels.
+    """The middle of the minimizing biases. Thresholds are y - w'x; `positives` counts labels of 1.
 
     The derivative of the sum of hinges in the bias begins at -positives, and grows by one at each
     threshold. So it is 0 between the order statistics of ranks positives and positives + 1.
@@ -267,8 +267,8 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # Mehrotra's rule: the share of the gap that a plain Newton step leaves says how much to
-        # center. Its cube is near 0 after a good step, and near 1 after a bad one.
+        # Mehrotra's rule: the share of the gap that remains after a plain Newton step decides how
+        # much to center. Its cube is near 0 after a good step, and near 1 after a bad one.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -276,7 +276,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
-        # If a factorization still fails, the last finite point is the answer.
+        # If a factorization fails nevertheless, the last finite point is the answer.
         finite = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
 
@@ -298,7 +298,7 @@ def _move(at: Point, step: Point) -> Point:
     pairs = list(zip(at[1:], step[1:], strict=True))
     shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
     length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
-    # The stride keeps all variables above 0, except for rounding; a 0 would be a divisor later.
+    # The stride keeps variables above 0 up to rounding, and a 0 would be a divisor later.
     tiny = np.finfo(at.theta.dtype).tiny
     positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
     return Point(at.theta + length * step.theta, *positive)

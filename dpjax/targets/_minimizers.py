@@ -4,8 +4,8 @@ An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||
 ||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
 
 Fast solvers usually get there, but nobody has proven it in floats. And a private gradient must not
-decide whether a release happens. So a walk along the gradient follows: at most K steps, and usually
-none. It takes any point to the minimizer. docs/proofs/learners.md has the proof.
+decide whether a release happens. So a walk along the gradient follows, of at most K steps and
+usually of none. It takes any point to the minimizer. docs/proofs/learners.md has the proof.
 """
 
 import math
@@ -23,11 +23,11 @@ from dpjax._core._values import Scalar
 from dpjax.targets._bounds import unit
 from dpjax.targets._clamping import check_known
 
-# Lambda must be large against the rounding errors of a Hessian and its factorization. Weights of
-# about 1 / lambda must be far above the least float.
+# Lambda must be large against the rounding errors of a Hessian and its factorization. And weights,
+# which are about 1 / lambda, must stay far above the least float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
 # The walk ends if the computed gradient is at most so many times as long as its rounding error.
-# Solvers get below that: rounding the weights, the step and the gradient leaves three.
+# Solvers get below that: the rounding of weights, step and gradient leaves about three.
 GRADIENTS_IN_ERRORS = 4
 Number = TypeVar("Number", float, Fraction)
 
@@ -49,7 +49,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto the ball around 0, which takes it farther from no point of it; 0 for NaN."""
+    """Projects w onto a ball around 0, and so no farther from any point in it; NaN gives 0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
@@ -108,7 +108,7 @@ def walk_to_minimizer(
     step_size: Scalar,
     plan: WalkPlan,
 ) -> jax.Array:
-    """From any point to one that is as near to the minimizer as `walk_error` says.
+    """Walks from any point to one as near to the minimizer as `walk_error` says.
 
     Args:
         gradient_of: the gradient of the objective, in floats.

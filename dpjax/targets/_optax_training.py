@@ -193,7 +193,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """The mean of `before` points and the current one; the current one if `before` is 0 or less."""
+    """The mean of `before` earlier points and the current one; the current one if before <= 0."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)

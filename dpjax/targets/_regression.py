@@ -40,10 +40,10 @@ from dpjax.targets._minimizers import (
 
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop goes on to a gradient shorter by this factor, while steps still help. Most problems get
-# there, and the sampler then sees a smaller error. Beyond it nothing is gained.
+# While steps still help, the loop continues to a gradient shorter by this factor. Most problems get
+# there, so that the sampler sees a smaller error. Still shorter ones gain nothing.
 _FAR_BELOW = 1024
-# Each refinement lowers the residual by a factor of 16 or more, down to its rounding.
+# Each refinement divides the residual by 16 or more, down to its rounding error.
 _REFINEMENTS = 6
 
 
@@ -103,7 +103,7 @@ class _Point(NamedTuple):
     gradient: jax.Array
     length: jax.Array  # The length of the gradient.
     before: jax.Array  # The length of the gradient one step ago.
-    steps: jax.Array  # A float of the dtype of the features, which counts high enough.
+    steps: jax.Array  # In the dtype of the features, which counts high enough.
 
 
 def logistic_regression(*, regularization: float, dims: int | None = None) -> BoundedTarget:
@@ -195,8 +195,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         del norm  # l2.
         return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
 
-    # Targets close over numbers alone. So it can be seen that they do not change, and JAX keeps
-    # their traces.
+    # The target closes over numbers alone, so a release sees that it cannot change, and keeps its
+    # trace.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
@@ -205,10 +205,10 @@ def _logistic_objective(regularization: float) -> _Objective:
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # At weights up to twice as long as the longest. A product w'x is wrong by (d + 1) eps / 2
-        # times the length of w, and the slope of the sigmoid is at most 1/4. The sigmoid, its
-        # product with a record, their average, lambda w and the difference add 8 eps together. The
-        # grid of an average adds eps / 8 in each coordinate.
+        # At weights up to twice as long as the longest. A product w'x is off by (d + 1) eps / 2
+        # times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product
+        # with a record, their average, lambda w and the difference are off by 8 eps together. The
+        # grid of the average adds eps / 8 in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
     # The slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
@@ -305,9 +305,9 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # With the rounding of second moments. In eps / 2: a product with moments is off by d + 1
-        # times the length of w, lambda w by 1, and two differences by 2. Moments, rounded to a grid
-        # and as they are divided, are off by d / 2 + 5.
+        # Includes the rounding of second moments. In units of eps / 2: the product with moments is
+        # off by d + 1 times the length of w, lambda w by 1, and two differences by 2. The grid and
+        # the division of an average leave moments off by d / 2 + 5.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

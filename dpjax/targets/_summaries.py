@@ -119,7 +119,8 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
     # Powers beyond float64 are refused below, once the dtype is known.
-    largest = [float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1)]
+    # A tuple, because a list may change, and a target that may change is traced at every release.
+    largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
         if jnp.shape(record) != ():
@@ -142,7 +143,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
 
 
 def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
-    """Refuses powers that overflow: then moments of neighbors could differ without limit."""
+    """Refuses powers that overflow: moments of neighbors could then differ without limit."""
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
@@ -221,7 +222,7 @@ def exact_probability(probability: float | Fraction) -> Fraction:
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers: by magnitude, because `order_statistic` needs it."""
+    """The k-th smallest of finite numbers, by their magnitudes, as `order_statistic` needs."""
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives
