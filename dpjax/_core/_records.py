@@ -161,6 +161,7 @@ def check_padded(database: Database) -> None:
     """Refuses a database whose arrays show its number of records, where that is private."""
     if not isinstance(database, PaddedRecords):
         raise ValueError(
-            "under add-or-remove-one the number of records is private, and an array shows it: pass"
+            "under add-or-remove-one, and for people with several rows, the number of records is"
+            " private, and an array shows it: pass"
             " dpjax.queries.padded_records(database, capacity=...)"
         )

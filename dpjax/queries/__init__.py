@@ -12,6 +12,7 @@ from dpjax.queries._moments import private_covariance, private_mean, private_pca
 from dpjax.queries._mwem import Mwem, MwemTable, mwem
 from dpjax.queries._name_search import NameSearch, name_search
 from dpjax.queries._padded_records import PaddedRecords, padded_records
+from dpjax.queries._people import PeopleQuery, PeopleScores, by_person
 from dpjax.queries._private_quantiles import private_quantiles
 from dpjax.queries._quantiles import QuantileScores, quantile_scores
 from dpjax.queries._query import Query
@@ -26,12 +27,15 @@ __all__ = [
     "MwemTable",
     "NameSearch",
     "PaddedRecords",
+    "PeopleQuery",
+    "PeopleScores",
     "QuantileScores",
     "Query",
     "SeveralSelections",
     "TopK",
     "Workload",
     "by",
+    "by_person",
     "contingency_query",
     "counting_query",
     "frequencies",

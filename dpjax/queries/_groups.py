@@ -16,6 +16,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
+from dpjax._core._guarantee import RECORD
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax.mechanisms._selection import sum_of_group_maxima
@@ -80,6 +81,11 @@ class Groups:
                 f" tell larger integers apart, got {largest}: give the column as integers"
                 f"{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
             )
+
+    @property
+    def named(self) -> tuple[tuple[str, int], ...]:
+        """The column, if it has a name, with the number of its keys."""
+        return ((self.column, len(self.keys)),) if isinstance(self.column, str) else ()
 
     def inside(self, records: Database) -> Database:
         """The records that the query sees: one column, or all but the column of the groups."""
@@ -233,12 +239,15 @@ class GroupedQuery(Query):
 
     Attributes:
         keys: of the groups, in order; the first axis of the value.
+        named_groups: the columns with names, each with the number of its keys, also of a query that
+            was by group already.
 
     Formal guarantees:
         The guarantees of `by`.
     """
 
     keys: tuple[int, ...] | tuple[str, ...]
+    named_groups: tuple[tuple[str, int], ...] = ()
 
     norms = (*Query.norms, _BY_GROUP)
 
@@ -274,6 +283,11 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
     def keys(self) -> tuple[int, ...] | tuple[str, ...]:
         """The keys of the groups, in order."""
         return self.groups.keys
+
+    @property
+    def named_groups(self) -> tuple[tuple[str, int], ...]:
+        """The column, if it has a name, with the number of its keys."""
+        return self.groups.named
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (groups, quantiles, candidates)."""
@@ -386,6 +400,11 @@ def by(
         [5.0, 0.0, 4.0]
     """
     which = groups(column, keys, of)
+    if getattr(query, "privacy_unit", RECORD) != RECORD:
+        raise TypeError(
+            "query must be one of rows, whose people may be in several groups, got one by person:"
+            " make it by group first, as by_person(by(query, ...), ...)"
+        )
     if isinstance(query, QuantileScores):
         return GroupedScores(scores=query, groups=which)
     if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -394,7 +413,10 @@ def by(
             f" got {_checks.shown(query)}; release anything else for one group after the other,"
             " inside `with ledger.parallel()`"
         )
-    return GroupedQuery(integers_by_group(query._integers, which), which.keys)
+    # A name inside of one column may be another column.
+    inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
+    integers = integers_by_group(query._integers, which)
+    return GroupedQuery(integers, which.keys, (*which.named, *inner))
 
 
 def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:

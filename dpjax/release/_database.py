@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpjax._core._columns import Numbers, is_numbers
 from dpjax._core._frames import place_of
+from dpjax._core._guarantee import RECORD
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import as_dtype, check_padded, exact_records
 from dpjax._core._types import Database, PyTree
@@ -20,7 +21,11 @@ _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 
 def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
     """Converts a database to records for the target; its structure alone decides on refusals."""
-    if sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE and sensitivity.n is None:
+    known = knowing(target)
+    # Another person may have another number of rows.
+    of_people = known is not None and known.privacy_unit != RECORD
+    added = sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if (added or of_people) and sensitivity.n is None:
         check_padded(database)
     records, n = exact_records("database", database)
     if sensitivity.n is not None and n != sensitivity.n:
@@ -29,7 +34,6 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
         )
     if sensitivity.records is not None:
         return _as_sampled(records, sensitivity.records)
-    known = knowing(target)
     reads = "arrays" if known is None else known.reads
     if reads == "numbers":
         return records

@@ -1,0 +1,545 @@
+"""Queries about people who have several rows: which rows count, and how far one person moves them.
+
+docs/proofs/people.md has the proofs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy, KnowsAccuracy
+from dpjax._core._columns import Numbers, Texts
+from dpjax._core._guarantee import RECORD
+from dpjax._core._records import PaddedRecords
+from dpjax._core._types import Database, Value
+from dpjax._core._values import Inside, Mechanism, NeighboringRelation
+from dpjax._exact._numerics import round_up
+from dpjax.queries._groups import (
+    GroupedIntegers,
+    GroupedQuery,
+    GroupedScores,
+    integer_keys,
+)
+from dpjax.queries._groups import (
+    _keys_of as keys_of,
+)
+from dpjax.queries._groups import (
+    _picked as picked,
+)
+from dpjax.queries._groups import (
+    _without as without,
+)
+from dpjax.queries._padded_records import present_records
+from dpjax.queries._quantiles import QuantileScores
+from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.targets._bounds import VectorNorm, sqrt_up
+from dpjax.targets._clamping import comparable
+from dpjax.targets._known_sensitivity import KnownSensitivity
+
+_MOST_ROWS = 2**20
+PerPerson = Literal["sum"]
+Name: TypeAlias = str | int
+
+
+def unit_of(person: Name) -> str:
+    """The privacy unit of people whom a column names."""
+    return f"person ({person})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Which rows of a person count; it depends on the rows of this person and their order alone.
+
+    Attributes:
+        person: the column of ids.
+        rows: how many rows count, in each of the person's groups.
+        groups: columns, and in how many of its groups a person counts.
+        order: the column whose increasing order says which rows are first; None for their places.
+    """
+
+    person: Name
+    rows: int
+    groups: tuple[tuple[Name, int], ...] = ()
+    order: Name | None = None
+
+    def kept(self, records: Database, present: jax.Array) -> tuple[jax.Array, "Cells"]:
+        """Which rows count, and the person and groups of each."""
+        ids, known = codes_of(keys_of(self.person, records))
+        present, order = present & known, self._order(records)
+        columns: list[jax.Array] = []
+        for column, _ in self.groups:
+            codes, known = codes_of(keys_of(column, records))
+            columns.append(codes)
+            present &= known
+        for codes, (_, most) in zip(columns, self.groups, strict=True):
+            present &= _number_of_group(ids, codes, present, order) < most
+        cells = Cells((ids, *columns), order)
+        return present & (cells.rank(present) < self.rows), cells
+
+    def _order(self, records: Database) -> tuple[jax.Array, ...]:
+        if self.order is None:
+            return ()
+        column = keys_of(self.order, records)
+        if isinstance(column, Texts):
+            raise TypeError(f"order must be a column of numbers, got texts in {self.order!r}")
+        return (_increasing(column),)
+
+    @property
+    def note(self) -> str:
+        """What a guarantee says about it."""
+        groups = "".join(f", in {most} of {column}" for column, most in self.groups)
+        return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """The person and the groups of every row, as codes, and an order of the rows of each cell."""
+
+    codes: tuple[jax.Array, ...]
+    order: tuple[jax.Array, ...]
+
+    def rank(self, present: jax.Array) -> jax.Array:
+        """The place of each row that is present, among those of its cell."""
+        return _ranks((~present, *self.codes), self.order)
+
+    def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
+        """At the first kept row of each cell the sum of the kept rows, added in their order.
+
+        Each sum is made of its own rows by the same additions. So other people do not change how
+        it is rounded.
+        """
+        n = kept.size
+        at = jnp.arange(n, dtype=jnp.int32)
+        starts, _, order = _sorted((~kept, *self.codes), self.order)
+        start = lax.cummax(jnp.where(starts, at, 0))
+        in_order = jnp.where(kept, numbers, 0)[order]
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            place = jnp.minimum(at + j, n - 1)
+            ours = (at + j < n) & (start[place] == at)
+            return total + jnp.where(ours, in_order[place], jnp.zeros_like(in_order))
+
+        totals = lax.fori_loop(1, min(rows, n), add, in_order)
+        return jnp.zeros_like(numbers).at[order].set(totals)
+
+
+def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
+    """The same int32 for equal entries of a column alone, and which entries are not missing."""
+    if isinstance(column, Texts):
+        words = jnp.asarray(column.words)
+        return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
+    with jax.enable_x64(True):
+        keys, known = integer_keys(column)
+        return _codes((keys,)), known
+
+
+def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
+    starts, _, order = _sorted(keys, ())
+    numbers = jnp.cumsum(starts, dtype=jnp.int32)
+    return jnp.zeros_like(numbers).at[order].set(numbers)
+
+
+def _increasing(column: jax.Array | Numbers) -> jax.Array:
+    """Codes in the order of the numbers of a column; missing ones are last."""
+    with jax.enable_x64(True):
+        if isinstance(column, Numbers):
+            numbers, known = column.exact()
+        else:
+            numbers, known = column, jnp.ones(column.shape, bool)
+        if jnp.issubdtype(numbers.dtype, jnp.floating):
+            numbers = comparable(numbers)
+            known &= ~jnp.isnan(numbers)
+        numbers = jnp.where(known, numbers, jnp.zeros_like(numbers))
+        return _codes((~known, numbers))
+
+
+def _sorted(
+    keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
+    """Rows by keys, then by order, then by place: where new keys begin, the keys, the rows."""
+    n = keys[0].size
+    at = jnp.arange(n, dtype=jnp.int32)
+    *found, rows = lax.sort((*keys, *order, at), num_keys=len(keys) + len(order) + 1)
+    starts = at == 0
+    for key in found[: len(keys)]:
+        starts |= jnp.concatenate([jnp.ones(1, bool), key[1:] != key[:-1]])
+    return starts, tuple(found[: len(keys)]), rows
+
+
+def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Array:
+    """The place of each row among those with equal keys."""
+    starts, _, rows = _sorted(keys, order)
+    at = jnp.arange(rows.size, dtype=jnp.int32)
+    return jnp.zeros_like(at).at[rows].set(at - lax.cummax(jnp.where(starts, at, 0)))
+
+
+def _number_of_group(
+    ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
+) -> jax.Array:
+    """For each row that is present, how many other groups its person opened before this group."""
+    starts, _, rows = _sorted((~present, ids, codes), order)
+    at = jnp.arange(rows.size, dtype=jnp.int32)
+    opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
+    number = _ranks((~opens, ids), order)
+    opener = lax.cummax(jnp.where(starts, at, 0))
+    return jnp.zeros_like(at).at[rows].set(number[rows][opener])
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """The rows of people that a query sees.
+
+    Attributes:
+        truncation: which rows count.
+        of: the column that the query sees; None for all but that of people.
+        names_columns: whether the query looks for columns by their names.
+        per_person: "sum" if it sees one row for the sum of those in each cell.
+    """
+
+    truncation: Truncation
+    of: Name | None
+    names_columns: bool
+    per_person: PerPerson | None
+
+    def __call__(self, records: Database, present: jax.Array) -> tuple[Database, jax.Array]:
+        kept, cells = self.truncation.kept(records, present)
+        if self.per_person is None:
+            return self._seen(records), kept
+        return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
+
+    def _seen(self, records: Database) -> Database:
+        person = self.truncation.person
+        if self.of is not None:
+            return picked(records, self.of)
+        if self.names_columns and isinstance(records, Mapping):
+            return {name: x for name, x in records.items() if name != person}
+        return without(records, person)
+
+    def _summed(self, records: Database, kept: jax.Array, cells: Cells) -> Database:
+        """The columns of groups, and a column of sums in place of its numbers."""
+        names = [column for column, _ in self.truncation.groups]
+        of = self.of
+        if of is None:
+            rest = without(records, self.truncation.person)
+            for name in names:
+                rest = without(rest, name)
+            numbers = rest
+        else:
+            numbers = picked(records, of)
+        if not isinstance(numbers, (jax.Array, Numbers)) or numbers.shape != kept.shape:
+            raise ValueError(
+                'per_person="sum" adds up one column of numbers, got'
+                f" {_checks.described(numbers)}: name it, as by of="
+            )
+        total = _exact_totals(numbers, kept, cells, self.truncation.rows)
+        if not names:
+            return total
+        return {**{name: picked(records, name) for name in names}, of or "sum": total}
+
+
+def _exact_totals(
+    numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int
+) -> Numbers:
+    """Sums of numbers in 64 bits; missing numbers add nothing."""
+    with jax.enable_x64(True):
+        if isinstance(numbers, Numbers):
+            held, known = numbers.exact()
+        else:
+            held, known = numbers, jnp.ones(numbers.shape, bool)
+        if jnp.issubdtype(held.dtype, jnp.floating):
+            known &= ~jnp.isnan(held)
+            # Infinite sums must not become NaN, which counts as the lower bound.
+            largest = jnp.finfo(jnp.float64).max / (2 * rows)
+            wide = jnp.clip(comparable(held).astype(jnp.float64), -largest, largest)
+        else:
+            largest = (2**63 - 1) // rows
+            wide = _checks.saturating_cast(held, jnp.int64).clip(-largest, largest)
+        total = cells.totals(jnp.where(known, wide, jnp.zeros_like(wide)), kept, rows)
+        words = lax.bitcast_convert_type(total, jnp.uint32)
+        return Numbers(words, None, total.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PeopleQuery(Query):
+    """A query of people, made by `by_person`.
+
+    Attributes:
+        norms: in which a bound is known.
+        privacy_unit: the person.
+        notes: which rows count.
+
+    Formal guarantees:
+        The guarantees of `by_person`.
+    """
+
+    norms: tuple[Any, ...]
+    privacy_unit: str
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PeopleScores(KnownSensitivity, KnowsAccuracy):
+    """Scores of quantiles of people's rows, made by `by_person`.
+
+    Attributes:
+        scores: of rows.
+        view: the rows that they see.
+        reach: how far a person moves the scores.
+        norms: in which a bound is known.
+        privacy_unit: the person.
+        notes: which rows count.
+
+    Formal guarantees:
+        The guarantees of `by_person`.
+    """
+
+    scores: QuantileScores | GroupedScores
+    view: _View
+    reach: Reach
+    norms: tuple[Any, ...]
+    privacy_unit: str
+    notes: tuple[str, ...]
+
+    relations = tuple(NeighboringRelation)
+    reads = "numbers"
+
+    def __call__(self, database: Database) -> jax.Array:
+        """The scores of the rows that count."""
+        return self.scores(PaddedRecords(*self.view(*present_records(database))))
+
+    def _bound(
+        self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
+    ) -> float:
+        del n, dtype  # The bound holds for any number of rows.
+        return self.reach(norm, relation)
+
+    def _accuracy_of(
+        self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
+    ) -> Accuracy:
+        # The number of rows that count is private under both relations.
+        del relation
+        added = NeighboringRelation.ADD_OR_REMOVE_ONE
+        return self.scores._accuracy_of(noise, added, value, database)
+
+    def _inside(self, mechanism: Mechanism) -> Inside:
+        return dataclasses.replace(self.scores._inside(mechanism), target=self)
+
+
+@overload
+def by_person(
+    query: Query,
+    *,
+    person: Name,
+    rows: int,
+    groups: Mapping[Name, int] | None = None,
+    order: Name | None = None,
+    of: Name | None = None,
+    per_person: PerPerson | None = None,
+) -> PeopleQuery: ...
+
+
+@overload
+def by_person(
+    query: QuantileScores | GroupedScores,
+    *,
+    person: Name,
+    rows: int,
+    groups: Mapping[Name, int] | None = None,
+    order: Name | None = None,
+    of: Name | None = None,
+    per_person: PerPerson | None = None,
+) -> PeopleScores: ...
+
+
+def by_person(
+    query: Query | QuantileScores | GroupedScores,
+    *,
+    person: Name,
+    rows: int,
+    groups: Mapping[Name, int] | None = None,
+    order: Name | None = None,
+    of: Name | None = None,
+    per_person: PerPerson | None = None,
+) -> PeopleQuery | PeopleScores:
+    """A query that protects people who have several rows: neighbors differ in all rows of a person.
+
+    Args:
+        query: any `Query` or scores of quantiles, also by group. It sees the rows that count.
+        person: the column of ids, by name or index: texts, or integers of up to 64 bits. A row
+            without an id, or whose id is no whole number, counts for nobody and is left out.
+        rows: how many rows of a person count, public: the first ones. With `groups`, so many count
+            in each group.
+        groups: columns, and in how many groups of each a person counts, public: the first ones. A
+            row without a group is left out. Name the columns that the query is `by`.
+        order: a column of numbers: the rows with the least ones are the first. Equal ones, and all
+            rows where it is None, have the order of the table. Missing numbers are last.
+        of: the column that the query sees; None for all but that of people. If only one column is
+            left, the query sees it as an array, unless it looks for columns by name.
+        per_person: None, if the query sees rows; "sum", if it sees one number for each person, or
+            for each person in each group: the sum of the rows that count. Clamp it by the bounds of
+            the query, as those of `sum_query`. A missing number adds nothing.
+
+    Returns:
+        A `PeopleQuery`, which `dpjax.privatize` releases, or `PeopleScores`. Its sensitivity is per
+        person, and so is the guarantee of a release.
+
+    Raises:
+        TypeError: if an argument has another type, or the query is by person already; on a
+            database, if `order` holds texts.
+        ValueError: if a number is out of range; on a database, if a column is missing.
+
+    Formal guarantees:
+        The rows that count depend on those of their person and on their order alone. So the rows
+        that count of two people together are those of each. Let A and R be the query's reach for
+        one row under add-or-remove-one and replace-one. Let a person have at most k rows in each of
+        g groups, and let the query be by these groups. All rows of a person move it by at most
+        k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another person replaces this
+        one, with any number of rows, max(R, A) takes the place of A. Groups that the query is not
+        by multiply k. With "sum", k is 1. All are attained. The number of rows is private under
+        both relations. docs/proofs/people.md has the proof.
+
+    Source:
+        Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson (2020), on bounded
+        contributions.
+
+    Example:
+        >>> import numpy as np
+        >>> import dpjax
+        >>> from dpjax import queries
+        >>> visits = {"id": np.array([7, 7, 7, 8]), "ward": np.array(["A", "A", "B", "A"])}
+        >>> by_ward = queries.by(queries.counting_query(), column="ward", keys=["A", "B"])
+        >>> counts = queries.by_person(by_ward, person="id", rows=1, groups={"ward": 2})
+        >>> counts(visits).tolist()
+        [2, 1]
+        >>> counts.sensitivity()  # doctest: +NORMALIZE_WHITESPACE
+        Sensitivity(4 in l1, any n, replace-one, per person (id), at most 1 row each, in 2 of ward;
+        analytic)
+        >>> people = queries.by_person(queries.counting_query(), person="id", rows=1)
+        >>> int(people(visits))
+        2
+    """
+    if not isinstance(query, (Query, QuantileScores, GroupedScores)):
+        raise TypeError(
+            "query must be a Query or scores of quantiles, and not by person already, got"
+            f" {_checks.shown(query)}"
+        )
+    if query.privacy_unit != RECORD:
+        raise TypeError(f"query must be one of rows, got one per {query.privacy_unit}")
+    truncation = _truncation(person, rows, groups, order)
+    by_group = isinstance(query, (GroupedQuery, GroupedScores))
+    cells = dict(query.named_groups) if by_group else {}
+    view = _view(truncation, of, per_person, cells)
+    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells))
+    about = {
+        "norms": query.norms,
+        "privacy_unit": unit_of(person),
+        "notes": (truncation.note if per_person is None else f"one sum each, {truncation.note}",),
+    }
+    if isinstance(query, Query):
+        return PeopleQuery(_integers_of_people(query._integers, view, reach), **about)
+    of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
+    return PeopleScores(scores=query, view=view, reach=functools.partial(reach, of_rows), **about)
+
+
+def _truncation(
+    person: Name, rows: int, groups: Mapping[Name, int] | None, order: Name | None
+) -> Truncation:
+    """Which rows count, after a check of the arguments."""
+    _check_name("person", person)
+    rows = _checks.integer("rows", rows, least=1, most=_MOST_ROWS)
+    if order is not None:
+        _check_name("order", order)
+    if groups is not None and (not isinstance(groups, Mapping) or not groups):
+        raise TypeError(
+            'groups must give columns and in how many groups a person counts, as {"ward": 3}, got'
+            f" {_checks.shown(groups)}"
+        )
+    most = {
+        column: _checks.integer(f"groups[{column!r}]", number, least=1, most=_MOST_ROWS)
+        for column, number in (groups or {}).items()
+    }
+    for column in most:
+        _check_name("groups", column)
+        if column == person:
+            raise ValueError(f"groups must be other columns than that of people, got {column!r}")
+    return Truncation(person, rows, tuple(most.items()), order)
+
+
+def _check_name(name: str, column: object) -> None:
+    if isinstance(column, bool) or not isinstance(column, (str, int)):
+        raise TypeError(
+            f"{name} must be the name or index of a column, got {_checks.shown(column)}"
+        )
+
+
+def _view(
+    truncation: Truncation, of: Name | None, per_person: PerPerson | None, cells: Mapping[str, int]
+) -> _View:
+    """What the query sees, after a check of the arguments."""
+    if of is not None:
+        _check_name("of", of)
+    if per_person is None:
+        if of is not None and cells:
+            raise ValueError(
+                f"of must be given to queries.by, whose query sees one column, got of={of!r} beside"
+                " a query by group"
+            )
+        return _View(truncation, of, bool(cells), None)
+    _checks.choice("per_person", per_person, get_args(PerPerson))
+    if missing := cells.keys() - dict(truncation.groups).keys():
+        raise ValueError(
+            'groups must name the columns that the query is by, where per_person="sum" makes a sum'
+            f" for each of them, got no {sorted(missing)}"
+        )
+    return _View(truncation, of, bool(cells), per_person)
+
+
+def _rows_and_blocks(view: _View, cells: Mapping[str, int]) -> tuple[int, int]:
+    """How many rows of a person a block of the value sees, and how many blocks see some.
+
+    Only columns that are named by texts count as those of blocks: an index may mean another column
+    once the column of people is left out.
+    """
+    rows, blocks = view.truncation.rows if view.per_person is None else 1, 1
+    for column, most in view.truncation.groups:
+        if isinstance(column, str) and column in cells:
+            blocks *= min(most, cells[column])
+        else:
+            rows *= most
+    return rows, blocks
+
+
+def _reach_of_people(
+    rows: int, blocks: int, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation
+) -> float:
+    """How far all rows of a person move a value, if one row moves a block by `of_rows`."""
+    added = NeighboringRelation.ADD_OR_REMOVE_ONE
+    # Another person may have fewer rows, or none, so a replaced row may be one that is removed.
+    moved = rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
+    if norm == "l2":
+        return sqrt_up(moved**2 * blocks)
+    return round_up(moved * (1 if norm == "linf" else blocks))
+
+
+def _integers_of_people(
+    query: IntegerQuery, view: _View, reach: Callable[..., float]
+) -> GroupedIntegers:
+    """The integers of the rows that count."""
+
+    def total(records: Database, present: jax.Array) -> jax.Array:
+        return query.of_present(*view(records, present))
+
+    of_people = {
+        "total": total,
+        "reach": functools.partial(reach, query.reach),
+        "moves": query.moves and functools.partial(reach, query.moves),
+    }
+    return GroupedIntegers(**vars(query) | of_people)
