@@ -400,11 +400,7 @@ def by(
         [5.0, 0.0, 4.0]
     """
     which = groups(column, keys, of)
-    if getattr(query, "privacy_unit", RECORD) != RECORD:
-        raise TypeError(
-            "query must be one of rows, whose people may be in several groups, got one by person:"
-            " make it by group first, as by_person(by(query, ...), ...)"
-        )
+    _check_of_rows(query)
     if isinstance(query, QuantileScores):
         return GroupedScores(scores=query, groups=which)
     if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -417,6 +413,15 @@ def by(
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
+
+
+def _check_of_rows(query: object) -> None:
+    """Refuses a query of people, who may be in several groups."""
+    if getattr(query, "privacy_unit", RECORD) != RECORD:
+        raise TypeError(
+            "query must be one of rows, got one by person, and people may be in several groups:"
+            " make it by group first, as by_person(by(query, ...), ...)"
+        )
 
 
 def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:

@@ -438,11 +438,7 @@ def by_person(
     cells = dict(query.named_groups) if by_group else {}
     view = _view(truncation, of, per_person, cells)
     reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells))
-    about = {
-        "norms": query.norms,
-        "privacy_unit": unit_of(person),
-        "notes": (truncation.note if per_person is None else f"one sum each, {truncation.note}",),
-    }
+    about = _about(query.norms, view)
     if isinstance(query, Query):
         return PeopleQuery(_integers_of_people(query._integers, view, reach), **about)
     of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
@@ -471,6 +467,16 @@ def _truncation(
         if column == person:
             raise ValueError(f"groups must be other columns than that of people, got {column!r}")
     return Truncation(person, rows, tuple(most.items()), order)
+
+
+def _about(norms: tuple[Any, ...], view: _View) -> dict[str, Any]:
+    """Whom a query of people protects, and what a guarantee says about it."""
+    note = view.truncation.note
+    return {
+        "norms": norms,
+        "privacy_unit": unit_of(view.truncation.person),
+        "notes": (note if view.per_person is None else f"one sum each, {note}",),
+    }
 
 
 def _check_name(name: str, column: object) -> None:
