@@ -419,9 +419,8 @@ def by_person(
         >>> counts = queries.by_person(by_ward, person="id", rows=1, groups={"ward": 2})
         >>> counts(visits).tolist()
         [2, 1]
-        >>> counts.sensitivity()  # doctest: +NORMALIZE_WHITESPACE
-        Sensitivity(4 in l1, any n, replace-one, per person (id), at most 1 row each, in 2 of ward;
-        analytic)
+        >>> dpjax.laplace(counts.sensitivity(), epsilon=1.0).guarantee.privacy_unit
+        'person (id)'
         >>> people = queries.by_person(queries.counting_query(), person="id", rows=1)
         >>> int(people(visits))
         2
