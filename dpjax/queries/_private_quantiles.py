@@ -31,6 +31,7 @@ from dpjax.targets._summaries import exact_probability
 _MOST_CELLS, _MOST_OF_GROUPS = 2**12, 2**22
 # A search goes no nearer to an end than this many of its scales, nor than a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
+_TRUSTED = 0.8  # Estimates are in their intervals at this confidence.
 _FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the larger bound.
 
 
@@ -195,8 +196,11 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
-    value = np.clip(value, facts["lower"], facts["upper"])
-    return value[..., 0] if facts["scalar"] else value
+    value = value[..., 0] if facts["scalar"] else value
+    # A quantile that was searched for further inside is at least where the counts allow it.
+    measured = {"edges": edges, "counts": counts}
+    low, high = _of_ranks(None, measured, facts, _TRUSTED, False)
+    return np.clip(value, low, high)
 
 
 def _least_after(below: np.ndarray) -> np.ndarray:

@@ -1,19 +1,14 @@
-"""Public bounds of columns, and the numbers between them that may be quantiles."""
+"""Public bounds of columns."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
 
-import numpy as np
-
 from dpjax._core import _checks
-from dpjax.tables._frame import Column
 from dpjax.targets._clamping import check_interval
 
 Ends: TypeAlias = tuple[float, float]
 Bounds: TypeAlias = Ends | Mapping[str, Ends]
 """The ends of a column, or those of several columns by name."""
-
-_CANDIDATES = 1000
 
 
 def bounds_of(column: str, bounds: Bounds) -> Ends:
@@ -33,11 +28,3 @@ def bounds_of(column: str, bounds: Bounds) -> Ends:
     low, high = bounds
     check_interval(low, high)
     return float(low), float(high)
-
-
-def candidates(column: Column, low: float, high: float) -> np.ndarray:
-    """The numbers that a quantile may be: all integers of a short interval, or evenly spaced."""
-    column.numbers()  # Refuses texts.
-    if column.entries.dtype.kind in "iub" and high - low <= _CANDIDATES:
-        return np.arange(np.ceil(low), np.floor(high) + 1)
-    return np.linspace(low, high, _CANDIDATES + 1)

@@ -19,15 +19,15 @@ from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._ledger import Ledger
-from dpjax.mechanisms._several_selections import select_each, top_k
+from dpjax.mechanisms._several_selections import top_k
 from dpjax.queries._moments import _centered_sums, private_mean, private_variance
-from dpjax.queries._quantiles import quantile_scores
+from dpjax.queries._private_quantiles import private_quantiles
 from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
-from dpjax.tables._bounds import Bounds, bounds_of, candidates
+from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
@@ -353,7 +353,7 @@ class PrivateTable:
 
         Args:
             column: of numbers, by name.
-            probabilities: of the quantiles, each in (0, 1).
+            probabilities: of the quantiles, each from 0 to 1.
             bounds: between which quantiles are looked for; see `PrivateTable`.
             by: columns and their keys.
             where: a predicate.
@@ -369,16 +369,19 @@ class PrivateTable:
         words = tuple(map(str, wanted))
         asked = self._asked("quantiles", [column], by=by, where=where, about=(low, high, words))
         price = self._cost(epsilon, share, delta=None).price()
-        scores = quantile_scores(wanted, grid=candidates(self._frame[column], low, high))
-        grouped = asked.scores_in_groups(scores)
-        sensitivity = grouped.sensitivity(grouped.norms[0], relation=self.relation)
-        mechanism = select_each(sensitivity, price.epsilon, count=len(wanted))
-        private = privatize(Unchanging("quantiles", grouped), mechanism)
-        database = asked.database(self._leaf(column))
-        axis = ("quantile", tuple(map(float, wanted)))
-        return self._released(
-            asked, lambda key: private(key, database, name=asked.name), key, {"": (axis,)}
+        ask = functools.partial(
+            private_quantiles,
+            database=asked.database(self._leaf(column)),
+            probabilities=wanted,
+            lower=low,
+            upper=high,
+            epsilon=price.epsilon,
+            relation=self.relation,
+            name=asked.name,
+            by=asked.by,
         )
+        axis = ("quantile", tuple(map(float, wanted)))
+        return self._released(asked, ask, key, {"": (axis,)})
 
     def top(
         self,

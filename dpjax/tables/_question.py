@@ -15,8 +15,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._ledger import FINGERPRINT
 from dpjax.queries._counts import count_codes, reach_of_tables
-from dpjax.queries._groups import By, GroupedScores, by
-from dpjax.queries._quantiles import QuantileScores
+from dpjax.queries._groups import By, by
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.tables._groups import Cells
 
@@ -68,12 +67,6 @@ class Question:
         if not self.is_grouped:
             return query
         return by(query, column=GROUP, keys=range(self.cells.size), of=VALUE)
-
-    def scores_in_groups(self, scores: QuantileScores) -> QuantileScores | GroupedScores:
-        """Scores of one column for each group."""
-        if not self.is_grouped:
-            return scores
-        return by(scores, column=GROUP, keys=range(self.cells.size), of=VALUE)
 
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
         """The release with one axis for each column of groups, and with words for its numbers.
