@@ -8,10 +8,14 @@ Three functions check a mechanism, and differ in what they see and in what they 
   and for any function that draws, also one that dpjax did not make.
 - `check_conformance` sees a factory of mechanisms and all that they say of themselves. It returns a
   report, or raises on the first failed check. It is for mechanisms that you write for dpjax.
+
+`calibration` checks the reader's side: whether posteriors given releases contain the truth as often
+as they say.
 """
 
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
 from dpjax.auditing._audit import AuditResult, audit, audit_curve
+from dpjax.auditing._calibration import Calibration, calibration
 from dpjax.auditing._conformance import ConformanceReport, check_conformance
 from dpjax.auditing._events import Event
 from dpjax.auditing._one_run import one_run_epsilon
@@ -20,11 +24,13 @@ from dpjax.auditing._verify import verify
 __all__ = [
     "AdversarialPair",
     "AuditResult",
+    "Calibration",
     "ConformanceReport",
     "Event",
     "adversarial_pair",
     "audit",
     "audit_curve",
+    "calibration",
     "check_conformance",
     "one_run_epsilon",
     "verify",

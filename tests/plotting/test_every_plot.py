@@ -8,7 +8,12 @@ import pytest
 
 import dpjax
 from dpjax import plotting
+from dpjax._core._pytree import made
 from dpjax._core._values import Release
+from dpjax.population._confidence_set import ConfidenceSet
+from dpjax.population._draws import Draws
+from dpjax.population._posterior import Posterior
+from dpjax.population._search import Search
 
 matplotlib = pytest.importorskip("matplotlib")
 pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -31,6 +36,17 @@ PROFILE = types.SimpleNamespace(
 ROC = dpjax.attacks.roc_curve(np.arange(100.0), np.arange(100) % 3 == 0)
 AUDIT = {"bounded": "epsilon", "delta": 0.0, "claimed": 1.0, "confidence": 0.95, "samples": 100}
 
+SHARES = Draws(np.linspace(0, 1, 1000, dtype=np.float32))
+POSTERIOR = Posterior(np.full(1000, 1e-3), 1000.0, SHARES)
+
+
+def searched_set():
+    """A confidence set whose search is done."""
+    found = made(ConfidenceSet, 0.95, (np.zeros(()), np.ones(())), 199)
+    search = Search(lambda x: (np.where(abs(x[:, 0] - 0.4) < 0.1, 0.5, 0.01), x[:, 0]), 0.05, 1)
+    vars(found)["_searched"] = search, search.ends()
+    return found
+
 
 def square(x):
     return x[0] ** 2
@@ -52,12 +68,14 @@ PLOTS = {
     "ledger_history": lambda ax, _: plotting.ledger_history(
         types.SimpleNamespace(history=lambda: [{"spent_epsilon": 0.1}], budget=(1, 0)), ax=ax
     ),
+    "confidence_set": lambda ax, _: plotting.confidence_set(searched_set(), ax=ax),
     "gamma_by_record": lambda ax, _: plotting.gamma_by_record(
         RECORDS, [1.0, 2.0], unit="mm", ax=ax
     ),
     "least_pairs": lambda ax, _: plotting.least_pairs(POINTS, ax=ax),
     "noise": lambda ax, _: plotting.noise({"a": LAPLACE, "b": GAUSSIAN}, unit="mm", ax=ax),
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
+    "posterior": lambda ax, _: plotting.posterior(POSTERIOR, unit="mm", ax=ax),
     "privacy_profile": lambda ax, _: plotting.privacy_profile(PROFILE, ax=ax),
     "recovered_fraction": lambda ax, _: plotting.recovered_fraction(
         [0.1, 1.0], {"a": [1.0, 0.8], "b": [0.9, 0.7]}, guarantee=LAPLACE.guarantee, ax=ax
@@ -154,3 +172,12 @@ def test_rehearsed_ratios_are_where_they_belong(ax):
     assert (large.get_xdata(), large.get_ydata()) == ([0.5], [0])
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names == ["a\n(replace-one)", "b\n(add-or-remove-one)\n(not finite)"]
+
+
+def test_a_number_of_several_is_chosen_by_its_name(ax):
+    pair = Posterior(POSTERIOR.weights, 1000.0, Draws({"a": SHARES.tree, "b": 2 + SHARES.tree}))
+    with pytest.raises(ValueError, match="number must be one of a, b"):
+        plotting.posterior(pair)
+    plotting.posterior(pair, number="b", ax=ax)
+    assert ax.get_lines()[0].get_xdata()[0] == pytest.approx(2.5)
+    assert ax.get_xlabel() == "b"

@@ -1,0 +1,151 @@
+"""What releases say about a population: posteriors, and p-values of a confidence set."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax.plotting._axes import BLUE, VERMILION, axes_or_new, legend_above, with_unit
+from dpjax.population._confidence_set import ConfidenceSet
+from dpjax.population._draws import Draws
+from dpjax.population._posterior import Posterior
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BINS = 60
+
+
+def posterior(
+    posterior: Posterior,
+    *,
+    number: str | None = None,
+    confidence: float = 0.95,
+    unit: str = "",
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the posterior density of one number of theta, with its mean and interval.
+
+    Args:
+        posterior: from `dpjax.posterior`.
+        number: its name, as in `posterior.to_frame()`; optional if theta is one number.
+        confidence: of the interval.
+        unit: of the axis.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if theta has several numbers and none is named, or the confidence is out of
+            range.
+
+    Formal guarantees:
+        Post-processing of a release.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.plotting.posterior(3.0)
+        Traceback (most recent call last):
+        ...
+        TypeError: posterior must be one of dpjax.posterior, got float
+    """
+    if not isinstance(posterior, Posterior):
+        raise TypeError(f"posterior must be one of dpjax.posterior, got {type(posterior).__name__}")
+    name, place = _number(posterior._draws, number)
+    left = (1 - _checks.fraction("confidence", confidence)) / 2
+    column = Draws(posterior._draws.columns[place])
+    low, high = column.quantiles(posterior.weights, (left, 1 - left))
+    mean = float(column.mean(posterior.weights))
+    # Most draws have hardly any weight; the axis shows those that have.
+    first, last = column.quantiles(posterior.weights, (1e-3, 1 - 1e-3))
+    ends = (float(first), float(last)) if first < last else None
+    drawn = axes_or_new(ax)
+    heights, edges = np.histogram(
+        column.tree, _BINS, range=ends, weights=posterior.weights, density=True
+    )
+    drawn.stairs(heights, edges, fill=True, color=BLUE, alpha=0.35)
+    drawn.axvline(mean, color=BLUE, linestyle="-", label="posterior mean")
+    drawn.axvspan(
+        float(low), float(high), color=VERMILION, alpha=0.12, label=f"{confidence:.0%} interval"
+    )
+    drawn.set(xlabel=with_unit(name, unit), ylabel="posterior density")
+    legend_above(drawn)
+    return drawn
+
+
+def confidence_set(
+    confidence_set: ConfidenceSet,
+    *,
+    number: str | None = None,
+    unit: str = "",
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """Plots the p-values that a confidence set was searched by, against one number of theta.
+
+    The set is where p-values are above the line. With several numbers in theta, the others are
+    nuisances: of all points at one place the highest counts.
+
+    Args:
+        confidence_set: from `dpjax.confidence_set`; searched now, if it was not before.
+        number: the name of the number; optional if theta is one number.
+        unit: of the axis.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        ValueError: if theta has several numbers and none is named.
+
+    Formal guarantees:
+        Post-processing of a release.
+
+    Source:
+        None.
+
+    Example:
+        >>> import dpjax
+        >>> dpjax.plotting.confidence_set(3.0)
+        Traceback (most recent call last):
+        ...
+        TypeError: confidence_set must be one of dpjax.confidence_set, got float
+    """
+    if not isinstance(confidence_set, ConfidenceSet):
+        raise TypeError(
+            "confidence_set must be one of dpjax.confidence_set, got"
+            f" {type(confidence_set).__name__}"
+        )
+    thetas, p_values = confidence_set.searched()
+    draws = Draws(jax.tree.map(np.asarray, thetas))
+    name, place = _number(draws, number)
+    order = np.argsort(draws.columns[place])
+    drawn = axes_or_new(ax)
+    look: dict[str, Any] = {"color": BLUE, "marker": "o", "markersize": 2.5}
+    look["linestyle"] = "-" if len(draws.columns) == 1 else "none"
+    drawn.plot(draws.columns[place][order], p_values[order], label="p-value", **look)
+    drawn.axhline(
+        1 - confidence_set.confidence,
+        color=VERMILION,
+        linestyle="--",
+        label=f"{confidence_set.confidence:.0%} set: above",
+    )
+    drawn.set(xlabel=with_unit(name, unit), ylabel="p-value")
+    legend_above(drawn)
+    return drawn
+
+
+def _number(draws: Draws, number: str | None) -> tuple[str, int]:
+    """The name of a number of theta, and its place."""
+    names = draws.names
+    if number is None and len(names) == 1:
+        return names[0], 0
+    if number not in names:
+        raise ValueError(f"number must be one of {', '.join(names)}, got {_checks.shown(number)}")
+    return number, names.index(number)
