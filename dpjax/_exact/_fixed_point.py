@@ -16,17 +16,17 @@ from jax.typing import ArrayLike
 from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
 
-# Terms with a smaller bound are rounded as if 2 to this power were their bound: 1 / grid must be a
-# float.
+# Below 2 to this power, the bound on terms does not make the grid finer: 1 / grid must be a float.
+# By bytes of the dtype.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 
 def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     """The average over the leading axis of floats of a bounded magnitude.
 
-    Each term is rounded to a grid of half a unit in the last place of `largest`. It is split into
-    digits so short that no sum of n digits overflows an integer. The average is then rounded once
-    more, by at most 2 eps.
+    Each term is rounded to a grid whose step is half a unit in the last place of `largest`. It is
+    then split into digits, so short that no sum of n digits overflows an integer. The average of
+    these sums is rounded once more, by at most 2 eps.
 
     Args:
         terms: shape (n, ...), float32 or float64, in [-largest, largest]. No term may be NaN: one
@@ -51,17 +51,14 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Rounding must not take the average beyond the bound. Both are doubled, because XLA may
-    # multiply the two powers of a shift first, and 2^128 is not a float32.
+    # Rounding must not take the average beyond the bound. Both are doubled, and the last shift is
+    # smaller by 1: XLA may multiply the two powers of a shift first, and 2^128 is not a float32.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
-    """The bits of a digit such that n digits add up to an integer of the dtype's size.
-
-    An average above 2^-bits `largest` is rounded twice, by a relative eps each.
-    """
+    """The number of bits in a digit, such that sums of n digits fit into integers."""
     size = 8 * np.dtype(dtype).itemsize
     bits = size - 2 - (n - 1).bit_length()
     if bits < 1:

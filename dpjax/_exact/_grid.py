@@ -1,7 +1,7 @@
 """Powers of two and exact rounding to a grid of them, in integer arithmetic only.
 
-All arithmetic here is on the bits of floats. So the result does not depend on whether a device
-flushes subnormal numbers to zero, fuses a product into a sum, or has float64.
+All arithmetic here is on the bits of floats. So results are the same if a device flushes subnormal
+numbers to zero, if it fuses a product into a sum, and without float64.
 """
 
 import jax
@@ -14,11 +14,11 @@ from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs, Wide
 from dpjax._exact._numerics import compute_dtype, float_limits
 
-# Units are clamped to these powers of two, so that no sum with noise wraps.
+# Rounded numbers are clamped to these powers of two, so that no sum with noise wraps around.
 _BOUND_BITS = 61
 WIDE_BOUND_BITS = 93
-# Beyond this exponent every float rounds to 0 or is out of range. Sums of smaller exponents cannot
-# wrap.
+# Larger exponents change nothing: every float rounds to 0 or is out of range. Sums of smaller ones
+# do not overflow int32.
 _FARTHEST = 2**13
 
 

@@ -1,8 +1,9 @@
-"""Several results from one loop over their elements, and arrays that are computed once.
+"""How to make XLA compute several results in one loop, and an array only once.
 
-On a CPU, XLA makes a loop for each result, and each loop repeats the steps that results share. Only
-a reduction has several results in one loop. XLA fuses the steps before a reduction into its loop,
-each step once, except steps that more than 15 results share.
+On a CPU, XLA compiles a separate loop for each result of an elementwise program. If two results
+share steps, both loops repeat them. Only a reduction computes several results in one loop. XLA
+fuses the steps before a reduction into its loop, each step once, except steps that more than 15
+results share.
 """
 
 import operator
@@ -20,12 +21,12 @@ _Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
-    """The same integers or booleans of one shape, computed in one loop on a CPU."""
+    """The same integers or booleans of one shape, which a CPU then computes in one loop."""
     return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=lambda same: same))
 
 
 def reduced(results: _Tree) -> _Tree:
-    """The same results by a reduction: a bitwise "or" with zeros, which changes no bit."""
+    """The same arrays by a reduction: a bitwise "or" with zeros, which changes no bit."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -35,11 +36,11 @@ def reduced(results: _Tree) -> _Tree:
 
 
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
-    """The results of elementwise steps by one reduction, for steps that map zeros to zeros.
+    """The results of elementwise steps, in one loop. The steps must map zeros to zeros.
 
-    A row of zeros is put below the arrays, not below the results. So XLA fuses all steps, however
-    many results share them. A mask makes the zeros: with a choice, LLVM would not vectorize table
-    look-ups.
+    `reduced` stacks zeros on the results. Here they are stacked on the operands, so the steps map
+    them to zeros. Then XLA fuses all steps, no matter how many results share them. A mask makes the
+    zeros, because with `where` LLVM would not vectorize table look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:
@@ -56,10 +57,11 @@ def _either(rows: _Tree) -> _Tree:
 
 
 def written(arrays: _Tree) -> _Tree:
-    """The same arrays, computed once instead of again in the loop of every result that uses them.
+    """The same arrays, which XLA then computes only once.
 
-    A barrier does that on accelerators. On a CPU, XLA drops barriers before it fuses, but it does
-    not fuse a reduction into the loops after it.
+    Otherwise every loop that uses them may compute them again, and round differently. On
+    accelerators a barrier prevents that. On a CPU, XLA removes barriers before it fuses loops.
+    But it does not fuse a reduction into later loops.
     """
     return lax.platform_dependent(
         arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier
@@ -87,9 +89,9 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 
 def sums_of_rows(*arrays: jax.Array) -> Sequence[jax.Array]:
-    """Sums of integers over the leading axis, in one pass. Separate sums would store all terms.
+    """Sums of several integer arrays over the leading axis, in one pass that stores no terms.
 
-    Sums beyond their dtypes wrap.
+    Sums that do not fit into their dtypes wrap around.
     """
 
     def add(x: _Arrays, y: _Arrays) -> _Arrays:

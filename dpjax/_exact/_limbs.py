@@ -11,7 +11,7 @@ from dpjax._exact._kernels import sums_of_rows
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
-# The sum of this many halves of a limb is below 2^32.
+# The sum of so many numbers of 16 bits is below 2^32.
 _BLOCK = 2**16
 
 
@@ -191,8 +191,12 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 
 
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of two uint32, in time that does not depend on x: x is not divided."""
-    # At most 1 too small: (2^32 - 1) // divisor is 2^32 / divisor minus at most 1, and x < 2^32.
+    """Quotient and remainder of two uint32, in time that does not depend on x.
+
+    A processor may divide small numbers faster, so x is multiplied by a reciprocal instead.
+    """
+    # The guess is at most 1 too small: (2^32 - 1) // divisor is at least 2^32 / divisor - 1, and
+    # x < 2^32.
     guess = full_product(x, np.uint32(2**32 - 1) // divisor).high
     rest = x - guess * divisor
     missed = (rest >= divisor).astype(jnp.uint32)

@@ -18,14 +18,15 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # Bounds the relative error of SciPy's incomplete beta functions, with room to spare.
 _BETA_ROUNDING = 1e-9
-# In a `TailBand`, ranks grow by this factor, so limits between them are at most that much larger.
+# Ranks of points in a `TailBand` grow by this factor. Between two points, a limit is larger than
+# necessary by at most this factor.
 _RATIO = 1.05
 # Bounds the relative error of a sum of products of numbers from 0 to 1.
 _SUM = 1e-12
 
 
 def float_limits(dtype: DTypeLike) -> "np.finfo[np.floating]":
-    """`jnp.finfo`, which knows bfloat16, with the type of `np.finfo` for type checkers."""
+    """The limits of a float dtype, also of bfloat16, with the type of `np.finfo`."""
     return cast("np.finfo[np.floating]", jnp.finfo(dtype))
 
 
@@ -57,8 +58,8 @@ def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest:
 def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = False) -> jax.Array:
     """How many ascending numbers are below each number, or below or equal to it.
 
-    NaN is below nothing, and nothing is below it. `jnp.searchsorted` treats NaN as the largest
-    number. It also takes three times as long, because it tracks two ends of an interval, not one.
+    NaN is below nothing, and nothing is below NaN. `jnp.searchsorted` would count NaN as the
+    largest number. It also takes three times as long, because it tracks two ends of an interval.
     """
     count = len(ascending)
     none = jnp.zeros(numbers.shape, jnp.int32)
@@ -87,11 +88,11 @@ def round_up(exact: Fraction) -> float:
 
 
 def outward(number: Any, toward: float) -> Any:
-    """A float64 of the host as JAX's default float, rounded toward an infinity.
+    """A float64 as JAX's default float, rounded toward an infinity.
 
-    JAX itself rounds to nearest, which is inward half of the time. Without x64 it rounds Python
-    floats, float64 arrays of NumPy, and its own arrays that were made under x64. Other values stay
-    as they are.
+    Without x64, JAX converts float64 to float32 and rounds to nearest, which is the wrong direction
+    half of the time. It does so with Python floats, float64 arrays of NumPy, and JAX arrays that
+    were made under x64. Other values are returned as they are.
     """
     array = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
     is_float64 = number.dtype == np.float64 if array else isinstance(number, float)
@@ -110,9 +111,11 @@ def outward(number: Any, toward: float) -> Any:
 def bisect(
     holds: Callable[[float], bool], low: float, high: float, *, in_logarithms: bool = False
 ) -> tuple[float, float]:
-    """Where a predicate stops holding: it holds at the first end that is returned, if at `low`.
+    """Finds where a predicate stops holding, by bisection.
 
-    The ends are neighboring floats, or nearly so.
+    Returns:
+        Two neighboring floats, or nearly so. The predicate holds at the first one if it holds at
+        `low`, and fails at the second one if it fails at `high`.
     """
     while low < (middle := math.sqrt(low * high) if in_logarithms else (low + high) / 2) < high:
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -143,7 +146,7 @@ def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
 def clopper_pearson_lower(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
     """A lower limit: the true probability is below it with probability at most `error`."""
     hits = np.asarray(hits, float)
-    # SciPy needs valid parameters even if the limit is 0 and its answer is not used.
+    # For 0 hits the limit is 0, but SciPy needs valid parameters there too.
     limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
     return np.where(hits <= 0, 0.0, limit * (1 - _BETA_ROUNDING))
 

@@ -1,11 +1,13 @@
-"""The contents of functions that can never compute anything else.
+"""Recognizes functions that always compute the same, so that their traces can be kept.
 
-JAX keeps the trace of a function by its identity, and would miss that a closed-over value has
-changed. So functions are traced anew at every call, which takes milliseconds. That is unnecessary
-for some functions. A user's function always computes the same if it names only functions of JAX,
-closes over no variables, and has no defaults. So do dpjax's targets and oracles that consist of
-such functions and numbers. All other functions count as unknown: a wrong guess would give a wrong
+JAX caches the trace of a function by the function object. It does not notice if a closed-over value
+has changed. So dpjax traces functions anew at every call, which takes milliseconds. For two kinds
+of functions that is unnecessary: functions of the user that use only functions of JAX, close over
+no variables, and have no defaults; and targets and oracles of dpjax that consist of such functions
+and of numbers. All other functions count as unknown, because a wrong guess would give a wrong
 guarantee.
+
+The *contents* of a function are a value that two functions share only if they compute the same.
 """
 
 import builtins
@@ -29,7 +31,7 @@ from dpjax._tracing._host_code import codes_in
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
-# Functions of these modules that read files or settings, or hand out objects that do.
+# Functions in these modules that read files or settings, or return objects that do.
 _IMPURE = frozenset(
     (
         *("array2string", "array_repr", "array_str", "finfo", "from_dlpack", "frombuffer"),
@@ -37,8 +39,8 @@ _IMPURE = frozenset(
         "set_printoptions",
     )
 )
-# Functions, compiled functions, ufuncs and dtypes. Functions with a rule for derivatives are left
-# out, because the rule may be replaced.
+# The types of functions, compiled functions, ufuncs and dtypes. Functions of type `jax.custom_jvp`
+# are left out, because their rule for derivatives may be replaced.
 _KINDS = type(jax.vmap), type(jnp.sin), type(jnp.add), type(jnp.float32)
 _BUILTINS = frozenset(
     (
@@ -49,7 +51,8 @@ _BUILTINS = frozenset(
 )
 
 
-# By their addresses when dpjax is imported. A function that replaces one of them later is not here.
+# Functions that always compute the same, by their addresses when dpjax is imported. So a function
+# that replaces one of them later is not among them.
 _PURE = {
     id(value): value
     for value in (
@@ -69,15 +72,16 @@ _ATTRIBUTES = frozenset(
     for name in dir(kind)
     if not name.startswith("_")
 )
-# Code of ours whose results depend on its arguments alone.
+# Modules of dpjax whose functions depend on their arguments alone.
 _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein",
 )
 # Types of values that never change.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
-_LONGEST = 16  # Reading a longer tuple would take more time than tracing.
-# Operations that write to variables outside, import, or define a class, in all versions of Python.
+_LONGEST = 16  # Reading longer tuples could take longer than a trace.
+# Ends of the names of bytecode operations that write to outer variables, import, or define a class,
+# in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
@@ -86,7 +90,7 @@ class _UnknownError(Exception):
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """A value that functions share only if they always compute the same; None if unknown."""
+    """A value that two functions share only if they always compute the same; None if unknown."""
     try:
         return _contents(function)
     except Exception:  # A user's object may raise anything when its attributes are read.
@@ -94,10 +98,11 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 
 
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
-    """The functions of the user inside an object that dpjax made; None if that is not known.
+    """The user's functions inside an object that dpjax made; None if some part is unknown.
 
-    dpjax freezes what it makes, and its functions never assign the variables that they close over.
-    So one walk is enough. Only the functions that it finds may compute something else later.
+    dpjax freezes its objects, and its functions never assign variables that they close over. So the
+    object itself cannot change. Only the functions that are returned may compute something else
+    later.
     """
     found = list[Callable[..., object]]()
     try:
@@ -138,7 +143,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value holds numbers, texts or a type, and nobody can write to it."""
+    """Whether a value is a number, text, type or array that no code can write to."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable and value.base is None
     if isinstance(value, jax.Array):
@@ -147,7 +152,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -> bool:
-    """Whether a function stands in a module whose name begins like this."""
+    """Whether a function is defined in a module whose name begins like this."""
     name = function.__globals__.get("__name__")
     if not (isinstance(name, str) and name.startswith(packages)):
         return False
@@ -157,7 +162,7 @@ def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -
 def _frozen_fields(value: Any) -> list[str]:
     """The names of the fields of a frozen dataclass."""
     names = [field.name for field in dataclasses.fields(value)]
-    # A class that is not frozen, or an attribute in place of a method, may compute something else.
+    # Objects that are not frozen may change. An attribute may replace a method.
     if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
         raise _UnknownError
     return names
@@ -167,7 +172,7 @@ def _contents(value: Any) -> Hashable:
     kind = type(value)
     if kind in (bool, int, str, types.NoneType):
         return kind, value
-    if kind is float:  # By its bits: zeros have signs, and so has NaN.
+    if kind is float:  # By its bits: 0.0 equals -0.0, and NaN does not equal itself.
         return kind, struct.pack("<d", value)
     if kind is tuple and len(value) <= _LONGEST and not any(type(x) is tuple for x in value):
         return kind, *map(_contents, value)
@@ -181,7 +186,7 @@ def _contents(value: Any) -> Hashable:
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
-    """The contents of our function. Our code never changes a closed-over variable."""
+    """The contents of a function of dpjax, whose code never assigns a closed-over variable."""
     if vars(function) or function.__kwdefaults__:
         raise _UnknownError
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -197,7 +202,7 @@ def _of_users(function: types.FunctionType) -> Hashable:
     found = list[Hashable]()
     for name, *attributes in paths:
         if name in variables and not attributes:
-            raise _UnknownError  # Another thread may assign it before it is read.
+            raise _UnknownError  # A global name of the user's module, which may be assigned anew.
         value = variables[name] if attributes else function.__builtins__[name]
         for attribute in attributes:
             if not any(value is module for module in (jax, *_MODULES)):
@@ -212,9 +217,9 @@ def _of_users(function: types.FunctionType) -> Hashable:
 
 @functools.lru_cache(1024)
 def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
-    """The global variables that code reads, each with the attributes read from it.
+    """The global variables that code reads, each with the chain of attributes read from it.
 
-    None if the code closes over a variable, or does more than call functions and compute.
+    None if the code closes over a variable, assigns outer variables, imports, or defines classes.
     """
     if code.co_freevars:
         return None

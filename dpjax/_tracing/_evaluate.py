@@ -1,15 +1,16 @@
-"""Running traced programs: each lane of a `vmap` computes the same as alone, as XLA defines it.
+"""Runs traced programs so that each lane of a `vmap` computes the same as alone.
 
-JAX and XLA need help with four kinds of operations:
+The sampler runs a target for many databases at once, and a release runs it for one. Four kinds of
+operations would compute different results in these two cases, and are replaced:
 
-- LAPACK calls may hang on a CPU if they take batches. So each call takes one matrix.
-- `vmap` makes one grouped convolution of many that have kernels of their own. XLA may fill groups
-  up with zeros, and zero times infinity is NaN: one lane that overflows would make others NaN. So
-  these convolutions run one after the other.
-- A rule of `jax.custom_batching` is code that no trace shows. It may compute something else than
-  its function, and something else again for another number of lanes. The sampler runs a target for
-  many databases at once, and a release runs it for one. So users' rules are left out.
-- Some operations on 8 bits, on bfloat16 and on NaN depend on the operations around them.
+- LAPACK calls for batches may hang on a CPU. So each call gets one matrix.
+- Convolutions with different kernels. `vmap` joins them to one grouped convolution. XLA may pad the
+  groups with zeros, and zero times infinity is NaN. So one lane that overflows would make other
+  lanes NaN. They run one after the other instead.
+- Functions with a rule of `jax.custom_batching`. The rule is code that no trace shows. It may
+  compute something else than the function, depending on the number of lanes. So users' rules are
+  left out.
+- Some operations on 8 bits, on bfloat16 and on NaN, whose results depend on neighboring operations.
 """
 
 import functools
@@ -29,8 +30,8 @@ from dpjax._tracing._walks import Equation, aval, bind, equations, primitives, r
 
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
-# Operations that the CPU backend leaves to LAPACK. All take and return arrays with the same leading
-# batch axes. Without a batch, their largest operand is a matrix.
+# The operations for which a CPU calls LAPACK. All operands and results have the same leading batch
+# axes. Without a batch, the largest operand is a matrix.
 NAMES = frozenset(
     (
         *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
@@ -43,14 +44,14 @@ _CONCERNED = NAMES | {_CONVOLUTION}
 _BYTES = frozenset(("int8", "uint8"))
 _NARROW = _BYTES | {"bfloat16"}
 _CAST = "convert_element_type"
-# Operations that compute each number from numbers in the same place, except those on bits.
+# Elementwise arithmetic, without operations on bits.
 _ARITHMETIC = frozenset(
     (
         *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
         *("rem", "sign", "square", "sub", _CAST),
     )
 )
-# Operations on bfloat16 that XLA computes in float32. XLA makes sums of some of them.
+# Operations on bfloat16 that XLA computes in float32, or rewrites as sums.
 _OF_FLOATS = frozenset(
     (
         *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
@@ -70,7 +71,7 @@ _EXTREMA = frozenset(("reduce_max", "reduce_min"))
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
-    """The outputs of a traced program as XLA defines them. Its lanes stay apart under `vmap`."""
+    """The outputs of a traced program. Under `vmap`, its lanes do not influence each other."""
     apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
     if apart and not may_differ(program.jaxpr):
         return jex.jaxpr_as_fun(program)(*operands)
@@ -80,7 +81,7 @@ def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
 def traced_lane(
     function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """A function that runs the program of one lane apart from others, and the program."""
+    """The function, with lanes that do not influence each other under `vmap`, and its program."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
     # A new function each time: a trace that JAX keeps may hold a stale closure.
@@ -98,7 +99,7 @@ def traced_lane(
 
 
 def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """`jax.vmap(function)(*batched)`, with lanes that stay apart."""
+    """`jax.vmap(function)(*batched)`, with lanes that do not influence each other."""
     lane, _ = traced_lane(function, *batched)
     return jax.vmap(lane)(*batched)
 
@@ -134,11 +135,10 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
 
 # LAPACK, on a CPU one matrix at a time.
 #
-# XLA's CPU backend runs operations in a pool with a thread for each core. All devices and programs
-# share the pool. jaxlib 0.10 and 0.11.0 cut a batched LAPACK call into parts for the same pool, and
-# block a thread of it until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If such
-# calls block every thread, none is left for the parts, and all wait for ever. A call for one matrix
-# is never cut, so it never waits.
+# XLA's CPU backend has a pool with one thread for each core, which all devices and programs share.
+# jaxlib 0.10 and 0.11.0 split a batched LAPACK call into parts for the same pool, and block a
+# thread until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If such calls block all
+# threads, no thread is left for the parts: a deadlock. A call for one matrix is never split.
 #
 # jaxlib 0.11.1 and 0.11.2 did not hang in our runs. When dpjax needs jaxlib 0.11.1 or later on
 # every Python that it supports, LAPACK calls need no replacement. Convolutions still need
@@ -153,7 +153,7 @@ def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
     """A call with a rule for `vmap`."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
-    # `custom_vmap` has no reverse mode, so derivatives are those of the call itself.
+    # `custom_vmap` has no reverse mode. So derivatives are those of the call without the rule.
     differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
     return differentiable
@@ -181,7 +181,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
             return lax.map(at, lax.iota("int32", size))
 
         together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
-        if size == 0:  # Nothing to cut, and nothing to loop over.
+        if size == 0:  # There is nothing to split, and nothing to loop over.
             outputs = together(*operands)
         else:
             outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
@@ -205,7 +205,7 @@ def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def looks_at_other_lanes(equation: Equation) -> bool:
-    """Whether dpjax's own rule for `vmap` joins lanes, as for keys that must differ."""
+    """Whether dpjax's own rule for `vmap` looks at all lanes, as the check of keys does."""
     if "rule" not in equation.params or not _has_rule(equation, of_dpjax=True):
         return False
     return not isinstance(getattr(equation.params["rule"], "rule", None), OneByOne)
@@ -235,22 +235,22 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 #   to a function such as exp. The sums then contain other numbers from memory, or the process
 #   crashes.
 #
-# So the value of an operation depends on the operations around it, and on the size of a batch. Then
-# values of neighbors may lie further apart than was proved or sampled.
+# So the result of an operation depends on the operations around it, and on the size of a batch.
+# Then the values of neighbors could differ by more than was proved or sampled.
 #
-# Here 8 bits are computed in 32 bits, and fit into 8 before they are cast. An extremum is NaN if
-# one of its numbers is. Arithmetic on bfloat16 is done in float32, so YNNPACK gets no bfloat16: the
-# 16 bits of such a number are the first half of a float32. This leaves the compiler no choice.
-# `prove_sensitivity` reads programs as XLA defines them.
+# Here, 8-bit arithmetic runs in 32 bits, and its results are wrapped to 8 bits before the cast. An
+# extremum is NaN if one of its numbers is NaN. Arithmetic on bfloat16 runs in float32, and the
+# conversion is done on bits, so YNNPACK gets no bfloat16. After this, results do not depend on
+# neighboring operations. `prove_sensitivity` assumes these results.
 
 
 def may_differ(jaxpr: jex.Jaxpr) -> bool:
-    """Whether jaxlib may compute some operation of a program differently than XLA defines it."""
+    """Whether a program has operations that jaxlib may compute differently than XLA specifies."""
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
 def _is_concerned(equation: Equation) -> bool:
-    """Whether an operation is an extremum, or on 8 bits or bfloat16: most are none of these."""
+    """Whether an operation may need help: an extremum, or one on 8 bits or bfloat16."""
     if equation.primitive.name in _EXTREMA or equation.primitive.name in _CHOICES:
         return True
     atoms = (*equation.invars, *equation.outvars)
@@ -297,7 +297,7 @@ def _takes_bfloat16(equation: Equation) -> bool:
 
 
 def _in_float32(x: jax.Array) -> jax.Array:
-    """The same numbers, by their bits: YNNPACK would get a cast together with its array."""
+    """The same numbers in float32, by their bits. YNNPACK would get the operand of a cast too."""
     bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 

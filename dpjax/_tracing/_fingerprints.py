@@ -18,9 +18,10 @@ from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, parts
 
-# Parameters of a traced operation that do not change its outputs: names, the surrounding mesh, the
-# values that derivatives may keep, and functions of Python. Rules for derivatives are not run, and
-# only dpjax's rules for `vmap` are. A reduction also holds its function as a program.
+# Parameters of a traced operation that do not change its outputs: names, the surrounding mesh,
+# policies of `jax.checkpoint`, and Python functions. The latter are rules for derivatives, which
+# are not run; rules for `vmap`, of which only dpjax's own are run; and the function of a reduction,
+# which is also there as a program.
 _IGNORED_PARAMETERS = frozenset(
     (
         *("name", "debug_info", "ctx_mesh", "policy", "jvp", "jvp_jaxpr_fun", "jvp_jaxpr_thunk"),
@@ -29,24 +30,24 @@ _IGNORED_PARAMETERS = frozenset(
 )
 
 
-# An encoding consists of bytes and arrays. Arrays may be written to, so they are read each time a
-# hash is taken. The bytes can be kept.
+# A piece of an encoding: bytes or an array. Bytes can be kept. Arrays may be written to, so they
+# are read each time a hash is taken.
 _Piece = bytes | Any
-# Encodings of operations. JAX keeps the inner programs of its functions, so most of a program that
-# is traced anew has been encoded before.
+# Encodings of programs. JAX caches the inner programs of its functions. So if a function is traced
+# again, most of its program has been encoded before.
 _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
-# Parameters with types of these packages are values: JAX itself looks programs up by them.
+# Types of these packages are immutable if they occur as parameters: they are keys in JAX's caches.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
-_TYPES_BY_TEXT = set[type]()  # Found so far.
+_TYPES_BY_TEXT = set[type]()  # Those that occurred, whose texts identify a value.
 
 
 class _Sink:
-    """Takes an encoding, piece by piece.
+    """Collects an encoding.
 
     Attributes:
         pieces: in order.
-        fixed: whether only arrays can change.
+        fixed: whether nothing in the encoding can change, except numbers in arrays.
     """
 
     def __init__(self):
@@ -60,14 +61,14 @@ def digest(*parts: object) -> str:
     sink, hashed = _Sink(), hashlib.sha256()
     _encode(sink, parts)
     for piece in sink.pieces:
-        # A scalar of NumPy may be bytes, too, and counts as an array.
+        # `np.bytes_` is a subclass of bytes, but counts as an array. So the exact type is compared.
         for data in (piece,) if type(piece) is bytes else _of_array(piece):
             hashed.update(data)
     return hashed.hexdigest()[:32]
 
 
 def _encode(sink: _Sink, value: Any) -> None:
-    """Feeds a value to the hash, with a tag for its kind and its length where it has one."""
+    """Adds a value to the encoding, with a tag for its kind, and its length if it has one."""
     text: str | None = None
     if type(value) in _BY_TEXT:  # Most values end here, and the other checks take time.
         text = repr(value)
@@ -114,7 +115,7 @@ def _encode(sink: _Sink, value: Any) -> None:
 
 
 def _of_parameter(sink: _Sink, value: object) -> str:
-    """The text of a parameter, or a hash if the text has an address or omits code."""
+    """The text of a parameter; a hash if the text contains an address, or the value is callable."""
     text = repr(value)
     if " at 0x" in text or callable(value):
         sink.fixed = False

@@ -1,9 +1,9 @@
 """Operations and key implementations that are not JAX's own.
 
-A trace records operations by name only. The name of a JAX operation stands for JAX's code, alone
-and under `vmap`. Another name may stand for anything. So operations of installed libraries are
-replaced by their implementations in JAX operations, and operations of the user are refused. Keys
-must be those of JAX or dpjax.
+A traced program contains operations, not their code. An operation of JAX is known to compute the
+same alone and under `vmap`. Any other operation could compute anything. So operations of installed
+libraries are replaced by their implementations in operations of JAX, and operations of the user are
+refused. Key implementations must be those of JAX or dpjax.
 """
 
 import sys
@@ -24,7 +24,7 @@ _own: set[jex.Primitive] = set()
 
 
 def is_own(primitive: jex.Primitive) -> bool:
-    """Whether an operation is JAX's own, judged by the object, because anybody may use a name."""
+    """Whether an operation is JAX's own. Its object decides, since a user may reuse its name."""
     if primitive not in _own:
         modules = [x for x in list(sys.modules) if x.partition(".")[0] in ("jax", "jaxlib")]
         _own.update(_primitives_in(modules))

@@ -1,11 +1,11 @@
 """Calls of code on the host: how they are interrupted, and how their errors are reported.
 
-Such code runs in a thread of its own, because Python delivers Ctrl-C to the main thread. There the
-code could swallow it, and we could not tell whether it ended because of Ctrl-C.
+Code on the host runs in a thread of its own. Python delivers Ctrl-C to the main thread. If the code
+ran there, it could swallow the interruption, and dpjax could not tell why it ended.
 
-If a target fails on the host, its error must name a sampled database, and must not show a private
-one. A compiled program does not know its caller, so the origin of a database travels as data: it is
-the first input of programs that call the host.
+If a target fails on the host, the error should describe a sampled database, but must reveal nothing
+about a private one. A compiled program does not know its caller. So it gets the origin of its
+database as data: the first input of programs that call the host.
 """
 
 import atexit
@@ -32,7 +32,7 @@ from jax.typing import ArrayLike
 
 T = TypeVar("T")
 
-# A signal may reach a thread that does not wake the main one. So the main thread wakes by itself.
+# A signal may reach another thread than the main one. So the main thread looks for it now and then.
 _NAP = 0.05
 _LOCK = threading.RLock()
 _ends: set[Callable[[], object]] = set()
@@ -174,7 +174,7 @@ def ended_when_stopped(
 def _stop() -> None:
     global _stops
     with _LOCK:
-        # Counted before anything ends, so that a call that ends now knows that it was stopped.
+        # Counted before anything ends. So a call that ends from here on knows that it was stopped.
         _stops += 1
         for end in tuple(_ends):
             end()
@@ -218,7 +218,7 @@ def is_private(origin: np.ndarray) -> bool:
 
 
 class HostError(RuntimeError):
-    """An error of a call to the host, of which XLA passes on the text only."""
+    """An error of a call to the host. XLA passes on its text only."""
 
 
 def fail(origins: np.ndarray, reason: str) -> NoReturn:
@@ -229,12 +229,12 @@ def fail(origins: np.ndarray, reason: str) -> NoReturn:
     raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
-# The last interruption, and its text that XLA passes on.
+# The text of the last interruption, which XLA passes on, and the interruption itself.
 _interruption: tuple[str, BaseException | None] = "", None
 
 
 def interrupted(error: BaseException) -> NoReturn:
-    """Raises an error in a call to the host. `host_errors` turns it into the interruption."""
+    """Raises an error for an interruption. `host_errors` raises the interruption in its place."""
     global _interruption
     text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
@@ -243,7 +243,7 @@ def interrupted(error: BaseException) -> NoReturn:
 
 @contextlib.contextmanager
 def host_errors() -> Generator[None, None, None]:
-    """Raises errors of calls to the host by themselves, without JAX's traceback."""
+    """Reraises errors of calls to the host without the traceback of JAX."""
     try:
         with heeding_ctrl_c():
             yield
@@ -261,7 +261,7 @@ def host_errors() -> Generator[None, None, None]:
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:
-    """Whether to log a record: JAX logs every error of a callback, even our own."""
+    """Whether to log a record. JAX logs all errors of callbacks, and dpjax's own are left out."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
 
 
@@ -281,8 +281,8 @@ class Tracing:
     settings: list[object]
 
 
-# JAX's caches depend on it, too. Otherwise a function under `jit` inside a target would keep the
-# origin of the first program.
+# JAX's caches depend on a user context. Otherwise a function under `jit` inside a target would keep
+# the origin of the first program.
 TRACING = jax.make_user_context(None)
 
 

@@ -1,9 +1,9 @@
-"""Code on the host: frozen when it is traced, fingerprinted, and run from the frozen copy.
+"""Code on the host: it is frozen when a target is traced, fingerprinted, and run from the copy.
 
 A Python function depends on closures, defaults, globals, modules, classes and objects. All of them
-may change, and may differ between processes. So the function is pickled by value, with all user
-code and values that it reaches. Every call, in any process, starts from a fresh copy. Python and
-installed packages are not copied: their names and versions count.
+may change, and may differ between processes. So the function is pickled by value, together with all
+code and values of the user that it can reach. Every call, in any process, starts from a fresh copy.
+Python and installed packages are not copied. They are identified by name and version.
 
 The fingerprint is a hash of the parts into which pickle reduces the values. Values that pickle
 cannot reduce (a lock, a generator, a weak reference) are refused. So are values that it reduces
@@ -63,7 +63,8 @@ class HostCode:
 
     Attributes:
         fingerprint: functions with equal fingerprints compute the same.
-        run: the function to call, in any process: the copy, or the original if it has a version.
+        run: the function that calls use, in any process: the copy, or the original if the user gave
+            it a version.
     """
 
     def __init__(
@@ -72,7 +73,14 @@ class HostCode:
         version: str | None = None,
         facts: Callable[[], object] | None = None,
     ):
-        """Freezes a function. `facts` returns other values that it depends on, or raises."""
+        """Freezes a function.
+
+        Args:
+            function: of the user.
+            version: a text that the user changes together with the function. It replaces the
+                fingerprint of the code.
+            facts: returns other values that the function depends on, or raises.
+        """
         self._function, self._version, self._facts = function, version, facts
         encoded = self._encoded()
         self.fingerprint = encoded.digest()
@@ -103,6 +111,8 @@ class HostCall:
 
 
 class _Frozen:
+    """A pickled function. Every call runs a fresh copy, after a check of package versions."""
+
     def __init__(self, function: Callable[[PyTree], PyTree], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
@@ -249,7 +259,7 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """Feeds a dtype with an encoder of its own: equal dtypes may be one object or two."""
+        """Feeds a dtype with an encoder of its own, since equal dtypes need not be one object."""
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -263,7 +273,7 @@ class _Encoder:
             self.path.pop()
 
     def _set(self, value: Any) -> None:
-        """Feeds a set in the order of hashes, because its own order differs between processes."""
+        """Feeds the items of a set, ordered by hash: sets have another order in each process."""
         parts = []
         for item in value:
             part = _Encoder(dict(self.numbers), self.path, self.packages)
@@ -305,17 +315,18 @@ class _Encoder:
 
 # Pickling by value.
 #
-# cloudpickle pickles functions of modules by reference. Another process imports the module anew,
-# and misses values that were assigned later. Here only Python and installed packages are imported.
+# cloudpickle pickles functions of a module by reference. Another process then imports the module,
+# and does not see values that were assigned later. Here, references are used for Python and
+# installed packages only.
 #
 # The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are not a
 # fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
 #
-# - Each class has a random number that differs between processes, and sets are in any order.
-# - Code includes its file and lines, so a comment would count.
-# - An unpickled copy finds its original class, and sets the attributes of the class back.
-# - A module is pickled whole. A lock in it makes that fail, even if no function names the lock.
-# - Arrays of JAX stay arrays of JAX. Code that JAX calls back would wait for them forever.
+# - Pickles of a class contain a random number, and those of a set have no fixed order.
+# - Pickled code includes its file and line numbers, so comments would change the fingerprint.
+# - An unpickled copy of a class is the original class, whose attributes are then set back.
+# - A module is pickled as a whole. A lock in it makes that fail, even if no function uses the lock.
+# - Arrays of JAX stay arrays of JAX. A callback of JAX that uses them would wait forever.
 
 
 @functools.cache
@@ -328,7 +339,7 @@ def pickler() -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
                 raise UnknownCodeError(f"the module {obj.__name__} as a whole")
             if isinstance(obj, types.FunctionType):
-                # pickle itself stores functions by reference, and cloudpickle might not.
+                # NotImplemented makes pickle store a reference, which cloudpickle might not.
                 return NotImplemented if _is_importable(obj) else _function_apart(obj)
             if isinstance(obj, type):
                 if obj.__module__ == "builtins" or _is_importable(obj):
@@ -360,7 +371,7 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules that the function may look up in packages by these names.
+    # Submodules of packages that the function may reach through attributes of these names.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]
@@ -402,7 +413,7 @@ def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Imports:
-    """Modules that a process must import. They are not part of a function's fingerprint."""
+    """Modules that a process must import before a call. Fingerprints do not include them."""
 
     modules: list[str]
 
@@ -452,7 +463,7 @@ def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -
 
 
 def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
-    """A value. For a user's module, only its entries with these names."""
+    """The value itself. For a module of the user, a namespace of its entries with these names."""
     if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
         return value
     if id(value) not in made:
@@ -475,9 +486,10 @@ def _is_importable(value: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_recorded(file: str) -> bool:
-    """Whether an installer put a file where it is. `pip install --target` may use any folder.
+    """Whether the record of an installed package names a file.
 
-    Files of an editable package do not count: its record does not name them.
+    This finds packages that `pip install --target` put into any folder. Files of an editable
+    package do not count, because its record does not name them.
     """
     path = pathlib.PurePath(file)
     return any(

@@ -1,9 +1,9 @@
-"""Lanes of a `vmap` do not touch each other, except through some operations.
+"""Checks that the lanes of a `vmap` do not touch: that none depends on the data of another.
 
-Bounds on one record assume separate lanes if records are lanes: in per-example gradients,
-predicates of queries, records of an oracle, and statistics of a sum. With JAX's own operations, a
-lane computes the same as alone, up to rounding. This file lists the exceptions and refuses them.
-Convolutions by many kernels are an exception, too, but `_evaluate.py` runs these one by one.
+Some bounds on one record assume this, where each record is a lane: in per-example gradients,
+predicates of queries, records of an oracle, and statistics of a sum. With nearly all operations of
+JAX, a lane computes the same as alone, up to rounding. This file lists the exceptions and refuses
+them. Convolutions with many kernels are an exception too, but `_evaluate.py` runs them one by one.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._programs import Program, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations
 
-# Under `vmap` all lanes get bits of the first lane's key.
+# Under `vmap`, these draw the bits of all lanes from the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# JAX does not see the code of these. A kernel may read memory beyond its own block, and other code
-# may compute something else when it is batched or cut up.
+# The code of these is not made of JAX operations. A kernel may read memory beyond its own block,
+# and other code may compute something else if it is batched or split.
 _OPAQUE = frozenset(
     (
         *("pallas_call", "core_map", "mpmd_map", "triton_kernel_call", "tpu_custom_call"),
@@ -35,15 +35,16 @@ _OPAQUE = frozenset(
 )
 
 
-# These have one result, however XLA vectorizes them: they move, compare, and compute on bits.
+# The results of these do not depend on how XLA vectorizes them: they move numbers, compare them, or
+# compute on bits.
 _EXACT = JITS | frozenset(
     (
         *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "reduce_and", "reduce_or"),
         *("broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "concatenate"),
     )
 )
-# These have one result on integers. Floats are rounded, and the machine decides what a minimum does
-# with NaN. Division is not here: the machine decides what a division of integers by 0 gives.
+# The results of these do not depend on it for integers. For floats, sums are rounded, and a minimum
+# may treat NaN differently. Division is not here: the machine decides on an integer divided by 0.
 _EXACT_FOR_INTEGERS = frozenset(
     (
         *("add", "sub", "mul", "neg", "abs", "sign", "min", "max", "clamp", "reduce_sum"),
@@ -52,12 +53,13 @@ _EXACT_FOR_INTEGERS = frozenset(
 )
 
 
-# Programs whose lanes do not touch. To find that out takes longer than a warm sampling.
+# Programs whose lanes do not touch. They are kept because the check takes longer than a warm
+# sampling.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
 
 def touching(traced: jex.ClosedJaxpr) -> str | None:
-    """The first operation of a traced program that lets lanes touch, in words; None without one."""
+    """Describes the first operation by which lanes may touch; None if there is none."""
     if traced.jaxpr in _SEPARATE:
         return None
     if found := _touching(traced):
@@ -122,8 +124,8 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 def is_exact(traced: jex.ClosedJaxpr) -> bool:
     """Whether a lane has the same bits alone and among others, unless an input is subnormal.
 
-    Then floats are only moved and compared, so nothing is rounded. No constant may be subnormal: a
-    machine may treat a subnormal number as 0 in one lane and not in another.
+    This holds if floats are only moved and compared, so that nothing is rounded. No constant may be
+    subnormal, because a machine may flush it to 0 in one lane and not in another.
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]

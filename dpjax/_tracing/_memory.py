@@ -1,8 +1,8 @@
-"""The arrays of a traced program that take memory.
+"""Estimates the memory of a traced program by its largest array.
 
-XLA fuses elementwise steps into the loop of the reduction after them. So the terms of a sum take no
-memory, unless something else needs them too. On accelerators XLA may decide otherwise: for an H200
-it keeps the terms of a kernel density, and for an H100 it does not.
+XLA fuses elementwise operations into the loop of a reduction that follows. So the terms of a sum
+take no memory, unless another operation needs them too. On accelerators XLA may decide otherwise:
+on an H200 it stores the terms of a kernel density, and on an H100 it does not.
 """
 
 import dataclasses
@@ -31,7 +31,13 @@ _WHOLE = object()  # A use that needs the whole array. Each reduction is a separ
 
 @dataclasses.dataclass(eq=False)
 class _Array:
-    """An array that depends on the inputs, and its uses at the ends of fused steps."""
+    """An array that depends on the inputs.
+
+    Attributes:
+        size: in bytes.
+        fusible: whether an elementwise operation makes it.
+        uses: the reductions that end its fused operations, or `_WHOLE`.
+    """
 
     size: int
     fusible: bool = False
@@ -39,7 +45,7 @@ class _Array:
 
     @property
     def is_written(self) -> bool:
-        # If two loops need an array, XLA may compute it in both, or write it once.
+        # If two loops need an array, XLA may compute it in both, or store it. We assume the latter.
         return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
 
 

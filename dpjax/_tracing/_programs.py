@@ -1,4 +1,4 @@
-"""Traced programs with a fingerprint: the program that runs is the fingerprinted one."""
+"""Traced programs with a fingerprint. The program that was fingerprinted is the one that runs."""
 
 import contextlib
 import dataclasses
@@ -50,16 +50,17 @@ _OTHER_WAYS = {
 class Program:
     """A function traced at fixed shapes. Programs with equal fingerprints are equal.
 
-    It can be a static argument of `jit`: the same function traced anew reuses the compiled program.
-    A program that calls the host has the origin of its database as a first input (see
-    `dpjax._tracing._host_calls`).
+    A program can be a static argument of `jit`: if the same function is traced again, the compiled
+    program is reused. A program that calls the host has an additional first input, the origin of
+    its database (see `dpjax._tracing._host_calls`).
 
-    Nobody else can write to its arrays. So it always computes the same, even on other devices and
-    inside of other programs. Users' rules for `vmap` are left out.
+    No other code can write to the arrays of a program. So it always computes the same, also on
+    other devices and inside of other programs. Users' rules for `vmap` are left out.
 
     Attributes:
-        traced: the program as JAX traced it, with views of the caller's arrays.
-        jaxpr: the same program with arrays of its own.
+        traced: the program as JAX traced it, with views of the caller's arrays. They show whether
+            the caller has written to one.
+        jaxpr: the same program with its own copies of these arrays. This one runs.
         inputs: structure, shapes and dtypes of the arguments.
         outputs: structure, shapes and dtypes of the results.
         configuration: the settings of JAX that change its results.
@@ -77,8 +78,8 @@ class Program:
     def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
         """Traces `function` on shape structs; `name` is for messages.
 
-        Matrix products run at precision "highest". A GPU's default may keep only 10 bits of a
-        difference that decides the sensitivity.
+        Matrix products run at precision "highest". With a GPU's default, only 10 bits of a small
+        difference between neighbors might be right.
         """
         function = _uncached(function)
         kept = _unchanging(name, function, arguments)
@@ -91,7 +92,7 @@ class Program:
                 with _host_calls.TRACING(tracing):
                     return fresh(*args)
             finally:
-                tracing.origin = None  # JAX's caches keep this object, and it would keep the trace.
+                tracing.origin = None  # JAX's caches keep `tracing`, which would keep the trace.
 
         precision = jax.default_matmul_precision("highest")
         with precision, needs_no_values(name):
@@ -129,7 +130,7 @@ class Program:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the caller's arrays and JAX's configuration are as they were at its trace."""
+        """Whether the caller's arrays and JAX's configuration are the same as at the trace."""
         return digest(self.traced, _configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
@@ -154,7 +155,7 @@ class Program:
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:
-        if self is other:  # Nearly always where JAX asks.
+        if self is other:  # The usual case in JAX's caches.
             return True
         return isinstance(other, Program) and (
             (self.fingerprint, self.inputs, self.outputs, self.settings)
@@ -165,7 +166,7 @@ class Program:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        # JAX needs it wherever it maps over a program, and printing all operations takes .1 s.
+        # JAX prints a program whenever `vmap` maps over it. Printing all operations takes .1 s.
         return f"Program({self.inputs} -> {self.outputs})"
 
     @property
@@ -180,17 +181,17 @@ class Program:
 
     @functools.cached_property
     def library_calls(self) -> frozenset[str]:
-        """The operations that a CPU leaves to other libraries than XLA."""
+        """The names of operations that XLA leaves to other libraries on a CPU."""
         return (NAMES | {"fft"}) & primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def is_spread(self) -> bool:
-        """Whether it spreads work over devices itself."""
+        """Whether the program itself spreads work over devices."""
         return "shard_map" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def has_loops(self) -> bool:
-        """Whether it has loops, in which a device starts kernels in every step."""
+        """Whether the program has loops. A device starts kernels in every step of a loop."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
     @functools.cached_property
@@ -226,7 +227,7 @@ class Unchanging:
         """`name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        # By JAX's configuration, which JAX's own caches of traces leave out in part.
+        # By JAX's configuration. JAX's own caches of traces ignore a part of it.
         self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
@@ -253,7 +254,7 @@ _MOST_UNCHANGING = 256
 
 
 def _uncached(function: Any) -> Callable[..., PyTree]:
-    """A function without caches around it: traced arrays cannot be keys of a cache."""
+    """The function without `functools.cache`, since traced arrays cannot be keys of a cache."""
     while isinstance(function, Cached):
         function = function.__wrapped__
     return function
@@ -265,9 +266,9 @@ def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJa
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a tree of shapes has no containers but Python's and ours.
+    """Whether all containers of a tree of shapes are those of Python and dpjax.
 
-    Others may compare equal wrongly, and their methods may compute something else by now.
+    Containers of users may compare equal wrongly, and their methods may have changed since.
     """
     if type(tree) is dict:
         return all(type(key) is str and is_plain(item) for key, item in tree.items())
@@ -299,7 +300,7 @@ def _unchanging(
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
             _UNCHANGING.clear()
         kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
-    # The function that was kept may have got other code since its contents were read.
+    # The kept function may have been given other code since its contents were read.
     kept.function = function
     return kept
 
@@ -307,7 +308,8 @@ def _unchanging(
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """A new function that checks that the value has real arrays.
 
-    JAX keeps traces by the function object, and would miss that a closed-over array has changed.
+    JAX caches traces by the function object. For a known object, it would not notice that a
+    closed-over array has changed.
     """
 
     def fresh(*args: PyTree) -> PyTree:
@@ -316,8 +318,8 @@ def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree
     return fresh
 
 
-# Compiled programs. JAX itself keeps some megabytes for each of 4096 programs. A process that
-# samples and releases one target after the other would grow without end. `kept_jit` keeps a few.
+# Compiled programs. JAX itself keeps up to 4096 programs of some megabytes each. So the memory of a
+# process that samples and releases many targets would grow. `kept_jit` keeps fewer programs.
 
 
 class KeptJit(Generic[T]):
@@ -378,10 +380,11 @@ def evaluate_alone(database: Database, *, program: Program) -> Value:
 
 
 def apart(program: Program, database: Database) -> Value:
-    """The value, computed apart from surrounding operations, so that it is rounded as in sampling.
+    """The value, behind barriers, so that it is rounded as in sampling.
 
-    Inside another program, XLA would evaluate a constant database while compiling, operation by
-    operation. It would also merge operations with those that make the database or use the value.
+    Without barriers, XLA could merge operations of the target with those that make the database or
+    use the value. For a constant database it would evaluate the target while compiling, operation
+    by operation.
     """
     return lax.optimization_barrier(program(lax.optimization_barrier(database)))
 
@@ -435,7 +438,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 def _configuration() -> tuple[object, ...]:
     """The settings of JAX that change the results of a traced program."""
-    # Without `jit`, every operation is rounded separately.
+    # With `disable_jit`, every operation is compiled and rounded separately.
     of_values = ("jax_enable_x64", "jax_disable_jit")
     of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
     return tuple(getattr(jax.config, name) for name in (*of_values, *of_keys))
@@ -443,13 +446,13 @@ def _configuration() -> tuple[object, ...]:
 
 # Arrays of programs.
 #
-# JAX keeps the arrays that a function closes over by reference, and finds compiled programs by
-# fingerprints. If somebody wrote to such an array, programs that are compiled later would change,
-# but not their fingerprint. So a program has copies.
+# A traced program holds references to the arrays that its function closes over. If a caller wrote
+# to such an array, the program would compute something else, under the old fingerprint. So a
+# `Program` has copies.
 #
-# JAX also converts some arrays of NumPy (those of 64 bits, without x64). It keeps the result for
-# the address of the array, as long as a traced program holds the array. Later traces would then
-# see old numbers. So no traced program holds an array of the caller itself.
+# Without x64, JAX converts NumPy arrays of 64 bits. It caches the result by the address of the
+# array, as long as a traced program holds the array. After a write, later traces would get the old
+# numbers from that cache. So no traced program holds the caller's array itself, only a view.
 
 
 def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -464,7 +467,8 @@ def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """The same program with views of the NumPy arrays in it, which show later writes.
 
-    A view holds the memory of an array, and not the object that JAX looks converted arrays up by.
+    A view shares the memory of an array. But it is another object, so JAX's cache of converted
+    arrays does not know it.
     """
     return _Copies(_view).of(program)
 
@@ -491,7 +495,8 @@ class _Copies:
 
     def _once(self, value: Any, copy: Callable[[Any], Any]) -> Any:
         if id(value) not in self._made:
-            self._made[id(value)] = value, copy(value)  # Alive, so no other has its address.
+            # The value is kept alive, so no other object can get its address.
+            self._made[id(value)] = value, copy(value)
         return self._made[id(value)][1]
 
     def _program(self, program: Any) -> Any:

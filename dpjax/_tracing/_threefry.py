@@ -1,12 +1,12 @@
 """Draws with threefry keys, fast on a CPU.
 
-On a CPU, JAX runs the rounds of threefry2x32 in a loop around all numbers, which go to memory and
-back in each round. Here the rounds are unrolled, so a number stays in registers until its last
-round. The bits are the same, in a quarter of the time, and compilation takes half the time.
+On a CPU, JAX runs the 20 rounds of threefry2x32 as a loop over arrays, and each round writes the
+arrays to memory. Here the rounds are unrolled, so a number stays in registers until its last round.
+The bits are the same. A draw takes a quarter of the time, and compilation half of it.
 
-XLA would fuse the unrolled rounds into the loop of every number that depends on them, and repeat
-them there. So the two words of a draw are the results of one reduction, which XLA does not fuse
-into later loops (`dpjax/_exact/_kernels.py`).
+XLA would fuse the unrolled rounds into every loop that uses them, and so repeat them. To prevent
+that, the two words of a draw are results of one reduction, which XLA does not fuse into later loops
+(`dpjax/_exact/_kernels.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
 
 
 def _of_words(equation: Equation) -> jex.ClosedJaxpr:
-    """The program of a draw from the words of its keys, which JAX hides until it compiles."""
+    """The program of a draw from the words of its keys, which JAX makes only when it compiles."""
     keys, *numbers = map(aval, equation.invars)
     shape = np.broadcast_shapes(keys.shape, *(x.shape for x in numbers))
     given, of_key = equation.params, threefry_prng_impl.key_shape

@@ -16,8 +16,8 @@ Atom: TypeAlias = jex.Var | jex.Literal
 Program: TypeAlias = jex.ClosedJaxpr | jex.Jaxpr
 V = TypeVar("V")
 
-# Calls of inner programs. Some have rules for derivatives, which are not used: a traced program is
-# no longer differentiated.
+# Operations that call an inner program. Their rules for derivatives are ignored, because a traced
+# program is not differentiated.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | frozenset(
     (
@@ -27,17 +27,17 @@ _CALLS = JITS | frozenset(
 )
 # Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# Programs after replacement, by the original program. If it is called again, its replacement is the
-# same object, so JAX neither traces nor compiles it anew. The mesh around it is part of its types.
+# Inner programs after replacement, by the original program. Equal calls get the same object, so JAX
+# neither traces nor compiles it again. The mesh is in the key because it is part of the types.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
 )
-# The operations of programs that were walked through.
+# The operations of programs for which `equations` was called.
 _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
-# The shape and dtype of a variable or literal, which JAX does not tell type checkers.
+# The abstract value (shape and dtype) of a variable or literal. JAX does not declare its type.
 aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 
@@ -49,7 +49,7 @@ def called(equation: Equation) -> Any:
 
 
 def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
-    """The number of operands that a `scan` keeps fixed, and that it carries; it slices the rest."""
+    """The number of operands of a `scan` that stay fixed, and of carries. It slices the others."""
     if "num_consts" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
     fixed, carried, _ = parameters["ft_in"].unpack()  # From jax 0.11 on.
@@ -71,7 +71,7 @@ def run(
     operation: Callable[[Equation, list[V]], Sequence[V]],
     known: Callable[[Any], V] = lambda value: value,
 ) -> list[V]:
-    """Runs a program one operation after the other, in values of any kind.
+    """Interprets a program, one operation after the other, on values of any kind.
 
     Args:
         program: with or without constants.
@@ -121,7 +121,7 @@ def replaced(
             if name in _CALLS and name not in JITS:
                 return replaced(called(equation), operands, replacement)
             if name == "shard_map":
-                # Made anew, because its program can be traced only where the mesh has its axes.
+                # A new `shard_map`, since its program can only be traced where its axes are bound.
                 given = equation.params
                 return jax.shard_map(
                     lambda *operands: replaced(given["jaxpr"], operands, replacement),
@@ -237,6 +237,6 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
 
 def passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
     """The inputs of an inner program that depend on reached variables."""
-    # Operands match inner inputs from the back: a branch has a predicate in front.
+    # Matched from the back, because the operands of a branch begin with its predicate.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}

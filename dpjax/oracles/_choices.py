@@ -1,4 +1,4 @@
-"""Random choices among several things, with probabilities that are known exactly."""
+"""Random choices of an index, with probabilities that are known exactly."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _WORDS = 2**32
 
 @frozen_pytree
 class UniformChoice:
-    """Chooses all with the same probability, up to a relative error of count / 2^32."""
+    """Chooses each index with the same probability, up to a relative error of count / 2^32."""
 
     count: int = static()
 
@@ -32,10 +32,10 @@ class UniformChoice:
 
 @frozen_pytree
 class WeightedChoice:
-    """Chooses each with a probability of its own, a multiple of 2^-32 above 0.
+    """Chooses index i with a given probability, which is a multiple of 2^-32 above 0.
 
-    `ends[i]` is the number of 32-bit words that choose index i or a lower one. The last index has
-    no entry.
+    `ends[i]` is the number of 32-bit words that choose an index of at most i. The last index has no
+    entry.
     """
 
     ends: jax.Array
@@ -53,7 +53,7 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """How many 32-bit words choose each index: the share of its weight, up to one word."""
+    """The number of 32-bit words that choose each index: 2^32 times its share of the weights."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 

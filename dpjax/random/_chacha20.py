@@ -38,15 +38,15 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
 # Lanes in a chunk: the fastest number on a CPU, and enough to fill any GPU.
 CHUNK, _GPU_CHUNK = 4112, 2**21
-# From this many lanes on, a CPU saves more time by `_rounds_of_words` than it takes to compile.
+# From this many lanes on, `_rounds_of_words` saves more time on a CPU than its compilation takes.
 _MANY_LANES = 2**9
 # Arrays at multiples of 4 KiB compete for the same cache sets: a CPU takes twice as long for 4,096
 # lanes as for 4,112.
 _PAGE_LANES = 2**10
 
 
-# Column j of row i comes from column i - j, which swaps diagonals and columns. This permutation is
-# its own inverse, so one loop body serves rounds of columns and rounds of diagonals.
+# A permutation of the state that turns columns into diagonals, and diagonals into columns: column j
+# of row i comes from column i - j. So one loop body serves rounds of columns and of diagonals.
 _REFLECTED = np.array(
     [4 * row + (row - column) % 4 for row in range(4) for column in range(4)], np.int32
 )
@@ -60,7 +60,7 @@ def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
     on_cpu = _by_words(_rounds_of_words) if lanes >= _MANY_LANES else _by_rows(reduced)
-    # `reduced` makes a CPU compute a round as one loop. A GPU gains nothing from it.
+    # `reduced` makes XLA compute a round in one loop on a CPU. On a GPU it would change nothing.
     alone = _by_rows(lambda rows: rows, unroll=20)
     on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else alone
     on_tpu = _by_words(_unrolled_rounds)
@@ -70,7 +70,7 @@ def block_function(state: jax.Array) -> jax.Array:
 def _by_rows(
     together: Callable[[_Rows], _Rows], unroll: int = 1
 ) -> Callable[[jax.Array], jax.Array]:
-    """Twenty equal rounds as one loop: compiled in a tenth of the time, and fast for few lanes."""
+    """Twenty equal rounds in one loop: it compiles in a tenth of the time, and suits few lanes."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
         a, b, c, d = state.reshape(4, 4, -1)
@@ -91,7 +91,10 @@ def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Arr
 
 
 def _rounds_of_words(words: Words) -> Words:
-    """On a CPU: LLVM vectorizes a loop of two double rounds; one of five takes ten times longer."""
+    """The rounds on a CPU. LLVM vectorizes a loop of two double rounds.
+
+    A loop of five double rounds would run ten times longer.
+    """
     lanes = words[0].size
     if lanes % _PAGE_LANES == 0:
         words = tuple(jnp.pad(x, (0, BLOCK_WORDS)) for x in words)
@@ -101,9 +104,9 @@ def _rounds_of_words(words: Words) -> Words:
 
 
 def _rounds_in_kernels(words: Words) -> Words:
-    """On a GPU: two double rounds per kernel. More would save launches, but compile slowly.
+    """The rounds on a GPU: two double rounds per kernel. More would compile slowly.
 
-    The first two stand before the loop, so that their kernel also computes the words of the state.
+    The first two are outside of the loop, so that XLA fuses them with the words of the state.
     """
 
     def two_double_rounds(words: Words) -> Words:
@@ -161,7 +164,7 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
     return np.concatenate(words) + state
 
 
-# The `vmap` rules of the operations that turn keys into samples or words.
+# The rules for `vmap` that `for_all_keys` made, by which `generates_words` knows its operations.
 _RULES = set[Hashable]()
 
 
@@ -282,13 +285,13 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
 def in_chunks(
     function: Callable[..., PyTree], lanes: int, chunk: int, *arrays: jax.Array
 ) -> PyTree:
-    """`by_chunks` on a platform whose chunk size is known."""
+    """As `by_chunks`, for chunks of a given number of lanes."""
     count, size = len(arrays[0]), max(1, chunk // max(1, lanes))
     batches = -(-count // size)
     if batches <= 1:
         return function(*arrays)
     size = -(-count // batches)
-    function = jax.jit(function, inline=True)  # To be traced once.
+    function = jax.jit(function, inline=True)  # So that it is traced once.
 
     def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
         # The last batch overlaps the one before. Padding instead would copy all keys.
@@ -394,8 +397,8 @@ def _implementation(
     )
 
 
-# Two names for the same bits. So the type of a key says whether it came from a seed, and so do the
-# types of all keys derived from it.
+# Two implementations with the same bits. The dtype of a key, and of all keys derived from it, says
+# whether it came from a seed.
 CHACHA20 = _implementation(
     "chacha20",
     "chacha",

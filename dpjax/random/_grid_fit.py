@@ -1,9 +1,9 @@
-"""The grid that a value is rounded to, and the integer that divides the lattice's noise.
+"""The grid to which a value is rounded, and the integer that divides the lattice's noise.
 
-A value x becomes the integer X = round(x / g), where g is the step of the grid. We add the integer
-round(N / c), where N is noise of scale T on the fine lattice. So c lattice points make a grid step.
-Since X + round(Z) = round(X + Z) for an integer X, the release is post-processing of c X + N. In
-units of the value, this noise has the scale T g / c, which must cover
+A value x becomes the integer X = round(x / g), where g is the step of the grid. Let N be noise of
+scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so c lattice points
+make a grid step. It is post-processing of c X + N, because X + round(Z) = round(X + Z) for an
+integer X. In units of the value, the noise has the scale T g / c. This must cover
 
 - the nominal scale;
 - rounding to the grid: every coordinate may move by one step more than the value, so the
@@ -46,7 +46,7 @@ _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
 
 
-# A calibration is checked with numbers on the host, and noise is drawn with JAX scalars.
+# Checks compute with numbers on the host, and draws with JAX scalars.
 _Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
 
 
@@ -80,10 +80,11 @@ class Calibration:
         scale: nominal scale of the noise.
         sensitivity: in the mechanism's norm.
         epsilon: of the guarantee.
-        rounding: ||1||, the norm of a value with a 1 in each float coordinate, since these round.
+        rounding: the norm of a vector with a 1 in each float coordinate, which is rounded, and a 0
+            in each integer coordinate.
         coordinates: the number of noisy coordinates; each is charged the certificate's loss.
-        zero_allowed: whether the caller asked by name for a scale of 0, no noise.
-        grid_dtype: the grid is found in this dtype: float64 if all float leaves have it, else
+        zero_allowed: whether the caller explicitly allowed a scale of 0, which means no noise.
+        grid_dtype: the dtype in which the grid is found: float64 if all float leaves have it, else
             float32.
     """
 
@@ -107,15 +108,15 @@ class Calibration:
             exponent: of a known grid, if several noises share it; None finds one.
         """
         if not any(map(is_traced, jax.tree.leaves((self, exponent)))):
-            # One compiled program instead of forty. A float holds any number of coordinates, and
-            # `_OUTWARD` covers its rounding.
+            # One compiled program instead of forty small ones. The number of coordinates becomes a
+            # float, so that all numbers share the program. `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
             return _compiled_fit(known, lattice, np.dtype(dtype), exponent)
         return self._fit(lattice, np.dtype(dtype), exponent)
 
     def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
-        # float32 for integers, never the default float: they get the same noise under x64.
+        # float32 for integers, not the default float, so that x64 does not change their noise.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
             exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
@@ -146,8 +147,8 @@ class Calibration:
         self, lattice: Lattice, grid: _Number, numpy: ModuleType, *, floating: bool
     ) -> tuple[_Number, jax.Array, jax.Array, _Number]:
         """The step of a grid, its divisor and shift, and whether the loss is small."""
-        # Integers lie on the grid of step 1: nothing is rounded, and `rounding` is 0. The grid of
-        # other leaves still counts in `_needed`: their rounding shares the sensitivity.
+        # Integers are not rounded, so their step is 1. The grid of float leaves still counts in
+        # `_needed`, because one sensitivity bounds the moves of all leaves together.
         step = grid if floating else numpy.ones_like(grid)
         short, shift = divisor(lattice, step / self._needed(lattice, grid), numpy)
         return step, short, shift, self._has_small_loss(lattice)
@@ -157,8 +158,9 @@ class Calibration:
         names = ("scale", "sensitivity", "epsilon", "rounding")
         numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
         if numpy is jnp:
-            # XLA would fold constants, and might round them otherwise than a program that takes
-            # these numbers as arguments. Both must find one grid, so a barrier prevents folding.
+            # XLA folds constants while it compiles, and may round them differently from a program
+            # that gets these numbers as arguments. Both must find the same grid, so a barrier
+            # prevents folding.
             numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
@@ -179,10 +181,10 @@ class Calibration:
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 
     def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
-        """The exponent of the grid, one for all leaves: each is charged for the rounding of all.
+        """The exponent of the grid, which all leaves share.
 
-        Any power of two is correct, and this one keeps the noise small. A grid step g increases the
-        noise by rounding * g / sensitivity. Rounding c down increases it by about 1 / c.
+        Every power of two is correct. This one keeps the noise small. A step g increases the scale
+        by the factor 1 + rounding * g / sensitivity, and rounding c down by about 1 + 1 / c.
         """
         # The step at which both costs are equal, over sensitivity / rounding.
         ratio = self.scale / self.sensitivity
@@ -198,14 +200,15 @@ class Calibration:
         """Whether the margin in a calibrated delta covers the mass that the tables miss."""
         if lattice.certificate.delta == 0:
             return True
-        # Above delta = .9 the scale does not cover e^loss (see `_needed`), so the margin must.
+        # For delta above .9, the scale does not cover the factor e^loss (see `_needed`). Then the
+        # margin must cover it.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
         enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
         return enough & (small | (delta <= 0.9))
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
-        """The largest epsilon for which the margin covers the missed mass; maybe below 0."""
+        """The largest epsilon for which the margin covers the missed mass; negative if none is."""
         # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
         # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta

@@ -1,4 +1,4 @@
-"""Keys: how to make them, which ones are accepted, and what keeps two values from sharing one."""
+"""Keys: how to make them, which keys are accepted, and checks that no two values share a key."""
 
 import secrets
 import sqlite3
@@ -102,7 +102,7 @@ def check_key(key: object) -> jax.Array:
 
 
 def check_sampling_key(key: object) -> jax.Array:
-    """Accepts a typed key that draws databases: maybe not secret, but equal bits under `vmap`."""
+    """Accepts a typed key that draws databases. It need not be secret, but works under `vmap`."""
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
@@ -122,7 +122,7 @@ def sampling_key(key: jax.Array) -> jax.Array:
     data = jax.random.key_data(key)
     if _checks.is_traced(data):
         words = jax.random.bits(jax.random.fold_in(key, _SAMPLING), (2,), jnp.uint32)
-    else:  # The same words, without a program to compile.
+    else:  # The same words by NumPy, so that no program is compiled.
         on_host = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
         words = jax.device_put(on_host, data.sharding if data.committed else None)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
@@ -248,8 +248,8 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
     from the returned key, so no transformation removes the check as dead code.
     """
     _shards.refuse_unchecked()
-    # An empty draw marks the key as used for `jax.debug_key_reuse`. It does not see later draws,
-    # which use a key that is wrapped anew.
+    # `jax.debug_key_reuse` does not see the draws below, which use a new key object with the same
+    # words. So an empty draw marks this key as used.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
     if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
@@ -259,9 +259,9 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
 
 
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
-    """The key, or a new one on a shard if an earlier shard has the same key.
+    """The key, or a new key on each shard that has the same key as an earlier shard.
 
-    After `jax.lax.pcast`, a key varies over shards by its type, but all shards have the same bits.
+    After `jax.lax.pcast`, the type of a key says that it varies over shards, but its bits do not.
     """
     axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:

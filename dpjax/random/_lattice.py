@@ -1,13 +1,14 @@
 """Laplace, exponential and Gaussian noise on one fine lattice, drawn from constant tables.
 
-The tables do not depend on a scale. Noise of standard scale is drawn in integer multiples of
-1 / resolution, and a mechanism divides it by an integer (see `_release`). So one program serves
-every epsilon, traced or not, in constant time, on uint32 alone.
+The tables do not depend on a scale. Noise of scale 1 is drawn in integer multiples of
+1 / resolution, and `_grid_fit` divides it by an integer. So one program serves every epsilon,
+traced or not. It takes the same time for every draw, and computes with uint32 alone.
 
 *Exponential.* The binary digits of an exponential variable are independent. One table draws its
-first digits (24 units in steps of 2^-7), and three tables draw the next 36. Beyond 24 units the
-draw starts again, because the variable is memoryless (once in 2.6 * 10^10 draws). *Laplace*: the
-variable gets a random sign, and is rounded down.
+first digits (24 units in steps of 2^-7), and three tables draw the next 36 digits. Once in
+2.6 * 10^10 draws, the variable exceeds 24 units. Then 24 are added, and the draw starts again,
+because the variable is memoryless. *Laplace*: an exponential variable with a random sign, rounded
+down.
 
 *Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
 multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
@@ -50,11 +51,14 @@ _SLOT_SHIFT, _SLOT_LOW = np.uint32(32 - SLOT_BITS), np.uint32(2 ** (32 - SLOT_BI
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AliasTable:
-    """A distribution over {0, ..., 4095}, stored for words of 32 * limbs bits.
+    """A distribution over {0, ..., 4095} for the alias method, with words of 32 * limbs bits.
+
+    The first 12 bits of a uniform word select a slot. If the other bits are below the slot's bound,
+    the outcome is the slot. Otherwise it is the alias of the slot.
 
     Attributes:
-        limbs: uint32 of shape (limbs, 4096), most significant first: where a slot's own outcome
-            ends, with the alias in the first 12 bits.
+        limbs: uint32 of shape (limbs, 4096), most significant first. For each slot, the first 12
+            bits are its alias, and the others its bound.
 
     Formal guarantees:
         Given a uniform word, outcome v is drawn with probability weights()[v] / 2^width exactly.
@@ -80,7 +84,7 @@ class AliasTable:
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
     def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Outcomes of words by their first limbs, and whether other limbs may change them.
+        """Outcomes of words from their first limbs, and whether other limbs may change them.
 
         Args:
             limb: the most significant limb of words.
@@ -124,7 +128,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             large.pop()
             if left[alias] < capacity:
                 small.append(alias)
-    # A full slot keeps `own` 0 and is its own alias.
+    # A slot that is still full has the bound 0, and is its own alias.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -267,8 +271,8 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
-    # The first table's weights are even, so no outcome depends on its word's last bit. That bit
-    # takes the place of the first limb's last bit, which becomes the sign.
+    # The weights of the first table are even, so no outcome depends on the last bit of its word.
+    # So that bit replaces the last bit of the first limb, and the latter becomes the sign.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -281,7 +285,7 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
 
 
 def _exponential_from_first(words: Words) -> tuple[_Exponential, jax.Array]:
-    """The variable, and whether its first words leave it open. They do if the draw starts again."""
+    """The variable, and whether its first words leave it open, as they do beyond 24 units."""
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     cells, left_open = table.lookup_first(first, unknown=1)

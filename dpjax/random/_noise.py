@@ -43,11 +43,11 @@ class Noise:
         sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.
-        tail_quantile: maps a probability to the value that |Z| exceeds with it; runs on the host.
-        dp_event: makes the event of dp-accounting from the noise multiplier (scale over
-            sensitivity); None for the dominating event of any pure mechanism.
+        tail_quantile: maps p to the t with P(|Z| > t) = p, on the host.
+        dp_event: maps the noise multiplier (scale / sensitivity) to an event of dp-accounting. None
+            if it has no such event; then the event that dominates every pure mechanism is used.
         event_norm: the norm of the sensitivity in this event.
-        lattice: draws it exactly; None for noise that only exists in floats and promises nothing.
+        lattice: draws it exactly. None for noise in floats, which promises nothing.
 
     Formal guarantees:
         None of its own: a mechanism pairs it with a norm and a scale.

@@ -1,7 +1,7 @@
 """Draws all published noise; no other file does.
 
-Exact noise is integer noise on a grid (see `_grid_fit`). The sum becomes a float at the very end,
-which is post-processing. Noise in floats is for sweeps that publish nothing.
+Exact noise is integer noise on a grid (see `_grid_fit`). The sum of value and noise becomes a float
+at the very end, which is post-processing. Noise in floats is for sweeps that publish nothing.
 """
 
 from functools import partial
@@ -24,10 +24,11 @@ from dpjax.random._grid_fit import Calibration, GridFit, divided, divisor
 from dpjax.random._keys import key_for_each
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
-# For noise in floats: covers the few roundings of a draw.
+# A factor on the scale of noise in floats. It covers the few roundings of a draw.
 OUTWARD = 1 + 2.0**-21
 
-# Sizes of the programs that serve several shapes. The least is drawn as soon as one number.
+# Sizes of programs that serve several shapes. Drawing the least size takes no longer than drawing
+# one number.
 _LEAST_PADDED, _MOST_PADDED = 2**6, 2**16
 
 # Integer values and releases are clamped here, by bytes of the dtype. The dtype's least integer
@@ -38,9 +39,9 @@ _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
 def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noise) -> Value:
     """Adds independent noise to every coordinate of a pytree.
 
-    NaN becomes 0, and values out of range are clamped, so a private value never decides whether or
-    how it is released. Integers get integer noise. A scale that is NaN, infinite or not positive
-    gives NaN, or the least integer of the dtype.
+    NaN becomes 0, and values out of range are clamped. So the numbers in a private value never
+    decide whether or how it is released. Integers get integer noise. If the scale is NaN, infinite
+    or not positive, the result is NaN, or the least integer of its dtype.
 
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
@@ -65,7 +66,7 @@ class PaddedNoise:
     """
 
     def __init__(self, calibration: Calibration, lattice: Lattice):
-        """Nothing in the calibration may be traced. It is taken apart once."""
+        """Flattens the calibration once, since that takes time; nothing in it may be traced."""
         self._calibration, self._lattice = calibration, lattice
         self._numbers, self._structure = jax.tree.flatten(calibration)
 
@@ -99,8 +100,8 @@ def add_drawn(drawn: Limbs, x: jax.Array, calibration: Calibration, noise: Noise
 def shares_programs(value: Value) -> bool:
     """Whether a value should be padded, to share the program of its noise with other shapes.
 
-    A scalar has a smaller program. Padding would slow down large values, and float32 would lose the
-    last bits of their charge for rounding. Sharded values would be gathered.
+    Scalars have a smaller program of their own. Large values would be drawn more slowly, and
+    float32 could not hold their charge for rounding exactly. Sharded values would be gathered.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
@@ -114,7 +115,7 @@ def _padded(x: jax.Array) -> jax.Array:
 
 
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Pads with zeros, or cuts. On a CPU the host does it, since a program compiles for .05 s."""
+    """Pads with zeros, or cuts. On a CPU NumPy does it, because compiling a program takes .05 s."""
     if all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
         resized[: x.size] = np.ravel(x)[:size]
@@ -149,7 +150,7 @@ def _add_one_draw(
     calibration: Calibration,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """Draws once for all leaves. Each gets the noise from its start on."""
+    """Draws the noise of all leaves at once. `starts` are the places of leaves in it."""
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
     for start, x in zip(starts, leaves, strict=True):
@@ -200,7 +201,7 @@ def _unless_zero(released: jax.Array, x: jax.Array, calibration: Calibration) ->
 
 
 def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
-    """The scale in the dtype of the computation; NaN if the dtype cannot hold such noise."""
+    """The scale in the dtype of the computation; NaN if noise of this scale would not fit."""
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
     limits = float_limits(dtype)
@@ -209,7 +210,7 @@ def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
 
 
 def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:
-    """Refuses a concrete scale if the dtypes of the arrays cannot hold such noise."""
+    """Refuses a concrete scale if noise of this scale would not fit into the arrays' dtypes."""
     scale = calibration.scale
     if _checks.is_traced(scale) or np.ndim(scale) > 0:
         return
@@ -229,14 +230,14 @@ def integer_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def largest_release(dtype: DTypeLike) -> int | float:
-    """The clamp of releases: the largest float of a dtype, or one less than its largest integer."""
+    """The bound on releases: the largest float of a dtype, or its largest integer minus 1."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
     return float(float_limits(dtype).max)
 
 
 def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> Scalar:
-    """The clamp of values of a dtype before they get noise."""
+    """The bound to which values of a dtype are clamped before they get noise."""
     if noise.lattice is None:
         # Half the dtype's range for the value, half for the noise.
         if jnp.issubdtype(dtype, jnp.floating):
@@ -301,7 +302,7 @@ def in_range(categories: jax.Array, count: int) -> jax.Array:
     return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)
 
 
-# A private scale should have at most 2^25 steps of a grid: see `private_fit`.
+# The bits of a private scale, in steps of its grid. See `private_fit`.
 SCALE_BITS = 25
 
 
@@ -320,10 +321,10 @@ def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int)
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
     """A fit for noise of at least a given scale, on a given grid; the scale may be private.
 
-    The drawn scale is larger by a factor of at most 1 + 2^-15, because c has at least 2^15 units,
-    and 1 +- 2^-21 for float32. If the scale is at most 2^-17 of the resolution, c has a shift, and
-    so c is even. For even c, round(N / c) is floor(N / c + 1/2): the same function of the real
-    number N / c for every private c.
+    The drawn scale exceeds the given one by a factor of at most 1 + 2^-15, because c is rounded
+    down to 16 bits, and 1 +- 2^-21 for float32. If the scale in steps is at most 2^-17 of the
+    resolution, c has a shift, so c is even. For even c, round(N / c) is floor(N / c + 1/2). It is
+    the same function of the real number N / c for every c, so the rounding does not reveal c.
     """
     resolution = float(LAPLACE_LATTICE.resolution)
     short, shift = divisor(LAPLACE_LATTICE, 1 / scale, jnp)
@@ -349,8 +350,8 @@ class ComparisonNoise(NamedTuple):
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
         """Fits both to the grid of the numbers, which have more noise and need the coarser grid.
 
-        It finds the grid in JAX's default float, because numbers may arrive one by one in several
-        dtypes.
+        The grid is found in JAX's default float, because queries may come one by one in several
+        dtypes, and all of them need the same grid.
         """
         dtype = jnp.result_type(float)
         fit = numbers.fit(LAPLACE_LATTICE, dtype)

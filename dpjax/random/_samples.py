@@ -1,21 +1,22 @@
 """Samples of a key, made of uniform words. The first few words nearly always decide.
 
 An exact sample may need many words, but its first few words nearly always determine it. So in large
-draws, several samples take their first words from one shared block of ChaCha20. A sample that these
-leave open is drawn from all of its words, and gets the value that all words give.
+draws, several samples take their first words from one shared block of ChaCha20. If these leave a
+sample open, it is drawn again from all of its words, to the same value as if that were done at
+once.
 
     nonce 3    counter i is the sample's own block, for the sample at place i
     nonce 4    blocks that several samples share, for their first words
 
-The second word of a nonce is the round. Places from `ALONE` on form groups: tables with a few rows
-and `ALONE` columns. The samples of a column share one block, of which each row takes other words.
-All other words, also those of later rounds, come from the sample's own block. The first `ALONE`
-places take all words from their own blocks, so a small draw needs no shared block. The draw at a
-place is a function of key, round and place. So n samples are the first n of any larger draw.
+The second word of a nonce is the round. The first `ALONE` places take all words from their own
+blocks, so a small draw needs no shared block. Further places form groups, each a table with a few
+rows and `ALONE` columns. The samples of a column share one block, and each row takes other words of
+it. All other words, also those of later rounds, come from the sample's own block. The sample at a
+place depends on key, round and place alone. So n samples are the first n of any larger draw.
 
-The running time shows neither which samples were left open nor how many, with one exception. In
-each part of 257 columns, two columns are drawn again, needed or not. Three are open less than once
-in 6 * 10^9 samples. Then the loop takes another turn, which the time shows.
+The running time reveals nothing about samples that were left open, with one exception. In each part
+of 257 columns, two columns are drawn again, needed or not. Less than once in 6 * 10^9 samples,
+three columns are open. Then the loop takes another turn, which the time shows.
 """
 
 import dataclasses
@@ -60,7 +61,7 @@ Draw: TypeAlias = Callable[[jax.Array], Words]
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How samples are made of words. Its hash is the key of a cache, so it holds no lambda.
+    """How samples are made of words. Caches look it up by its functions, so none is a lambda.
 
     Attributes:
         first: the number of words that nearly always decide.
@@ -81,7 +82,10 @@ class Sampler:
         return BLOCK_WORDS // self.first
 
     def first_words(self, block: Words, row: int) -> Words:
-        """The first words of a row's sample. An own block has them at the place of the last row."""
+        """The first words of the sample in a row, from a shared block.
+
+        In a sample's own block, they are at the place of the last row.
+        """
         return block[row * self.first : (row + 1) * self.first]
 
     def other_words(self, block: Words) -> Words:
@@ -137,7 +141,10 @@ def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array)
 
 
 def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The samples of groups, shape (groups, rows, columns), all from all words: few programs."""
+    """The samples of groups, shape (groups, rows, columns), each from all of its words.
+
+    On accelerators this is fast, and compiles fewer programs.
+    """
     columns = jnp.broadcast_to(jnp.arange(ALONE, dtype=jnp.int32), (len(groups[0]), ALONE))
     from_all = functools.partial(_columns_from_all, sampler)
     drawn = by_chunks(from_all, ALONE * (sampler.rows + 1), *groups, columns)
@@ -145,7 +152,7 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 
 
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The same samples on a CPU: from all words only where the first ones do not decide."""
+    """The same samples on a CPU: from all words only if the first ones leave a sample open."""
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
@@ -161,7 +168,8 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
         left_open = left_open.at[group, columns].set(False, mode="drop")
         return drawn, left_open, jnp.any(left_open)
 
-    # One turn is nearly always enough. It always runs, so time does not show whether it is needed.
+    # One turn is nearly always enough. It runs even if no column is open, so that the time does not
+    # show whether one is.
     start = drawn, left_open, jnp.any(left_open) | True
     drawn, _, _ = lax.while_loop(lambda state: state[2], draw_again, start)
     return drawn

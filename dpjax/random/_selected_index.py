@@ -29,7 +29,8 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 LogBase: TypeAlias = tuple[float, ...]
 # The next round, and the index that a try selected, or -1.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# No noise of the lattice reaches 2^60. The points of weight 0 exceed any gap plus any other weight.
+# Public gaps of options, in points of the noise's lattice: the largest for a positive weight, which
+# no noise reaches, and the one for weight 0, which exceeds any gap of scores plus any other weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -41,9 +42,10 @@ def permute_and_flip_index(
 ) -> jax.Array:
     """The index of the largest score + exponential noise (report noisy max), in integers.
 
-    Fix the noise of all other options. Option r wins if its noise reaches an integer threshold. If
-    the threshold is positive, this has probability exp(-threshold / scale). A neighbor moves the
-    threshold by at most twice the sensitivity. Ties always go to the first option.
+    Proof of privacy: fix the noise of all other options. Option r wins if its noise reaches an
+    integer threshold. If the threshold is positive, this has probability exp(-threshold / scale).
+    On a neighboring database, the threshold differs by at most twice the sensitivity. Ties always
+    go to the first option.
 
     The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
     """
@@ -104,7 +106,8 @@ def tried_index(
 
 def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Array | None) -> _Tries:
     options = gaps.low.size
-    # A try succeeds with probability at least 1 / K, so 2 K tries all fail with at most e^-2.
+    # A try succeeds with probability at least 1 / K. So all of 2 K tries fail with probability at
+    # most e^-2.
     round_number, word, drawn = exponential_rounds(key, round_number, 2 * options)
     # Lemire (2019): words below the threshold would favor some options.
     product = _limbs.full_product(word, jnp.uint32(options))
@@ -122,7 +125,7 @@ def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
     """The scores, with the worst score for taken options."""
     if taken is None:
         return scores
-    # Clamp before the minimum: in a large batch, XLA's minimum on CPU may ignore NaN.
+    # Clamped before the minimum, because XLA's minimum on a CPU may ignore NaN in a large batch.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -189,19 +192,19 @@ def _points_of_base(log_base: LogBase) -> Limbs:
 def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
     """Exact gaps of all scores to the best one, in points of the noise's lattice.
 
-    A base measure is added to the gaps, and the smallest sum becomes 0.
+    With a base measure, its public gaps are added, and the smallest sum becomes 0.
 
-    Gaps are clamped at 2^61 points, which no noise reaches. That replaces each score s by
-    max(s, best - bound), which is no more sensitive than the scores.
+    Gaps are clamped at 2^61 points, which no noise reaches. This replaces each score s by
+    max(s, best - bound), which is no more sensitive than s.
     """
-    # A compiler may compute a score twice with different roundings. Then a gap below 0 would wrap
-    # around, and the best option would never be selected. `written` makes it compute scores once.
+    # XLA may compute a score twice with different roundings. Then the gap of the best option could
+    # be negative and wrap around, and the option would never be selected. `written` prevents that.
     scores = written(scores)
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         best = jnp.max(finite)
         points = (round_modulo(x, fit.exponent) for x in (best, finite))
-        # Differences modulo 2^64 are exact up to 2^63 steps. Floats detect larger ones.
+        # Differences modulo 2^64 are exact up to 2^63 steps. Larger ones are found in floats.
         far = best - finite > power_of_two(fit.exponent + 62, finite.dtype)
         gaps = _limbs.where(far, _limbs.constant(2**62), _limbs.subtract(*points))
     else:
@@ -245,7 +248,7 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 def clamped_scores(scores: jax.Array) -> jax.Array:
     """Finite float scores; NaN becomes the lowest.
 
-    Finite scores stay as they are. A tighter clamp would change gaps if all scores rise alike.
+    Finite scores stay as they are. A tighter clamp would change gaps if all scores rose alike.
     """
     dtype = compute_dtype(scores.dtype)
     limit = float(float_limits(dtype).max)
@@ -269,9 +272,10 @@ def peeled_indices(
 ) -> jax.Array:
     """`count` options without replacement, in order, each by softmax of the remaining options.
 
-    The k largest scores with Gumbel noise have this distribution (Plackett-Luce). Gumbel noise from
-    tables would have ties, and then no exact order, because its digits are not independent. Here
-    every selection is exact. The calibration is for one selection. A bad scale gives -1.
+    The k largest scores with Gumbel noise have this distribution (Plackett-Luce). But Gumbel noise
+    from tables would have ties. Further digits could not break them exactly, because digits of
+    Gumbel noise are not independent. Here every selection is exact. The calibration is for one
+    selection. A bad scale gives -1.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -289,8 +293,8 @@ def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration)
     traced = any(map(_checks.is_traced, (key, scores, *jax.tree.leaves(calibration))))
     if traced or not shares_programs(scores):
         return _indices_of_rows(key, scores, calibration)
-    # The key and the index of a row do not depend on the number of rows. So the rows can be padded,
-    # and different numbers of rows share a program.
+    # The selection in a row does not depend on the number of rows. So rows are padded, and
+    # different numbers of rows share a program.
     count, options = scores.shape
     rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
     scores = resized(scores, size=rows * options, shape=(rows, options))
