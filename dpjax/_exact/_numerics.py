@@ -61,21 +61,37 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
     NaN is below nothing, and nothing is below NaN. `jnp.searchsorted` would count NaN as the
     largest number. It also takes three times as long, because it tracks two ends of an interval.
     """
-    count = len(ascending)
-    none = jnp.zeros(numbers.shape, jnp.int32)
-    if count == 0:
-        return none
     ascending, compare = jnp.asarray(ascending), jnp.less_equal if or_equal else jnp.less
+
+    def before(place: jax.Array) -> jax.Array:
+        return compare(ascending.at[place].get(mode="promise_in_bounds"), numbers)
+
+    return bisected(before, len(ascending), numbers.shape)
+
+
+def bisected(
+    before: Callable[[jax.Array], jax.Array], count: int, shape: tuple[int, ...]
+) -> jax.Array:
+    """How many of `count` ascending entries come before each element of an array.
+
+    Args:
+        before: takes a place from 0 to count - 1 for each element, an array of this shape, or one
+            for all of them, to whether the entry there comes before the element.
+        count: of the entries.
+        shape: of the array.
+    """
+    if count == 0:
+        return jnp.zeros(shape, jnp.int32)
     digits = count.bit_length()
 
     def digit(i: ArrayLike, found: jax.Array) -> jax.Array:
         more = found + (jnp.int32(1) << (digits - 1 - i))
-        last = ascending.at[more - 1].get(mode="clip")
-        return jnp.where((more <= count) & compare(last, numbers), more, found)
+        return jnp.where((more <= count) & before(jnp.minimum(more, count) - 1), more, found)
 
     # Under `shard_map`, the start of a loop must vary over devices as its results do. The first
-    # digit does, because it is computed from the data.
-    return lax.fori_loop(1, digits, digit, digit(0, none))
+    # digit does, because it is computed from the data. It starts from one place for all elements,
+    # so that XLA folds no constant array of their size.
+    return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 
 def round_up(exact: Fraction) -> float:

@@ -4,7 +4,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,9 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import count_below
 from dpjax._tracing._lanes import check_lanes, is_exact
 from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.queries._totals import LARGEST, Addend, Totals, cells_of_present, saturated
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import comparable, increasing, without_subnormals
-
-LARGEST_TABLE = 2**31 - 2
 
 
 def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Query:
@@ -64,9 +63,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     if predicate is not None:
         _checks.function("predicate", predicate)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
         if predicate is None:
-            return jnp.sum(present, dtype=jnp.int32)
+            return [Addend(cells_of_present(present), 1)]
         answers = of_each_record("predicate", predicate, records)
         one_array = jax.tree_util.all_leaves([answers]) and answers.shape == present.shape
         if not one_array or answers.dtype != bool:
@@ -74,13 +73,15 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
                 f"predicate must give a boolean for each record, got {_checks.described(answers)}"
                 f" of {present.size} records"
             )
-        return jnp.sum(answers & present, dtype=jnp.int32)
+        return [Addend(cells_of_present(answers & present), 1)]
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         replaced = relation is NeighboringRelation.REPLACE_ONE
         return norm_up([Fraction(not (replaced and predicate is None))], norm)
 
-    return Query(IntegerQuery(total=total, shape=(), reach=reach, one_way=True))
+    return Query(
+        IntegerQuery(addends=addends, finish=counts_of(()), shape=(), reach=reach, one_way=True)
+    )
 
 
 def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
@@ -150,7 +151,7 @@ def histogram_query(
     """
     _checks.choice("outliers", outliers, ("drop", "clip"))
     if np.ndim(buckets) == 0:
-        k = _checks.integer("buckets", buckets, least=1, most=LARGEST_TABLE)
+        k = _checks.integer("buckets", buckets, least=1, most=LARGEST)
         codes_of = as_codes
     else:
         wanted = "buckets must be a number of them, or at least 2 increasing edges"
@@ -165,12 +166,13 @@ def histogram_query(
                 found = jnp.where(numbers == starts[-1], k, found)  # The last bucket is closed.
                 return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
         check_numbers("database", records, present.shape)
         codes = codes_of(records)
-        return count_codes(jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes, present, k)
+        codes = jnp.clip(codes, 0, k - 1) if outliers == "clip" else codes
+        return [Addend(jnp.where(present & (codes < k), codes, -1).astype(jnp.int32), k)]
 
-    return Query(IntegerQuery(total=total, shape=(k,), reach=reach_of_tables((k,)), one_way=True))
+    return Query(query_of_tables(addends, (k,), (k,)))
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
@@ -206,13 +208,13 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
     """
     sizes = sizes_of_attributes(categories)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        return count_combinations(records, present, sizes)
+    check_cells(sizes)
 
-    cells = math.prod(sizes.values())
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
+        return [combinations(records, present, sizes)]
+
     shape = tuple(sizes.values())
-    reach = reach_of_tables((cells,))
-    return Query(IntegerQuery(total=total, shape=shape, reach=reach, one_way=True))
+    return Query(query_of_tables(addends, (math.prod(shape),), shape))
 
 
 def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
@@ -226,15 +228,21 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
         name: _checks.integer(f"categories[{name!r}]", size, least=2)
         for name, size in categories.items()
     }
-    if math.prod(sizes.values()) > LARGEST_TABLE:
-        raise ValueError(f"categories must make at most {LARGEST_TABLE} cells, got {sizes}")
     return types.MappingProxyType(sizes)
 
 
-def count_combinations(
-    records: Database, present: jax.Array, sizes: Mapping[str, int]
-) -> jax.Array:
-    """The contingency table of these attributes, over the records that are present."""
+def check_cells(sizes: Mapping[Any, int]) -> int:
+    """The number of cells of a table; refuses one that is too large to form."""
+    cells = math.prod(sizes.values())
+    if cells > LARGEST:
+        raise ValueError(
+            f"categories must make at most {LARGEST} cells, got {dict(sizes)}: {cells:,}"
+        )
+    return cells
+
+
+def combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> Addend:
+    """What records add to the contingency table of these attributes: 1 in a cell."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
         raise ValueError(
             f"database must be a table with the columns {[*sizes]}, got"
@@ -246,14 +254,26 @@ def count_combinations(
         codes = as_codes(records[name])
         present &= (codes >= 0) & (codes < size)
         cell = cell * np.int32(size) + jnp.clip(codes, 0, size - 1)
-    shape = tuple(sizes.values())
-    return count_codes(cell, present, math.prod(shape)).reshape(shape)
+    return Addend(jnp.where(present, cell, -1), math.prod(sizes.values()))
 
 
-def count_codes(codes: jax.Array, present: jax.Array, k: int) -> jax.Array:
-    """How many records that are present have each of the codes 0, ..., k - 1."""
-    inside = present & (codes >= 0) & (codes < k)
-    return jnp.zeros(k, jnp.int32).at[jnp.where(inside, codes, k)].add(1, mode="drop")
+def query_of_tables(
+    addends: Callable[[Database, jax.Array], Sequence[Addend]],
+    cells: Sequence[int],
+    shape: tuple[int, ...],
+) -> IntegerQuery:
+    """The counts of several tables, where a record is in at most one cell of each."""
+    reach, finish = reach_of_tables(cells), counts_of(shape)
+    return IntegerQuery(addends=addends, finish=finish, shape=shape, reach=reach, one_way=True)
+
+
+def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
+    """Takes totals of tables of counts to all counts as int32, saturating."""
+
+    def counts(totals: Totals) -> jax.Array:
+        return jnp.concatenate([saturated(x).ravel() for x in totals]).reshape(shape)
+
+    return counts
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:

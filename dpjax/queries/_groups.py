@@ -19,12 +19,15 @@ from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
+from dpjax._exact import _limbs
+from dpjax._exact._numerics import bisected
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import largest_whole, of_each_record
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import comparable
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -47,28 +50,30 @@ class Groups:
     keys: tuple[int, ...] | tuple[str, ...]
     of: str | int | None = None
 
-    def split(self, records: Database, present: jax.Array) -> tuple[Database, jax.Array]:
-        """The records that the query sees, and who is present in each group: (groups, slots).
+    def of_records(self, records: Database, present: jax.Array) -> jax.Array:
+        """The group of each record, as the index of its key; below 0 for none.
 
         A slot is in the group of its own record, by the same computation in every slot. So each
         record is in one group, or in none.
         """
-        column, known = _keys_of(self.column, records), present
+        column = _keys_of(self.column, records)
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
             raise TypeError(
                 f"keys must be {kind} as in their column, got {_checks.shown(self.keys)}"
             )
         if isinstance(column, Texts):
-            wanted = jnp.asarray(fingerprints(self.keys))
-            same = jnp.all(column.words[None] == wanted[:, None], axis=-1)
+            wanted, words = fingerprints(self.keys), jnp.asarray(column.words)
+            known = present
         else:
             self._check_held_by(column.dtype if isinstance(column, jax.Array) else column.of_dtype)
             with jax.enable_x64(True):
                 codes, whole = integer_keys(column)
-                known &= whole
-                same = codes[None] == jnp.asarray(np.array(self.keys, np.int64))[:, None]
-        return self.inside(records), same & known[None]
+                known = present & whole
+                words = jnp.stack(_limbs.from_integers(codes)[::-1], axis=-1)
+            keys = np.array(self.keys, "<i8")
+            wanted = keys.view("<u4").astype(np.uint32).reshape(-1, 2)
+        return jnp.where(known, _places(words, wanted), -1)
 
     def _check_held_by(self, dtype: np.dtype) -> None:
         """Refuses keys that floats of this dtype cannot tell from neighboring integers."""
@@ -170,6 +175,27 @@ def _plain(key: object, wanted: str) -> int | str:
     return _checks.integer("keys", key, least=-_LARGEST_KEY - 1, most=_LARGEST_KEY)
 
 
+def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
+    """The row of `wanted` that equals each row of words, by bisection; -1 where none does."""
+    order = np.lexsort(wanted.T[::-1])
+    ascending = jnp.asarray(wanted[order])
+    # So many words tell the keys apart; usually it is one.
+    needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
+
+    def before(row: jax.Array) -> jax.Array:
+        """Whether a row of `ascending` comes before each row of words."""
+        found = jnp.zeros(row.shape, bool)
+        for word in range(needed - 1, -1, -1):
+            one = ascending[:, word].at[row].get(mode="promise_in_bounds")
+            other = words[..., word]
+            found = (one < other) | ((one == other) & found)
+        return found
+
+    place = bisected(before, len(wanted), words.shape[:-1])
+    same = jnp.all(ascending.at[place].get(mode="clip") == words, axis=-1)
+    return jnp.where(same, jnp.asarray(order, jnp.int32).at[place].get(mode="clip"), -1)
+
+
 def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
     """The key of every record."""
     found = _computed(column, records) if callable(column) else _picked(records, column)
@@ -255,9 +281,9 @@ class GroupedQuery(Query):
 class GroupedIntegers(IntegerQuery):
     """The integers of a query for every group at once."""
 
-    def of_present(self, records: Database, present: jax.Array) -> jax.Array:
-        """The integers of all groups. Keys are compared before they could become floats."""
-        return self.total(records, present)
+    def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
+        """Of all groups. Keys are compared before they could become floats."""
+        return self.addends(records, present)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -291,8 +317,17 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (groups, quantiles, candidates)."""
-        inside, members = self.groups.split(*present_records(database))
-        return jax.vmap(lambda here: self.scores.of_present(inside, here))(members)
+        records, present = present_records(database)
+        return self.finish(self.partial(records, present))
+
+    def partial(self, records: Database, present: jax.Array) -> Totals:
+        """As `QuantileScores.partial`, for each group."""
+        group = self.groups.of_records(records, present)
+        return self.scores.partial_of(self.groups.inside(records), group, len(self.keys))
+
+    def finish(self, totals: Totals) -> jax.Array:
+        """The scores of each group, from the totals of all parts of the records."""
+        return jax.vmap(self.scores.finish)(of_each_group(totals, len(self.keys)))
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
@@ -426,16 +461,22 @@ def _check_of_rows(query: object) -> None:
 
 def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
     """The integers of a query in every group at once."""
+    count = len(which.keys)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        inside, members = which.split(records, present)
-        return jax.vmap(lambda here: query.of_present(inside, here))(members)
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
+        group = which.of_records(records, present)
+        inside = query.addends_of(which.inside(records), present)
+        return [in_groups(one, group, count) for one in inside]
+
+    def finish(totals: Totals) -> jax.Array:
+        return jax.vmap(query.finish)(of_each_group(totals, count))
 
     of_groups = {
-        "total": total,
-        "shape": (len(which.keys), *query.shape),
-        "reach": _reach_by_group(query.reach, len(which.keys)),
-        "moves": query.moves and _reach_by_group(query.moves, len(which.keys)),
+        "addends": addends,
+        "finish": finish,
+        "shape": (count, *query.shape),
+        "reach": _reach_by_group(query.reach, count),
+        "moves": query.moves and _reach_by_group(query.moves, count),
     }
     return GroupedIntegers(**vars(query) | of_groups)
 
@@ -493,9 +534,9 @@ def split_by(
     if capacity is not None:
         database = padded_records(database, capacity=capacity)
     which = groups(column, keys, of)
-    _, members = which.split(*present_records(database))
+    group = which.of_records(*present_records(database))
     inside = which.inside(columns("database", database.records))  # As given.
-    return {key: PaddedRecords(inside, here) for key, here in zip(which.keys, members, strict=True)}
+    return {key: PaddedRecords(inside, group == place) for place, key in enumerate(which.keys)}
 
 
 def _reach_by_group(reach: Reach, groups: int) -> Reach:

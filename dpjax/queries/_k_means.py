@@ -29,7 +29,8 @@ from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import RADIUS_BITS, edge_of_ball, in_ball
-from dpjax.queries._sums import coarse, coarse_reach, coarsening, sums_by_group
+from dpjax.queries._sums import coarse, coarse_reach, coarsening
+from dpjax.queries._totals import Addend, totals_of
 from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -222,9 +223,10 @@ _placed: Callable[[jax.Array, jax.Array], jax.Array] = compiled(in_ball)
 def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
     """The count and the sum of each cluster, in coarse units of the radius: shape (k, 1 + d)."""
     k = len(centers)
-    cluster = jnp.where(present, _nearest(x, centers), k)
+    cluster = jnp.where(present, _nearest(x, centers), -1)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
-    return coarse(sums_by_group(weighed, cluster, k), bits)
+    (total,) = totals_of([Addend(cluster, k, weighed, RADIUS_BITS)])
+    return coarse(total, bits)
 
 
 @compiled

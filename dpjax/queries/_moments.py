@@ -16,6 +16,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax.queries._groups import By
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
@@ -33,10 +34,9 @@ from dpjax.queries._sums import (
     coarse,
     coarsening,
     fine_exponent,
-    multiple,
-    sum_of_integers,
     to_units,
 )
+from dpjax.queries._totals import Addend, Totals, cells_of_present
 from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import check_interval, clamp, middle_and_half
 
@@ -148,11 +148,15 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Integer
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
     weight = math.ceil(math.ldexp(half, -exponent))
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
         numbers = clamp(records, low, high).reshape(len(present), dims)
         units = to_units(numbers - middle, exponent, (-weight, weight))
-        sums = sum_of_integers(jnp.where(present[:, None], units, 0))
-        counted = multiple(jnp.sum(present, dtype=jnp.uint32)[None], weight)
+        cell = cells_of_present(present)
+        return [Addend(cell, 1), Addend(cell, 1, units)]
+
+    def finish(totals: Totals) -> jax.Array:
+        count, sums = (Limbs(*(limb[0] for limb in total)) for total in totals)
+        counted = _limbs.multiply(_limbs.constant(weight), count)
         return coarse(Limbs(*map(jnp.append, counted, sums)), bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -162,7 +166,8 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Integer
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
     return IntegerQuery(
-        total=total,
+        addends=addends,
+        finish=finish,
         shape=(1 + dims,),
         reach=reach,
         unit=math.ldexp(1.0, exponent + bits),

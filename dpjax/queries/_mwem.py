@@ -28,6 +28,7 @@ from dpjax._core._values import NeighboringRelation, Norm, Scalar, Sensitivity
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.mechanisms._start import begin
+from dpjax.queries._counts import check_cells
 from dpjax.queries._workload import Workload
 from dpjax.random._release import add_drawn, noise_ahead
 from dpjax.random._selected_index import tried_index
@@ -395,6 +396,7 @@ def mwem(
     """
     if type(workload) is not Workload:
         raise TypeError(f"workload must be a Workload, got {_checks.shown(workload)}")
+    check_cells(dict(enumerate(workload.cells)))  # A round forms the whole table.
     sensitivity = workload.sensitivity("linf", relation=relation_or_inherited(relation))
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
     rounds = _checks.integer("rounds", rounds, least=1, most=2**16)

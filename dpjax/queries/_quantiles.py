@@ -16,9 +16,11 @@ from dpjax._core._accuracy import Accuracy, Ends, KnowsAccuracy, intervals_of
 from dpjax._core._columns import Numbers, as_arrays, check_numbers, comparing, in_64_bits
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
+from dpjax._exact import _limbs
 from dpjax._exact._numerics import count_below, round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._totals import Addend, Totals, cells_of_present, in_groups, totals_of
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._clamping import comparable, increasing
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -48,38 +50,55 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
-        return self.of_present(*present_records(database))
+        return self.finish(self.partial(*present_records(database)))
 
-    def of_present(self, records: jax.Array | Numbers, present: jax.Array) -> jax.Array:
-        """Scores on the records that are present, in a database with a public number of slots.
+    def partial(self, records: jax.Array | Numbers, present: jax.Array) -> Totals:
+        """Exact totals of some of the records, to which those of other parts may be `added`.
 
         Args:
             records: numbers of shape (slots,).
             present: booleans of the same shape.
 
         Returns:
-            Integers of shape (quantiles, candidates).
+            The numbers of records below and above each candidate, and of all records.
 
         Raises:
             ValueError: if a shape is wrong, or there are too many slots for JAX's integers.
         """
-        check_numbers("database", records, present.shape)
-        scored = jnp.result_type(int)
-        if records.size * self.denominator > jnp.iinfo(scored).max:
-            raise ValueError(
-                f"n={records.size} records, in units of 1/{self.denominator} ranks, are too many"
-                f" for {scored}: ask for quantiles of fewer digits, or enable x64"
-            )
+        return self.partial_of(records, cells_of_present(present), 1)
+
+    def partial_of(self, records: jax.Array | Numbers, group: jax.Array, groups: int) -> Totals:
+        """As `partial`, for several groups, given the group of each record; below 0 is none."""
+        check_numbers("database", records, group.shape)
+        self.check_size(records.size)
         with in_64_bits(records):
             numbers = as_arrays(records)
             with comparing(numbers):
-                counts = _counts_beside(numbers, present.astype(scored), self.grid)
-                below, above = (count.astype(scored) for count in counts)
-        n = jnp.sum(present, dtype=scored)
+                place, first = _bins(numbers, self.grid)
+        bins = Addend(place, 2 * self.grid.size + 1)
+        (counts,) = totals_of([in_groups(bins, group, groups)])
+        up_to = jnp.cumsum(counts.low.reshape(groups, -1), axis=1)
+        below, everybody = up_to[:, 2 * first], up_to[:, -1:]
+        sides = below, everybody - up_to[:, 2 * first + 1], everybody
+        return tuple(_limbs.from_integers(side.reshape(-1, 1)) for side in sides)
+
+    def check_size(self, n: int) -> None:
+        """Refuses so many slots that scores would not fit into JAX's integers."""
+        scored = jnp.result_type(int)
+        if n * self.denominator > jnp.iinfo(scored).max:
+            raise ValueError(
+                f"n={n} records, in units of 1/{self.denominator} ranks, are too many"
+                f" for {scored}: ask for quantiles of fewer digits, or enable x64"
+            )
+
+    def finish(self, totals: Totals) -> jax.Array:
+        """Scores of shape (quantiles, candidates), from the totals of all parts of the records."""
+        scored = jnp.result_type(int)
+        below, above, n = (_limbs.to_integers(x, scored)[None, :, 0] for x in totals)
         a = jnp.asarray(self.numerators, scored)[:, None]
         b = jnp.asarray(self.denominator, scored)
-        too_high = b * below[None] - a * n
-        too_low = b * above[None] - (b - a) * n
+        too_high = b * below - a * n
+        too_low = b * above - (b - a) * n
         return -jnp.maximum(jnp.maximum(too_high, too_low), 0)
 
     def _bound(
@@ -214,10 +233,12 @@ def quantile_scores(
     return QuantileScores(numerators=numerators, denominator=b, grid=candidates)
 
 
-def _counts_beside(
-    records: jax.Array, present: jax.Array, grid: np.ndarray
-) -> tuple[jax.Array, jax.Array]:
-    """How many records are below, and how many above, each number of a grid."""
+def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
+    """The bin of each record, and the first candidate that equals each one of a grid.
+
+    Bin 2 j + 1 holds the records that equal candidate j. Bin 2 j holds those between it and the
+    candidate before.
+    """
     numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
     # The grid, on the host, as `comparable` makes numbers of this dtype.
@@ -227,16 +248,9 @@ def _counts_beside(
     candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
     # If several candidates became one float, they all have the place of the first.
     first = np.searchsorted(candidates, candidates)
-    # Between every two candidates is a bin, and one for records that equal a candidate.
     place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
-    bins = (
-        jnp.zeros(2 * grid.size + 1, present.dtype)
-        .at[2 * place + equal.astype(place.dtype)]
-        .add(present)
-    )
-    up_to = jnp.cumsum(bins)
-    return up_to[2 * first], up_to[-1] - up_to[2 * first + 1]
+    return 2 * place + equal.astype(place.dtype), first
 
 
 def accuracy_of_quantiles(

@@ -1,7 +1,7 @@
 """Queries: targets with a known sensitivity, computed as integers, which add up exactly."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -21,6 +21,7 @@ from dpjax.mechanisms._above_threshold import AboveThreshold
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._totals import Addend, Totals, totals_of
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._known_sensitivity import KnownSensitivity
 
@@ -35,8 +36,10 @@ class IntegerQuery(KnownSensitivity):
     """A target whose value is integers, in units of a public grid.
 
     Attributes:
-        total: takes records, and a boolean for each that says whether it is present, to the value,
-            int32.
+        addends: takes records, and a boolean for each that says whether it is present, to what
+            they add to the tables of the query.
+        finish: takes the totals of these tables to the value, int32. In each coordinate it moves no
+            further than `reach` says, as a clamp or a rounding.
         shape: the shape of the value.
         reach: of the integers.
         unit: the number that the integer 1 stands for, a power of two.
@@ -51,10 +54,13 @@ class IntegerQuery(KnownSensitivity):
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
         integers are added, and their sum has the same bits in any order. The bound holds whatever a
-        record contains.
+        record contains. Let the records be split into parts, on batches, processes or devices. The
+        value is `finish` of the sum of their `partial` totals by `added`, with the same bits as of
+        all records at once. The totals of parts are as private as the records.
     """
 
-    total: Callable[[Database, jax.Array], jax.Array]
+    addends: Callable[[Database, jax.Array], Sequence[Addend]]
+    finish: Callable[[Totals], jax.Array]
     shape: tuple[int, ...]
     reach: Reach
     unit: float = 1.0
@@ -76,8 +82,16 @@ class IntegerQuery(KnownSensitivity):
 
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
         """The integers of the records that are present in slots."""
+        return self.finish(self.partial(records, present))
+
+    def partial(self, records: Database, present: jax.Array) -> Totals:
+        """The exact totals of some of the records, to which those of other parts may be added."""
+        return totals_of(self.addends_of(records, present))
+
+    def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
+        """What each record adds, from records as they are handed over."""
         with in_64_bits(records):
-            return self.total(as_arrays(records), present)
+            return self.addends(as_arrays(records), present)
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike

@@ -17,7 +17,8 @@ from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 from dpjax.queries._query import IntegerQuery, compiled
-from dpjax.queries._sums import coarse, coarse_reach, coarsening, gram
+from dpjax.queries._sums import coarse, coarse_reach, coarsening
+from dpjax.queries._totals import Addend, Totals, cells_of_present
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
@@ -87,18 +88,22 @@ def products_query(
     # All coordinates but the first belong to vectors in balls.
     edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
         inside = [in_ball(part, present, bits=radius_bits) for part in parts(records)]
-        first = jnp.where(present, jnp.int32(int(weight * 2**radius_bits)), 0)[:, None]
-        products = gram(jnp.concatenate([first, *inside], axis=1), bits=radius_bits)
-        return coarse(_limbs.Limbs(products.high[entries], products.low[entries]), bits)
+        first = jnp.full((len(present), 1), int(weight * 2**radius_bits), jnp.int32)
+        z = jnp.concatenate([first, *inside], axis=1)
+        return [Addend(cells_of_present(present), 1, z, radius_bits, entries)]
+
+    def finish(totals: Totals) -> jax.Array:
+        return coarse(totals[0], bits).reshape(count)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         far = moved(norm, relation)
         return coarse_reach(far, dims=count, bits=bits - 2 * radius_bits, norm=norm)
 
     return IntegerQuery(
-        total=total,
+        addends=addends,
+        finish=finish,
         shape=(count,),
         reach=reach,
         unit=math.ldexp(1.0, bits - 2 * radius_bits),

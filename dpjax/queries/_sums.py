@@ -21,6 +21,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import round_up
 from dpjax.queries._query import IntegerQuery, Query
+from dpjax.queries._totals import Addend, Totals, cells_of_present, saturated
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
 
@@ -28,9 +29,6 @@ LARGEST_TOTAL_BITS = 30
 # Bits of the largest record on the coarse grid. Totals have 30, which leaves room for noise of 2^14
 # sensitivities.
 _MOST_BITS = 16
-_LARGEST = 2**31 - 2
-# So many digits of 10 bits can be added in int32 without overflow.
-_ROWS = 2**20
 # The bits of the largest record in units of the fine grid.
 FINE_BITS = 30
 _LARGEST_CAPACITY = 2**31 - 1
@@ -89,11 +87,13 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     step = Fraction(2) ** exponent
     ends = round(Fraction(low) / step), round(Fraction(high) / step)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
         check_numbers("database", records, (*present.shape, *shape))
         units = to_units(clamp(records, low, high), exponent, ends)
-        there = present.reshape(-1, *(1 for _ in shape))
-        return coarse(sum_of_integers(jnp.where(there, units, 0)), bits)
+        return [Addend(cells_of_present(present), 1, units.reshape(len(present), -1))]
+
+    def finish(totals: Totals) -> jax.Array:
+        return coarse(totals[0], bits).reshape(shape)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # Rounded totals are at most so many units apart.
@@ -106,7 +106,8 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
 
     return Query(
         IntegerQuery(
-            total=total,
+            addends=addends,
+            finish=finish,
             shape=shape,
             reach=reach,
             moves=moves,
@@ -150,41 +151,7 @@ def coarse(total: Limbs, bits: int) -> jax.Array:
     """round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
     half = _limbs.constant(2**bits >> 1)
     rounded = _limbs.shift_right(_limbs.add(total, half), jnp.uint32(bits))
-    return _limbs.to_integers(_limbs.clip(rounded, _LARGEST), jnp.int32)
-
-
-@jax.jit
-def sum_of_integers(x: jax.Array) -> Limbs:
-    """The sum of int32 over the leading axis."""
-    return _limbs.total(_limbs.from_integers(x))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def multiple(count: jax.Array, weight: int) -> Limbs:
-    """Counts times an integer, below 2^63."""
-    return _limbs.multiply(_limbs.constant(weight), _limbs.from_integers(count))
-
-
-def sums_by_group(x: jax.Array, group: jax.Array, groups: int) -> Limbs:
-    """The sums of the rows of each group; entries are in [-2^20, 2^20].
-
-    Rows whose group is not below `groups` are left out. Entries are split into two digits of 10
-    bits. Each digit is added up in int32, in blocks of rows that cannot wrap.
-    """
-    digit, size = 10, min(_ROWS, len(x))
-    missing = -len(x) % size
-    rows = jnp.pad(x, ((0, missing), (0, 0)))
-    of_row = jnp.pad(group, (0, missing), constant_values=groups)
-
-    def add_up(part: jax.Array) -> Limbs:
-        def of_block(part: jax.Array, of_row: jax.Array) -> jax.Array:
-            return jnp.zeros((groups, x.shape[1]), jnp.int32).at[of_row].add(part, mode="drop")
-
-        blocks = part.reshape(-1, size, x.shape[1])
-        return sum_of_integers(jax.vmap(of_block)(blocks, of_row.reshape(-1, size)))
-
-    high, low = add_up(rows >> digit), add_up(rows & (2**digit - 1))
-    return _limbs.add(_limbs.shift_left(high, jnp.uint32(digit)), low)
+    return saturated(rounded)
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
@@ -194,29 +161,3 @@ def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> 
     """
     ones = {"l1": Fraction(dims), "l2": Fraction(sqrt_up(Fraction(dims))), "linf": Fraction(1)}
     return round_up(moved / Fraction(2) ** bits + ones[norm])
-
-
-def gram(x: jax.Array, *, bits: int) -> Limbs:
-    """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
-
-    Digits are multiplied and added in int32, in blocks of rows that do not wrap. A low digit is at
-    least 0 and may be shorter, so blocks are as long as products of high digits allow.
-    """
-    low_bits = bits // 2
-    high_bits = bits - low_bits
-    block = 2 ** (LARGEST_TOTAL_BITS - 2 * high_bits)
-    rows = math.ceil(len(x) / block) * block
-    blocks = jnp.pad(x, ((0, rows - len(x)), (0, 0))).reshape(-1, block, x.shape[1])
-    high, low = blocks >> low_bits, blocks & (2**low_bits - 1)
-
-    def products(a: jax.Array, b: jax.Array) -> Limbs:
-        sums = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
-        return sum_of_integers(sums)
-
-    def shifted(x: Limbs, by: int) -> Limbs:
-        return _limbs.shift_left(x, jnp.uint32(by))
-
-    mixed = products(high, low)
-    mixed = _limbs.add(mixed, Limbs(mixed.high.T, mixed.low.T))
-    ends = _limbs.add(shifted(products(high, high), 2 * low_bits), products(low, low))
-    return _limbs.add(ends, shifted(mixed, low_bits))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
@@ -17,17 +16,18 @@ from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax.queries._counts import (
+    check_cells,
+    combinations,
     contingency_query,
-    count_combinations,
     histogram_query,
-    reach_of_tables,
+    query_of_tables,
     sizes_of_attributes,
 )
 from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
-_LARGEST_ANSWER = 2**31 - 2
 # The most entries to read when all columns of a matrix are compared: about ten seconds.
 _MOST_COMPARED = 2**31
 # The most terms that one kernel adds up for all marginals. In longer sums, starting a kernel for
@@ -44,7 +44,6 @@ class Workload(Query):
     Attributes:
         cells: the shape of the table h.
         answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
-        table: takes a database to the table of counts.
 
     Formal guarantees:
         The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
@@ -53,7 +52,12 @@ class Workload(Query):
 
     cells: tuple[int, ...]
     answers: Callable[[jax.Array], jax.Array]
-    table: Query
+    _table: Callable[[], Query]
+
+    @property
+    def table(self) -> Query:
+        """Takes a database to the table of counts; refuses a table that is too large to form."""
+        return self._table()
 
     def row(self, query: int | jax.Array) -> jax.Array:
         """The weights of the cells in one query, as floats; jit-able, also for a traced index.
@@ -121,23 +125,21 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     queries, cells = entries.shape
     table = histogram_query(cells)
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        counts = _limbs.from_integers(table._integers.total(records, present))
-        column = _limbs.Limbs(counts.high[:, None], counts.low[:, None])
-        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), column)
-        answer = _limbs.clip(_limbs.total(products), _LARGEST_ANSWER)
-        return _limbs.to_integers(answer, jnp.int32)
+    def finish(totals: Totals) -> jax.Array:
+        products = _limbs.multiply(_limbs.from_integers(jnp.asarray(entries.T)), totals[0])
+        return saturated(_limbs.total(products))
 
     def answers(table: jax.Array) -> jax.Array:
         return jnp.asarray(entries, table.dtype) @ table
 
     integers = IntegerQuery(
-        total=total,
+        addends=table._integers.addends,
+        finish=finish,
         shape=(queries,),
         reach=_reach_of_columns(entries),
         one_way=bool(np.all(entries >= 0)),
     )
-    return Workload(integers, (cells,), answers, table)
+    return Workload(integers, (cells,), answers, lambda: table)
 
 
 def marginal_workload(
@@ -145,8 +147,8 @@ def marginal_workload(
 ) -> Workload:
     """Marginals of a contingency table, each over some of its attributes.
 
-    Marginals are counted directly from the records. The whole table may be too large to form, and
-    is never formed.
+    Marginals are counted directly from the records. The whole table may have any size, because it
+    is never formed. Only `table`, `answers` and `row` need one.
 
     Args:
         categories: the number of categories of each attribute, as for `contingency_query`.
@@ -160,7 +162,7 @@ def marginal_workload(
     Raises:
         TypeError: if a number of categories is not an integer.
         ValueError: if a number is out of range, there is no marginal, or a marginal has unknown or
-            repeated attributes; on a database, if a column is missing.
+            repeated attributes, or 2^31 - 1 cells or more; on a database, if a column is missing.
 
     Formal guarantees:
         Every record is in one cell of each of the k marginals. Under add-or-remove-one it is k
@@ -185,14 +187,11 @@ def marginal_workload(
     chosen = tuple(_attributes(marginal, sizes) for marginal in marginals)
     if not chosen:
         raise ValueError("marginals must hold at least one, got none")
-    cells = tuple(math.prod(sizes[name] for name in marginal) for marginal in chosen)
+    tables = [{name: sizes[name] for name in marginal} for marginal in chosen]
+    cells = tuple(map(check_cells, tables))
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        counted = [
-            count_combinations(records, present, {name: sizes[name] for name in marginal})
-            for marginal in chosen
-        ]
-        return jnp.concatenate([table.ravel() for table in counted])
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
+        return [combinations(records, present, one) for one in tables]
 
     def one_by_one(table: jax.Array) -> jax.Array:
         return jnp.concatenate([_summed(table, tuple(sizes), x).ravel() for x in chosen])
@@ -206,10 +205,8 @@ def marginal_workload(
         # Only a GPU starts a kernel for each sum.
         return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
-    integers = IntegerQuery(
-        total=total, shape=(sum(cells),), reach=reach_of_tables(cells), one_way=True
-    )
-    return Workload(integers, tuple(sizes.values()), answers, contingency_query(sizes))
+    integers = query_of_tables(addends, cells, (sum(cells),))
+    return Workload(integers, tuple(sizes.values()), answers, lambda: contingency_query(sizes))
 
 
 def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:

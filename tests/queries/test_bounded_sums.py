@@ -12,8 +12,7 @@ import pytest
 import dpjax
 from dpjax import NeighboringRelation, queries
 from dpjax._exact import _limbs
-from dpjax.queries import _sums
-from dpjax.queries._sums import coarse, coarse_reach, gram, sums_by_group
+from dpjax.queries._sums import coarse, coarse_reach
 
 REPLACE, ADD = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
 ORDS = {"l1": 1, "l2": 2, "linf": np.inf}
@@ -120,40 +119,6 @@ def test_rounding_a_total_is_charged(moved):
         length = np.linalg.norm(np.ones(3), order)
         exact = Fraction(moved) * Fraction(length)
         assert apart * length <= coarse_reach(exact, dims=3, bits=4, norm=norm)
-
-
-def python_integers(limbs):
-    high, low = (np.asarray(limb).astype(object) for limb in limbs)
-    return (high - np.where(high >= 2**31, 2**32, 0)) * 2**32 + low
-
-
-@pytest.fixture(scope="module")
-def integers():
-    """Rows of at most 2^20, in more than one block."""
-    x = np.random.default_rng(0).integers(-(2**20), 2**20 + 1, (3000, 3)).astype("int32")
-    x[:5] = 2**20, -(2**20), 2**20
-    return x
-
-
-def test_products_are_added_up_exactly(integers):
-    found = jax.jit(gram, static_argnames="bits")(integers, bits=20)
-    expected = integers.astype(object).T @ integers.astype(object)
-    np.testing.assert_array_equal(python_integers(found), expected)
-    assert np.abs(expected).max() > 2**49
-
-
-def test_rows_of_a_group_are_added_up_exactly(integers, monkeypatch):
-    monkeypatch.setattr(_sums, "_ROWS", 700)
-    group = np.arange(3000, dtype="int32") % 4  # The last of which is none.
-    found = jax.jit(lambda x, group: sums_by_group(x, group, 3))(integers, group)
-    expected = [integers[group == j].astype(object).sum(axis=0) for j in range(3)]
-    np.testing.assert_array_equal(python_integers(found), expected)
-
-
-def test_digits_of_a_block_of_rows_do_not_wrap():
-    """A high digit of -1024 is the largest, and 2^21 of them are the end of int32."""
-    assert -(2**20) >> 10 == -(2**10)
-    assert _sums._ROWS * 2**10 < 2**31
 
 
 def test_numbers_are_those_of_the_integers_but_for_one_rounding(x64):

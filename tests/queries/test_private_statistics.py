@@ -127,7 +127,7 @@ def test_no_search_finds_records_that_move_a_line_further(dims):
     """
     query = _linear_regression._line_query(lambda r: (r[:, :-1], r[:, -1:]), dims=dims, capacity=1)
     generator = np.random.default_rng(dims)
-    total = jax.jit(jax.vmap(lambda record: query.total(record[None], jnp.ones(1, bool))))
+    total = jax.jit(jax.vmap(lambda record: query.of_present(record[None], jnp.ones(1, bool))))
     rows, columns = (entries[:-1] for entries in np.triu_indices(2 + dims))
     # At least so much of the bound is found, in l1, l2 and linf.
     least = {1: (0.99, 0.99, 0.98), 2: (0.75, 0.98, 0.98), 3: (0.65, 0.98, 0.98)}[dims]
@@ -186,7 +186,7 @@ def test_no_record_moves_the_moments_of_many_further():
     """2^23 squares of 40 bits are 2^63, where 64 bits end."""
     n = 2**23
     query = second_moments_query(lambda x: x[:, None], dims=1, capacity=n + 1)
-    total = jax.jit(lambda n: query.total(jnp.ones(2**23 + 1), jnp.arange(2**23 + 1) < n))
+    total = jax.jit(lambda n: query.of_present(jnp.ones(2**23 + 1), jnp.arange(2**23 + 1) < n))
     values = [np.asarray(total(count), np.int64) for count in (n - 1, n, n + 1)]
     reach = query.sensitivity("linf", relation=ADD).value
     for before, after in itertools.pairwise(values):
@@ -230,7 +230,7 @@ def test_no_record_moves_count_and_sums_further(coordinates):
 
     def value(record, present):
         rows = jnp.stack([jnp.full(coordinates, 2.3), jnp.full(coordinates, -1.1), record])
-        return query.total(rows, jnp.array([True, True, present]))
+        return query.of_present(rows, jnp.array([True, True, present]))
 
     values = jax.jit(jax.vmap(value, in_axes=(0, None)))
     with_it, without = (np.asarray(values(records, x), np.int64) for x in (True, False))

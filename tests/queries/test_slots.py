@@ -26,7 +26,6 @@ from dpjax.queries import (
     _second_moments,
     _sums,
 )
-from dpjax.queries._quantiles import _counts_beside
 from dpjax.queries._second_moments import in_ball, second_moments_query
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -51,7 +50,7 @@ def test_a_predicate_says_the_same_in_every_slot(capacity):
     def counts(records, limits):
         pairs = zip(SCORES, limits, strict=True)
         asked = [queries.counting_query(lambda r, s=s, x=x: s(r) > x) for s, x in pairs]
-        return [query._integers.total(records, there) for query in asked]
+        return [query._integers.of_present(records, there) for query in asked]
 
     for record in np.random.default_rng(1).normal(size=(30, 8)).astype("float32"):
         records = jnp.asarray(np.tile(record, (capacity, 1)))
@@ -195,18 +194,18 @@ def total(request, monkeypatch):
     ball, _, _ = _moments.public_ball(0.3, 1.7, 8)
 
     def moments(vectors, dimension):
-        return second_moments_query(vectors, dims=dimension, capacity=5003).total
+        return second_moments_query(vectors, dims=dimension, capacity=5003).of_present
 
     def clusters(records, present):
         centers = jnp.stack([WEIGHTS, -WEIGHTS]) / 10
         return _k_means._totals(in_ball(ball(records), present), present, centers, bits=0)
 
     def ranks(records, present):
-        below, above = _counts_beside(records[:, 0], present.astype(int), np.linspace(-3, 3, 50))
-        return jnp.stack([below, above])
+        scores = queries.quantile_scores(0.5, grid=np.linspace(-3, 3, 50))
+        return jnp.concatenate([x.low for x in scores.partial(records[:, 0], present)])
 
     def edges(records, present):
-        return queries.histogram_query(np.linspace(-3, 3, 50))._integers.total(
+        return queries.histogram_query(np.linspace(-3, 3, 50))._integers.of_present(
             records[:, 0], present
         )
 
@@ -222,11 +221,11 @@ def total(request, monkeypatch):
         query = _linear_regression._line_query(
             lambda r: (r[:, 1:] / 1.3, r[:, :1] / 0.7), dims=7, capacity=5003
         )
-        return query.total
+        return query.of_present
 
     return {
-        "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8)._integers.total,
-        "mean": lambda: _moments._centered_sums(-0.3, 1.7, 5003, 8).total,
+        "sums": lambda: queries.sum_query(**between, capacity=5003, dims=8)._integers.of_present,
+        "mean": lambda: _moments._centered_sums(-0.3, 1.7, 5003, 8).of_present,
         "variance": variance,
         "ball": lambda: moments(ball, 8),
         "line": line,

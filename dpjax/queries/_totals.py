@@ -1,0 +1,192 @@
+"""Exact totals of integers that records add to the cells of a table.
+
+Totals have 64 bits. They add up in any order to the same bits, also those of separate parts of the
+records. Memory and time grow with records plus cells, and not with their product.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._exact import _limbs
+from dpjax._exact._limbs import Limbs
+
+Totals: TypeAlias = tuple[Limbs, ...]
+"""For each table its totals, of shape (cells, d)."""
+
+# So many digits of 10 bits can be added in int32 without overflow.
+_ROWS = 2**20
+_DIGIT = 10
+# The most digits of one block, unless a block is shorter than the table.
+_MOST_DIGITS = 2**22
+# No number of cells, and no value that gets noise, is larger.
+LARGEST = 2**31 - 2
+# In `gram`, sums of products have at most so many bits.
+_SUM_BITS = 30
+
+
+class Addend(NamedTuple):
+    """What every record adds to one table: a row of integers, in one of its cells.
+
+    Attributes:
+        cell: int32 of shape (n,), the cell of each record; below 0 if it adds nothing.
+        cells: the number of cells.
+        weights: int32 of shape (n, d), in [-2^bits, 2^bits]; None for a single 1.
+        bits: of the weights, at most 30; at most 20 with `products`.
+        products: pairs of coordinates. Then a record adds the products of these pairs of weights.
+    """
+
+    cell: jax.Array
+    cells: int
+    weights: jax.Array | None = None
+    bits: int = 30
+    products: tuple[np.ndarray, ...] | None = None
+
+
+def cells_of_present(present: jax.Array) -> jax.Array:
+    """The cells of a table of one cell, for the records that are present."""
+    return jnp.where(present, 0, -1).astype(jnp.int32)
+
+
+def totals_of(addends: Sequence[Addend]) -> Totals:
+    """The totals of each table."""
+    return tuple(map(_total_of, addends))
+
+
+@jax.jit
+def added(first: Totals, second: Totals) -> Totals:
+    """The totals of two disjoint parts of the records together, exact below 2^63."""
+    return tuple(map(_limbs.add, first, second))
+
+
+def in_groups(addend: Addend, group: jax.Array, groups: int) -> Addend:
+    """The same table for every group, one after the other; below 0 is no group."""
+    if (cells := groups * addend.cells) > LARGEST:
+        raise ValueError(
+            f"keys must make at most {LARGEST} cells in all groups, got {groups} groups of"
+            f" {addend.cells} cells"
+        )
+    inside = (group >= 0) & (addend.cell >= 0)
+    cell = jnp.where(inside, group * np.int32(addend.cells) + addend.cell, -1)
+    return addend._replace(cell=cell, cells=cells)
+
+
+def of_each_group(totals: Totals, groups: int) -> Totals:
+    """The totals of the tables of all groups, with a leading axis of groups."""
+    return jax.tree.map(lambda x: x.reshape(groups, -1, x.shape[1]), totals)
+
+
+def saturated(total: Limbs) -> jax.Array:
+    """Totals as int32, clamped to +-(2^31 - 2)."""
+    return _limbs.to_integers(_limbs.clip(total, LARGEST), jnp.int32)
+
+
+def _total_of(addend: Addend) -> Limbs:
+    there = addend.cell >= 0
+    if addend.weights is None:
+        return _limbs.from_integers(_counts(addend.cell, addend.cells)[:, None])
+    if addend.cells > 1:
+        return _sums_of_cells(addend)
+    rows = jnp.where(there[:, None], addend.weights, 0)
+    if addend.products is None:
+        total = sum_of_integers(rows)
+    else:
+        whole = gram(rows, bits=addend.bits)
+        total = Limbs(*(limb[addend.products] for limb in whole))
+    return Limbs(*(limb[None] for limb in total))
+
+
+def _counts(cell: jax.Array, cells: int) -> jax.Array:
+    """How many records are in each cell."""
+    if cells == 1:
+        return jnp.sum(cell >= 0, dtype=jnp.int32)[None]
+    place = jnp.where(cell >= 0, cell, cells)
+    return jnp.zeros(cells, jnp.int32).at[place].add(1, mode="drop")
+
+
+def _sums_of_cells(addend: Addend) -> Limbs:
+    """The sums of the rows of each cell.
+
+    Entries are split into digits of 10 bits. Digits are added up in int32, in blocks of rows that
+    cannot wrap.
+    """
+    weights, cells, products = addend.weights, addend.cells, addend.products
+    assert weights is not None
+    entries = weights.shape[1] if products is None else len(products[0])
+    digits = math.ceil(addend.bits * (1 if products is None else 2) / _DIGIT)
+    size = min(_ROWS, max(_MOST_DIGITS // (entries * digits), cells, 1), len(weights))
+    missing = -len(weights) % size
+    rows = jnp.pad(weights, ((0, missing), (0, 0))).reshape(-1, size, weights.shape[1])
+    place = jnp.where(addend.cell >= 0, addend.cell, cells)
+    place = jnp.pad(place, (0, missing), constant_values=cells).reshape(-1, size)
+
+    def of_block(rows: jax.Array, place: jax.Array) -> Limbs:
+        split = jnp.concatenate(_digits(_entries(rows, products), digits), axis=1)
+        sums = jnp.zeros((cells, split.shape[1]), jnp.int32).at[place].add(split, mode="drop")
+        parts = jnp.split(sums, digits, axis=1)
+        return functools.reduce(
+            _limbs.add, [_shifted(_limbs.from_integers(x), _DIGIT * i) for i, x in enumerate(parts)]
+        )
+
+    def step(total: Limbs, block: tuple[jax.Array, jax.Array]) -> tuple[Limbs, None]:
+        return _limbs.add(total, of_block(*block)), None
+
+    if len(rows) == 1:
+        return of_block(rows[0], place[0])
+    zeros = jnp.zeros((cells, entries), jnp.uint32)
+    return lax.scan(step, Limbs(zeros, zeros), (rows, place))[0]
+
+
+def _entries(rows: jax.Array, products: tuple[np.ndarray, ...] | None) -> Limbs:
+    if products is None:
+        return _limbs.from_integers(rows)
+    first, second = (_limbs.from_integers(rows[:, x]) for x in products)
+    return _limbs.multiply(first, second)
+
+
+def _digits(x: Limbs, count: int) -> list[jax.Array]:
+    """Digits of 10 bits from the lowest; the last one has the sign."""
+    parts = [_limbs.shift_right(x, jnp.uint32(_DIGIT * i)).low for i in range(count)]
+    return [
+        (part if i == count - 1 else part & np.uint32(2**_DIGIT - 1)).astype(jnp.int32)
+        for i, part in enumerate(parts)
+    ]
+
+
+def _shifted(x: Limbs, by: int) -> Limbs:
+    return _limbs.shift_left(x, jnp.uint32(by))
+
+
+@jax.jit
+def sum_of_integers(x: jax.Array) -> Limbs:
+    """The sum of int32 over the leading axis."""
+    return _limbs.total(_limbs.from_integers(x))
+
+
+def gram(x: jax.Array, *, bits: int) -> Limbs:
+    """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
+
+    Digits are multiplied and added in int32, in blocks of rows that do not wrap. A low digit is at
+    least 0 and may be shorter, so blocks are as long as products of high digits allow.
+    """
+    low_bits = bits // 2
+    high_bits = bits - low_bits
+    block = 2 ** (_SUM_BITS - 2 * high_bits)
+    rows = math.ceil(len(x) / block) * block
+    blocks = jnp.pad(x, ((0, rows - len(x)), (0, 0))).reshape(-1, block, x.shape[1])
+    high, low = blocks >> low_bits, blocks & (2**low_bits - 1)
+
+    def products(a: jax.Array, b: jax.Array) -> Limbs:
+        sums = jnp.einsum("bni,bnj->bij", a, b, preferred_element_type=jnp.int32)
+        return sum_of_integers(sums)
+
+    mixed = products(high, low)
+    mixed = _limbs.add(mixed, Limbs(mixed.high.T, mixed.low.T))
+    ends = _limbs.add(_shifted(products(high, high), 2 * low_bits), products(low, low))
+    return _limbs.add(ends, _shifted(mixed, low_bits))
