@@ -12,8 +12,8 @@ from dpjax._core import _checks
 from dpjax._core._columns import fingerprints
 from dpjax._core._labels import Axis
 from dpjax._core._values import Release
-from dpjax.queries._counts import LARGEST_TABLE
 from dpjax.queries._groups import groups
+from dpjax.queries._totals import LARGEST
 from dpjax.tables._frame import Column, Frame
 from dpjax.targets._clamping import increasing
 
@@ -47,9 +47,9 @@ class Cells:
         """These cells, each divided by another axis with a code for every slot."""
         inside = (self.codes >= 0) & (codes >= 0)
         deeper = np.where(inside, self.codes.astype(np.int64) * len(labels) + codes, -1)
-        if self.size * len(labels) > LARGEST_TABLE:
+        if self.size * len(labels) > LARGEST:
             raise ValueError(
-                f"keys must make at most {LARGEST_TABLE} cells, got {self.size} x {len(labels)}"
+                f"keys must make at most {LARGEST} cells, got {self.size} x {len(labels)}"
             )
         return Cells((*self.axes, (name, labels)), deeper.astype(np.int32))
 

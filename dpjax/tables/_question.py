@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._accuracy import Accuracy
@@ -14,9 +15,10 @@ from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._ledger import FINGERPRINT
-from dpjax.queries._counts import count_codes, reach_of_tables
+from dpjax.queries._counts import query_of_tables
 from dpjax.queries._groups import By, by
-from dpjax.queries._query import IntegerQuery, Query
+from dpjax.queries._query import Query
+from dpjax.queries._totals import Addend
 from dpjax.tables._groups import Cells
 
 GROUP, VALUE = "group", "value"
@@ -97,8 +99,8 @@ def cells_query(shape: tuple[int, ...]) -> Query:
     """How many rows are in each cell, from the codes of their cells; 1 cell has the shape ()."""
     size = int(np.prod(shape, dtype=np.int64))
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        return count_codes(records, present, size).reshape(shape)
+    def addends(records: Database, present: jax.Array) -> list[Addend]:
+        inside = present & (records >= 0) & (records < size)
+        return [Addend(jnp.where(inside, records, -1).astype(jnp.int32), size)]
 
-    reach = reach_of_tables((size,))
-    return Query(IntegerQuery(total=total, shape=shape, reach=reach, one_way=True))
+    return Query(query_of_tables(addends, (size,), shape))
