@@ -17,6 +17,7 @@ Axis: TypeAlias = tuple[str, tuple[Any, ...]]
 
 _CONFIDENCE = 0.95
 _MOST_ROWS = 60  # In HTML.
+_NUMBERS = ("value", "low", "high")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +104,8 @@ def _rows_of_array(
 
 def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:
     """A short name for each number, in the order of `rows_of`; "" for a number alone."""
-    numbers = ("value", "low", "high")
     return [
-        ", ".join(str(word) for column, word in row.items() if column not in numbers)
+        ", ".join(str(word) for column, word in row.items() if column not in _NUMBERS)
         for row in rows_of(value, accuracy, labels)
     ]
 
@@ -113,9 +113,17 @@ def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[st
 def frame_of(rows: list[dict[str, Any]]) -> Any:
     """Rows as a pandas DataFrame, with the places of the numbers as its index."""
     pandas = _checks.extra("pandas", "sweep")
-    frame = pandas.DataFrame(rows)
-    places = [name for name in frame.columns if name not in ("value", "low", "high")]
+    titles = titles_of(rows)
+    # A part without an axis has an empty place along it: NaN would make floats of the others.
+    frame = pandas.DataFrame([{title: row.get(title, "") for title in titles} for row in rows])
+    places = [title for title in titles if title not in _NUMBERS]
     return frame.set_index(places) if places else frame
+
+
+def titles_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The titles of all rows, the places of numbers before the numbers."""
+    found = dict.fromkeys(title for row in rows for title in row)
+    return sorted(found, key=lambda title: title in _NUMBERS)
 
 
 def html_of(

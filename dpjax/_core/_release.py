@@ -20,7 +20,7 @@ from dpjax._core._guarantee import (
     SampledEvent,
     concrete,
 )
-from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of
+from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of, titles_of
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
@@ -471,7 +471,7 @@ class Release:
             rows = rows_of(self.value, self.accuracy, self.labels)
         except (TypeError, IndexError):  # The value is no tree of numbers.
             return html_of([], [], above, repr(self))
-        titles = list(dict.fromkeys(title for row in rows for title in row))
+        titles = titles_of(rows)
         cells = [[row.get(title, "") for title in titles] for row in rows]
         return html_of(titles, cells, above, repr(self.guarantee))
 

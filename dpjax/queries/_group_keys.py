@@ -6,6 +6,7 @@ docs/proofs/groups.md has the proof.
 import dataclasses
 import functools
 import math
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,12 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._columns import Texts, as_text
 from dpjax._core._frames import exact_column, texts_of
-from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._open_ledgers import Request, relation_or_inherited
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._tracing._fingerprints import digest
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
@@ -33,6 +36,8 @@ _OUTWARD = 1 + 2.0**-18
 _LARGEST_COUNT = 2**31 - 2
 _SIGN = np.uint64(2**63)
 
+_Kept: TypeAlias = dict[str, Any]
+
 
 def group_keys(
     key: Key,
@@ -43,6 +48,7 @@ def group_keys(
     at_most: int = 1,
     capacity: int | None = None,
     relation: NeighboringRelation | None = None,
+    name: str | None = None,
 ) -> Release:
     """The keys of a column that enough people have, where the list of keys is private.
 
@@ -58,10 +64,11 @@ def group_keys(
         at_most: how many groups a person counts in, public: the first distinct ones of its record.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
         A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` takes
-        it as keys. A ledger does not keep it, so every call pays.
+        it as keys.
 
     Raises:
         TypeError: if the column does not hold integers or texts, a parameter is not a number, or
@@ -92,6 +99,31 @@ def group_keys(
         ... ).value
         ('Bonn', 'Ulm')
     """
+    found = known_groups(
+        key,
+        column,
+        epsilon=epsilon,
+        delta=delta,
+        at_most=at_most,
+        capacity=capacity,
+        relation=relation,
+        name=name,
+    )
+    return Release(found.value[0], found.guarantee)
+
+
+def known_groups(
+    key: Key,
+    column: ArrayLike,
+    *,
+    epsilon: float,
+    delta: float,
+    at_most: int = 1,
+    capacity: int | None = None,
+    relation: NeighboringRelation | None = None,
+    name: str | None = None,
+) -> Release:
+    """The keys that enough people have, and their noisy counts, which decide that."""
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
@@ -112,19 +144,51 @@ def group_keys(
     padded = jnp.pad(jnp.asarray(words), (*empty, (0, 0)))
     taken = jnp.pad(jnp.asarray(known), empty)
 
-    def draw() -> tuple[int, ...] | tuple[str, ...]:
+    def draw() -> dict[str, np.ndarray]:
         of_group, counts = _sorted_counts(padded, taken, at_most=at_most)
-        noisy = mechanism.unpaid_draw(key, counts)
-        published = np.asarray((counts > 0) & (noisy >= threshold))
-        return _named(np.asarray(of_group)[published], entries, words)
+        noisy = np.asarray(mechanism.unpaid_draw(key, counts))
+        published = np.asarray(counts > 0) & (noisy >= threshold)
+        named = _named(np.asarray(of_group)[published], entries, words, noisy[published])
+        return _as_arrays(*named)
 
-    return pay_and_draw(
+    about = (size.shape, words.shape[1:], entries is None, at_most, epsilon, delta, str(relation))
+    release = pay_and_draw(
         draw,
         key,
         (mechanism, padded, taken),
         guarantee=guarantee_under(key, dataclasses.replace(mechanism.guarantee, delta=delta)),
         what="group keys",
+        name=name,
+        request=lambda name: _request(name, about),
     )
+    return Release(_from_arrays(release.value, entries is None), release.guarantee)
+
+
+def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
+    if name is None:
+        return None
+    like = {part: jax.ShapeDtypeStruct((0,), jnp.uint8) for part in ("keys", "ends", "counts")}
+    return Request(name, digest("group keys", name, about), TreeSpec.of(like))
+
+
+def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
+    """Keys as the bytes of their texts, and where each ends: a ledger keeps arrays."""
+    texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
+    ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
+    flat = np.frombuffer(b"".join(texts), np.uint8)
+    return {"keys": flat, "ends": ends, "counts": counts.astype(np.int32)}
+
+
+def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
+    """The keys in increasing order, and their noisy counts."""
+    flat, ends = np.asarray(kept["keys"]).tobytes(), np.asarray(kept["ends"]).tolist()
+    starts = [0, *ends[:-1]]
+    texts = [
+        flat[start:end].decode("utf-8", "surrogatepass")
+        for start, end in zip(starts, ends, strict=bool(ends))
+    ]
+    keys = tuple(map(int, texts)) if are_numbers else tuple(texts)
+    return keys, np.asarray(kept["counts"])
 
 
 def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
@@ -197,13 +261,14 @@ def _sorted_counts(
 
 
 def _named(
-    published: np.ndarray, texts: np.ndarray | None, words: np.ndarray
-) -> tuple[int, ...] | tuple[str, ...]:
-    """Keys, from the words that were published."""
+    published: np.ndarray, texts: np.ndarray | None, words: np.ndarray, noisy: np.ndarray
+) -> tuple[tuple[int, ...] | tuple[str, ...], np.ndarray]:
+    """Keys in increasing order with their counts, from the words that were published."""
     if texts is None:
         high, low = published.astype(np.uint64).T
-        return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist())
-    wanted = {word.tobytes() for word in published}
+        return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()), noisy
+    count_of = dict(zip((word.tobytes() for word in published), noisy.tolist(), strict=True))
     flat = zip(words.reshape(-1, words.shape[-1]), texts.ravel(), strict=True)
-    found = {as_text(text) for word, text in flat if word.tobytes() in wanted}
-    return tuple(sorted(text for text in found if text is not None))
+    found = {as_text(text): count_of.get(word.tobytes()) for word, text in flat}
+    known = sorted((text, n) for text, n in found.items() if text is not None and n is not None)
+    return tuple(text for text, _ in known), np.array([count for _, count in known], np.int32)

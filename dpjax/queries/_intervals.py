@@ -74,10 +74,11 @@ def _of_moments(
     # The variance of one coordinate is made of two sums, and it is not negative.
     spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
     spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
-    middle, size = np.asarray(facts["middle"]), facts["size"]
+    middle = np.asarray(facts["middle"])
+    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has several.
     spared = _FLOATS * (np.abs(middle) + size)
     low, high = (
-        _named(middle + size * one + side, size**2 * two, facts["scalar"])
+        _named(middle + size * one + side, np.outer(size, size) * two, facts["scalar"])
         for one, two, side in zip(mean, spread, (-spared, spared), strict=True)
     )
     return low, high

@@ -336,7 +336,7 @@ def _of_clusters(
     is not above the noise, the center was kept from before. In both cases the interval is the ball.
     """
     del measured
-    middle, size = np.asarray(facts["middle"]), facts["size"]
+    middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])
     spared = _FLOATS * (np.abs(middle) + size)
     centers = (np.asarray(value["centers"], np.float64) - middle) / size
     counts = np.asarray(value["counts"], np.float64)

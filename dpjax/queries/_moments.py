@@ -403,9 +403,15 @@ def private_pca(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    middle, size = np.asarray(ball["middle"], jnp.result_type(float)), ball["size"]
+    """In units of the records; an ellipsoid has a size for each of its axes."""
+    dtype = jnp.result_type(float)
+    middle = np.asarray(ball["middle"], dtype)
+    sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
-    return {"mean": jnp.add(middle, size * moments.mean), "covariance": size**2 * covariance}
+    return {
+        "mean": middle + sizes.astype(dtype) * moments.mean,
+        "covariance": np.outer(sizes, sizes).astype(dtype) * covariance,
+    }
 
 
 def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:

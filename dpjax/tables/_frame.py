@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Texts, check_usable
-from dpjax._core._frames import exact_column, table_of_columns
+from dpjax._core._frames import exact_column, table_of_columns, texts_of
 from dpjax._core._types import PyTree
 
 
@@ -50,6 +50,10 @@ class Column:
             )
         return self.entries.astype(np.float64)
 
+    def numbers_or_nan(self) -> np.ndarray:
+        """The entries in float64, NaN where one is missing; refuses texts."""
+        return np.where(self.known, self.numbers(), np.nan)
+
 
 class Frame:
     """A frame of any library, or a dict of columns; nothing is converted before it is asked for."""
@@ -79,6 +83,16 @@ class Frame:
         if name not in self._converted:
             self._converted[name] = self._padded(name)
         return self._converted[name]
+
+    def entries_of(self, name: str, present: np.ndarray) -> Any:
+        """The texts or numbers of the rows, with a missing entry where a row does not count."""
+        column, counts = self[name], present[: self.rows]
+        if column.is_text:
+            return np.where(counts, texts_of(self.columns[name]), None)
+        entries = column.entries[: self.rows]
+        if entries.dtype.kind == "f":
+            return np.where(counts, entries, np.nan)
+        return Numbers.of(entries, counts)
 
     def _padded(self, name: str) -> Column:
         entries, found = _exact(f"column {name!r}", self.columns[name])

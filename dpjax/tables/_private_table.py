@@ -7,34 +7,75 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account, told
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
+from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
+from dpjax.mechanisms._additive import laplace
 from dpjax.mechanisms._several_selections import top_k
-from dpjax.queries._moments import _centered_sums, private_mean, private_variance
+from dpjax.queries._counts import histogram_query
+from dpjax.queries._group_keys import known_groups
+from dpjax.queries._k_means import private_k_means
+from dpjax.queries._linear_regression import _line_query
+from dpjax.queries._moments import (
+    _centered_sums,
+    _directions,
+    _mean_and_covariance,
+    private_mean,
+    private_variance,
+    released_moments,
+)
 from dpjax.queries._private_quantiles import private_quantiles
+from dpjax.queries._private_release import Terms, released
 from dpjax.queries._query import IntegerQuery
-from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.queries._sums import sum_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
 from dpjax.tables._bounds import Bounds, bounds_of
+from dpjax.tables._box import Box, box_of
 from dpjax.tables._cost import Cost, cost_of
+from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
 from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
-from dpjax.tables._question import Question, cells_query, question_name
+from dpjax.tables._question import Question, question_name
+from dpjax.tables._range import BUCKETS, powers_of, range_of
 from dpjax.tables._where import Where, rows_where
 
+_NO_INTERVAL = "its ends are powers of two, which hold most numbers of the column"
 Probabilities = float | Fraction | Sequence[float | Fraction]
+
+
+# bounds=None spends this part of epsilon on finding some: a power of two, so that it is exact.
+_PART_FOR_BOUNDS = 4
+
+
+class Span(NamedTuple):
+    """The ends that a column is clipped to.
+
+    Attributes:
+        ends: the lower and the upper one.
+        cost: of the statistic alone.
+        key: for the statistic.
+        found: the release that found the ends; None if they were given.
+    """
+
+    ends: tuple[float, float]
+    cost: Cost
+    key: Key | None
+    found: Release | None
 
 
 class PrivateTable:
@@ -230,7 +271,7 @@ class PrivateTable:
         self,
         column: str,
         *,
-        bounds: Bounds,
+        bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
@@ -243,7 +284,8 @@ class PrivateTable:
 
         Args:
             column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
@@ -255,20 +297,23 @@ class PrivateTable:
         Returns:
             A `Release` of one number for each group.
         """
-        low, high = bounds_of(column, bounds)
-        asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
         cost = self._cost(epsilon, share, error, delta=delta)
+        span = self._span(column, bounds, where, cost, key)
+        low, high = span.ends
+        asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
         query = sum_query(lower=low, upper=high, capacity=self.most_rows)
         grouped = asked.in_groups(query)
-        private = privatize(Unchanging("sum", grouped), cost.cheapest(grouped))
+        private = privatize(Unchanging("sum", grouped), span.cost.cheapest(grouped))
         database = asked.database(self._leaf(column))
-        return self._released(asked, lambda key: private(key, database, name=asked.name), key)
+        return self._released(
+            asked, lambda key: private(key, database, name=asked.name), span.key, before=span.found
+        )
 
     def mean(
         self,
         column: str,
         *,
-        bounds: Bounds,
+        bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
@@ -280,7 +325,8 @@ class PrivateTable:
 
         Args:
             column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
@@ -291,20 +337,24 @@ class PrivateTable:
         Returns:
             A `Release` of one number for each group, between the bounds.
         """
-        low, high = bounds_of(column, bounds)
-        asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
         cost = self._cost(epsilon, share, delta=delta)
-        terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
+        span = self._span(column, bounds, where, cost, key)
+        low, high = span.ends
+        asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
+        terms = self._terms(asked, span.cost, _centered_sums(low, high, self.most_rows, 1))
         database = asked.database(self._leaf(column))
         return self._released(
-            asked, lambda key: private_mean(key, database, lower=low, upper=high, **terms), key
+            asked,
+            lambda key: private_mean(key, database, lower=low, upper=high, **terms),
+            span.key,
+            before=span.found,
         )
 
     def variance(
         self,
         column: str,
         *,
-        bounds: Bounds,
+        bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
@@ -316,7 +366,8 @@ class PrivateTable:
 
         Args:
             column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
@@ -327,14 +378,18 @@ class PrivateTable:
         Returns:
             A `Release` of {"mean": ..., "variance": ...}.
         """
-        low, high = bounds_of(column, bounds)
-        asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
         cost = self._cost(epsilon, share, delta=delta)
+        span = self._span(column, bounds, where, cost, key)
+        low, high = span.ends
+        asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
         query = second_moments_query(_identity, dims=1, capacity=self.most_rows)
-        terms = self._terms(asked, cost, query)
+        terms = self._terms(asked, span.cost, query)
         database = asked.database(self._leaf(column))
         return self._released(
-            asked, lambda key: private_variance(key, database, lower=low, upper=high, **terms), key
+            asked,
+            lambda key: private_variance(key, database, lower=low, upper=high, **terms),
+            span.key,
+            before=span.found,
         )
 
     def quantiles(
@@ -366,20 +421,15 @@ class PrivateTable:
         """
         low, high = bounds_of(column, bounds)
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
-        words = tuple(map(str, wanted))
-        asked = self._asked("quantiles", [column], by=by, where=where, about=(low, high, words))
-        price = self._cost(epsilon, share, delta=None).price()
-        ask = functools.partial(
-            private_quantiles,
-            database=asked.database(self._leaf(column)),
-            probabilities=wanted,
-            lower=low,
-            upper=high,
-            epsilon=price.epsilon,
-            relation=self.relation,
-            name=asked.name,
-            by=asked.by,
-        )
+        about = low, high, tuple(map(str, wanted))
+        asked = self._asked("quantiles", [column], by=by, where=where, about=about)
+        how = {"lower": low, "upper": high, "relation": self.relation, "by": asked.by}
+        epsilon = self._cost(epsilon, share, delta=None).price().epsilon
+        database = asked.database(self._leaf(column))
+
+        def ask(key: Key) -> Release:
+            return private_quantiles(key, database, wanted, epsilon=epsilon, name=asked.name, **how)
+
         axis = ("quantile", tuple(map(float, wanted)))
         return self._released(asked, ask, key, {"": (axis,)})
 
@@ -392,36 +442,382 @@ class PrivateTable:
         where: Where | None = None,
         epsilon: float | None = None,
         share: float | None = None,
+        delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
         """The k most frequent keys of a column, the most frequent first.
 
         Args:
-            column: by name.
+            column: of texts or integers, by name.
             k: how many, at least 1.
-            keys: those that may be among them, public.
+            keys: those that may be among them, public. None finds those that enough rows have, as
+                `keys` does, and needs a delta; there may be fewer than k.
             where: see `PrivateTable`; so are the other arguments.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
+            delta: of the guarantee, without public keys.
             key: for tests.
 
         Returns:
             A `Release` of a tuple of keys.
         """
-        known = keys_of(column, keys)
-        asked = self._asked("top", [column], where=where, about=known)
-        price = self._cost(epsilon, share, delta=None).price()
-        query = cells_query((len(known),))
-        # A row that is added raises counts alone, and then this norm halves the noise.
-        norm: Any = "range"
-        sensitivity = query.sensitivity(norm, relation=self.relation)
-        private = privatize(Unchanging("top", query), top_k(sensitivity, price.epsilon, k=k))
-        database = PaddedRecords(codes_of(self._frame[column], known), asked.present)  # pyright: ignore[reportArgumentType]
-        found = self._paid(lambda key: private(key, database, name=asked.name), key)
-        value = tuple(known[int(place)] for place in np.asarray(found.value))
+        k = _checks.integer("k", k, least=1)
+        if keys is None:
+            asked = self._asked("top", [column], where=where)
+            found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
+            known, counts = found.value
+            places = np.argsort(-counts, kind="stable")[:k]
+        else:
+            known = keys_of(column, keys)
+            asked = self._asked("top", [column], where=where, about=(known, k))
+            price = self._cost(epsilon, share, delta=None).price()
+            query = histogram_query(len(known))
+            # A row that is added raises counts alone, and then this norm halves the noise.
+            norm: Any = "range"
+            sensitivity = query.sensitivity(norm, relation=self.relation)
+            private = privatize(Unchanging("top", query), top_k(sensitivity, price.epsilon, k=k))
+            database = PaddedRecords(codes_of(self._frame[column], known), asked.present)  # pyright: ignore[reportArgumentType]
+            found = self._paid(lambda key: private(key, database, name=asked.name), key)
+            places = np.asarray(found.value)
+        value = tuple(known[int(place)] for place in places)
         return Release(value, found.guarantee, labels=Labels(asked.statistic))
 
+    def keys(
+        self,
+        column: str,
+        *,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The keys of a column that enough rows have, where the list of keys is private.
+
+        Args:
+            column: of texts or integers, by name.
+            where: see `PrivateTable`; so are the other arguments.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee, needed where no ledger has one.
+            key: for tests.
+
+        Returns:
+            A `Release` of a tuple of keys in increasing order, for `by=`; see
+            `dpjax.queries.group_keys`.
+        """
+        asked = self._asked("keys", [column], where=where)
+        found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
+        return Release(found.value[0], found.guarantee, labels=Labels(asked.statistic))
+
+    def covariance(
+        self,
+        columns: Sequence[str],
+        *,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The averages and the covariances of some columns, in all or in each group.
+
+        Args:
+            columns: of numbers, by name.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: for tests.
+
+        Returns:
+            A `Release` of {"mean": ..., "covariance": ...}.
+        """
+        box = box_of(columns, bounds)
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("covariance", columns, by=by, where=where, about=box.facts)
+        facts, words = {**box.facts, "scalar": False}, tuple(columns)
+        axes = {
+            "mean": (("column", words),),
+            "covariance": (("column", words), ("with", words)),
+        }
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(
+                asked, box, cost, key, lambda m: _mean_and_covariance(m, facts), facts
+            )
+
+        return self._released(asked, ask, key, axes)
+
+    def correlation(
+        self,
+        x: str,
+        y: str,
+        *,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The correlation of two columns, in all or in each group.
+
+        Args:
+            x: a column of numbers, by name.
+            y: another one.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: for tests.
+
+        Returns:
+            A `Release` of numbers in [-1, 1]. Its interval is simulated, and holds everything where
+            the noise could hide that a column is constant.
+        """
+        box = box_of((x, y), bounds)
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("correlation", (x, y), by=by, where=where, about=box.facts)
+        facts = {**box.facts, "statistic": CORRELATION, "simulated": True}
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(asked, box, cost, key, correlation, facts, "bootstrap")
+
+        return self._released(asked, ask, key)
+
+    def pca(
+        self,
+        columns: Sequence[str],
+        *,
+        components: int,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Principal components of some columns: directions of the largest variances.
+
+        Args:
+            columns: of numbers, by name.
+            components: how many, at most as many as columns.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: for tests.
+
+        Returns:
+            A `Release` of {"mean": ..., "components": ..., "variances": ...}, where the component
+            of the largest variance comes first. Intervals are simulated. Where two variances
+            nearly tie, a component may be any direction, and its interval says so.
+        """
+        box, words = box_of(columns, bounds), tuple(columns)
+        count = _checks.integer("components", components, least=1, most=len(words))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("pca", columns, by=by, where=where, about=(box.facts, count))
+        facts: dict[str, Any] = {**box.facts, "scalar": False, "statistic": "pca"}
+        facts |= {"components": count, "simulated": True}
+        each = ("component", tuple(range(1, count + 1)))
+        axes = {
+            "mean": (("column", words),),
+            "components": (each, ("column", words)),
+            "variances": (each,),
+        }
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(
+                asked, box, cost, key, lambda m: _directions(m, facts)[0], facts, "bootstrap"
+            )
+
+        return self._released(asked, ask, key, axes)
+
+    def regression(
+        self,
+        y: str,
+        x: Sequence[str],
+        *,
+        bounds: Bounds,
+        regularization: float = 0.0,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Least squares with an intercept, in all or in each group.
+
+        Args:
+            y: the column that is explained, by name.
+            x: the columns that explain it.
+            bounds: of y and of each x; see `PrivateTable`.
+            regularization: 0 or above; a multiple of the identity that is added to the average of
+                x x^T, in units of the bounds.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: for tests.
+
+        Returns:
+            A `Release` of {"weights": ..., "intercept": ...}, in units of the columns. Intervals
+            are simulated.
+        """
+        of_x, of_y = box_of(x, bounds), box_of([y], bounds)
+        facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
+        columns = {"x": of_x.vectors(self._frame), "y": of_y.vectors(self._frame)}
+        query = _line_query(_parts, dims=len(of_x.columns), capacity=self.most_rows)
+        terms = Terms(**self._terms(asked, cost, query))
+        about: dict[str, Any] = {"what": "linear regression", "kind": "bootstrap", "facts": facts}
+
+        def ask(key: Key) -> Release:
+            return released(
+                key,
+                asked.database(columns),
+                lambda _: query,
+                lambda *noisy: line(*noisy, facts),
+                terms=terms,
+                **about,
+            )
+
+        return self._released(asked, ask, key, {"weights": (("column", tuple(x)),)})
+
+    def k_means(
+        self,
+        columns: Sequence[str],
+        *,
+        clusters: int,
+        bounds: Bounds,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Centers of clusters of rows, by k-means on numbers in units of their bounds.
+
+        Args:
+            columns: of numbers, by name.
+            clusters: how many.
+            bounds: of each column; see `PrivateTable`.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee, needed where no ledger has one.
+            key: for tests.
+
+        Returns:
+            A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
+        """
+        box = box_of(columns, bounds)
+        price = self._cost(epsilon, share, delta=delta).price()
+        if price.delta is None:
+            raise ValueError("delta must be above 0 for k-means: give one, or a ledger with one")
+        asked = self._asked("k_means", columns, where=where, about=(box.facts, clusters))
+        database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
+        how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
+
+        def ask(key: Key) -> Release:
+            return private_k_means(
+                key, database, epsilon=price.epsilon, delta=price.delta or 0.0, **how
+            )
+
+        found = self._paid(ask, key)
+        centers = box.middle + box.size * np.asarray(found.value["centers"], np.float64)
+        value = {**found.value, "centers": centers.astype(found.value["centers"].dtype)}
+        number = ("cluster", tuple(range(1, clusters + 1)))
+        axes = (("centers", (number, ("column", tuple(columns)))), ("counts", (number,)))
+        labels, accuracy = Labels(asked.statistic, (), axes), found.accuracy
+        if accuracy.kind:
+            accuracy = accuracy.having(**box.facts)
+        return Release(value, found.guarantee, accuracy, labels)
+
+    def bounds(
+        self,
+        column: str,
+        *,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """A range of a column that holds nearly all of its numbers, between powers of two.
+
+        Numbers are counted between powers of two and their negatives, with noise. The range goes
+        from the first to the last bucket whose noisy count is above what an empty one would have.
+
+        Args:
+            column: of numbers, by name.
+            where: a predicate; see `PrivateTable`.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            key: for tests.
+
+        Returns:
+            A `Release` of the lower and the upper end; NaN if there are too few numbers to tell.
+
+        Formal guarantees:
+            Those of a histogram. With probability .999 every end is one of a bucket that holds a
+            number. A number may be outside: about ln(1000 k) / epsilon of them, in k buckets, may
+            be missed at either end.
+
+        Source:
+            Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
+            SQL with bounded user contribution" (2020), for approximate bounds.
+        """
+        asked = self._asked("bounds", [column], where=where)
+        price = self._cost(epsilon, share, delta=None).price()
+        query = histogram_query(BUCKETS)
+        mechanism = laplace(query.sensitivity("l1", relation=self.relation), price.epsilon)
+        private = privatize(Unchanging("bounds", query), mechanism)
+        database = PaddedRecords(powers_of(self._frame[column]), asked.present)  # pyright: ignore[reportArgumentType]
+        counts = self._paid(lambda key: private(key, database, name=asked.name), key)
+        ends = jnp.asarray(range_of(np.asarray(counts.value), mechanism), float)
+        labels = Labels(asked.statistic, (), (("", (("end", ("lower", "upper")),)),))
+        return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)
+
     # How every statistic is asked, paid for and labeled.
+
+    def _of_moments(
+        self,
+        asked: Question,
+        box: Box,
+        cost: Cost,
+        key: Key,
+        finish: Callable[[Moments], Any],
+        facts: dict[str, Any],
+        kind: str = "moments",
+    ) -> Release:
+        """A statistic of the noisy averages and products of some columns."""
+        dims = len(box.columns)
+        query = second_moments_query(_identity, dims=dims, capacity=self.most_rows)
+        return released_moments(
+            key,
+            asked.database(box.vectors(self._frame)),
+            _identity,
+            finish,
+            dims=dims,
+            terms=Terms(**self._terms(asked, cost, query)),
+            what=asked.what,
+            kind=kind,
+            facts=facts,
+        )
 
     def _asked(
         self,
@@ -448,7 +844,8 @@ class PrivateTable:
         kinds = tuple((column.name, column.entries.dtype.str, column.is_text) for column in used)
         asked = kinds, cells.axes, program, about, self._missing, str(self.relation)
         prefix = f"{self._name}: " if self._name else ""
-        return Question(words, question_name(prefix + words, *asked), cells, present, self.relation)
+        name = question_name(prefix + words, *asked)
+        return Question(statistic, words, name, cells, present, self.relation)
 
     def _leaf(self, column: str) -> PyTree:
         """A column of numbers as a query takes it."""
@@ -494,17 +891,72 @@ class PrivateTable:
         ask: Callable[[Key], Release],
         key: Key | None,
         axes: Mapping[str, tuple[Axis, ...]] = types.MappingProxyType({}),
+        *,
+        before: Release | None = None,
     ) -> Release:
-        return asked.labeled(self._paid(ask, key), axes)
+        """A release with words for its numbers, and with the guarantee of what was found before."""
+        release = asked.labeled(self._paid(ask, key), axes)
+        if before is None or release.labels is None:
+            return release
+        together = compose(before.guarantee, release.guarantee)
+        low, high = (f"{end:g}" for end in np.asarray(before.value).tolist())
+        words = f"{release.labels.statistic}, found in [{low}, {high}]"
+        labels = dataclasses.replace(release.labels, statistic=words)
+        return dataclasses.replace(release, guarantee=together, labels=labels)
+
+    def _span(
+        self,
+        column: str,
+        bounds: Bounds | None,
+        where: Where | None,
+        cost: Cost,
+        key: Key | None,
+    ) -> Span:
+        """The ends of a column, found where none are given, and what is left to pay with."""
+        if bounds is not None:
+            return Span(bounds_of(column, bounds), cost, key, None)
+        if cost.epsilon is None:
+            raise ValueError("bounds must be given for an error: the noise depends on them")
+        part = cost.epsilon / _PART_FOR_BOUNDS
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        found = self.bounds(column, where=where, epsilon=part, key=keys[0])
+        low, high = np.asarray(found.value, np.float64).tolist()
+        if not low < high:
+            raise ValueError(
+                f"bounds=None found no range of column {column!r} at epsilon={part:g}: too few rows"
+                " to tell; give bounds"
+            )
+        rest = dataclasses.replace(cost, epsilon=cost.epsilon - part)
+        return Span((low, high), rest, keys[1], found)
+
+    def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
+        """The keys that enough rows have, and their noisy counts."""
+        epsilon, delta = cost.price()
+        if delta is None:
+            raise ValueError(
+                f"delta must be above 0 to find the keys of column {column!r}, which are private:"
+                " give one, or a ledger with one, or public keys"
+            )
+        added = self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
+        entries = self._frame.entries_of(column, asked.present)
+        capacity = self.most_rows if added else None
+        return self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
 
     def _counted(self, asked: Question, cells: Cells, cost: Cost, key: Key | None) -> Release:
         """The number of rows that count in each cell."""
-        query = cells_query(cells.shape)
+        query = histogram_query(cells.size)
         private = privatize(Unchanging("count", query), cost.cheapest(query))
         database = PaddedRecords(cells.codes, asked.present)  # pyright: ignore[reportArgumentType]
         release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        return dataclasses.replace(release, labels=Labels(asked.statistic, cells.axes))
+        value, labels = release.value.reshape(cells.shape), Labels(asked.statistic, cells.axes)
+        return dataclasses.replace(release, value=value, labels=labels)
 
 
 def _identity(records: PyTree) -> PyTree:
     return records
+
+
+def _parts(records: PyTree) -> tuple[Any, Any]:
+    """The vectors of a row whose products a line needs."""
+    return records["x"], records["y"]

@@ -5,20 +5,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._records import PaddedRecords
-from dpjax._core._types import Database, PyTree
+from dpjax._core._types import PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._ledger import FINGERPRINT
-from dpjax.queries._counts import query_of_tables
 from dpjax.queries._groups import By, by
 from dpjax.queries._query import Query
-from dpjax.queries._totals import Addend
 from dpjax.tables._groups import Cells
 
 GROUP, VALUE = "group", "value"
@@ -29,6 +26,7 @@ class Question:
     """The rows that a statistic counts, and what it is called.
 
     Attributes:
+        what: the statistic alone, as "mean".
         statistic: with its columns, as "mean of price".
         name: the same with a fingerprint of all that was asked, for a ledger.
         cells: the groups.
@@ -41,6 +39,7 @@ class Question:
         reach of a grouped query covers that a row enters a group or leaves it.
     """
 
+    what: str
     statistic: str
     name: str
     cells: Cells
@@ -93,14 +92,3 @@ class Question:
 def question_name(statistic: str, *asked: object) -> str:
     """A name for a ledger, which covers everything that was asked."""
     return f"{statistic}{FINGERPRINT}{digest(statistic, asked)[:16]}"
-
-
-def cells_query(shape: tuple[int, ...]) -> Query:
-    """How many rows are in each cell, from the codes of their cells; 1 cell has the shape ()."""
-    size = int(np.prod(shape, dtype=np.int64))
-
-    def addends(records: Database, present: jax.Array) -> list[Addend]:
-        inside = present & (records >= 0) & (records < size)
-        return [Addend(jnp.where(inside, records, -1).astype(jnp.int32), size)]
-
-    return Query(query_of_tables(addends, (size,), shape))

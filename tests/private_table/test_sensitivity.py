@@ -29,6 +29,7 @@ def is_large(row):
     return row["x"] > 1
 
 
+BOTH = {"x": (0, 10), "h": (0, 1)}
 STATISTICS = {
     "count where": lambda t, **a: t.count(where=is_large, **a),
     "count by one key": lambda t, **a: t.count(by={"g": G[:1]}, **a),
@@ -36,11 +37,13 @@ STATISTICS = {
     "histogram by": lambda t, **a: t.histogram("x", [0, 5, 10], by={"g": G}, **a),
     "mean": lambda t, **a: t.mean("x", bounds=(0, 10), **a),
     "mean by": lambda t, **a: t.mean("x", bounds=(0, 10), by={"g": G, "h": H}, **a),
+    "regression": lambda t, **a: t.regression("x", ["h"], bounds=BOTH, **a),
+    "correlation by": lambda t, **a: t.correlation("x", "h", bounds=BOTH, by={"g": G}, **a),
     "variance by": lambda t, **a: t.variance("x", bounds=(0, 10), by={"g": G}, **a),
 }
 COUNTS = [name for name in STATISTICS if name.split()[0] in ("count", "crosstab", "histogram")]
-# The share of the sensitivity that these rows attain. That of a variance is for all numbers.
-ATTAINED = {"variance by": 0.5}
+# The share of the sensitivity that these rows attain. That of products is for all numbers.
+ATTAINED = {"variance by": 0.5, "regression": 0.4, "correlation by": 0.4}
 
 
 def table(rows, relation, missing, slots=SLOTS):

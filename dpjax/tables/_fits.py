@@ -1,0 +1,79 @@
+"""Correlations and lines in units of the columns, from noisy moments of vectors in a ball."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._types import PyTree, Scalar
+from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
+from dpjax.queries._linear_regression import _WEIGHT, _least_reach, _solution
+from dpjax.queries._query import IntegerQuery, in_units_of
+from dpjax.queries._second_moments import Moments, averages
+from dpjax.tables._box import Box
+
+LINE = "line of a table"
+CORRELATION = "correlation"
+
+
+def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
+    """What is public of a line through rows of a table."""
+    radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": regularization}
+    how = {"statistic": LINE, "weight": float(_WEIGHT), "left_out": 1, "simulated": True}
+    return {**radii, **how, "x": x.facts, "y": y.facts}
+
+
+def line(
+    query: IntegerQuery,
+    value: jax.Array,
+    n: jax.Array | None,
+    scale: Scalar,
+    facts: dict[str, Any],
+) -> PyTree:
+    """The line, from noisy sums of products in units of the query."""
+    # The square of y, which comes last, is not released and not used.
+    triangle = jnp.append(in_units_of(query.unit, value), jnp.zeros(1))
+    moments = averages(triangle, n, scale * query.unit, weight=float(_WEIGHT))
+    return _line_of_moments(moments, facts)[0]
+
+
+def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
+    """Weights and intercept in units of the columns, and the matrix of the normal equations."""
+    found, matrix = _solution(moments, facts)
+    (y_size,), (y_middle,) = facts["y"]["size"], facts["y"]["middle"]
+    ratio = y_size / np.asarray(facts["x"]["size"])
+    middle = np.asarray(facts["x"]["middle"])
+    weights = found["weights"] * jnp.asarray(ratio, found["weights"].dtype)
+    # Where x is 0, from where x is in the middle of its bounds.
+    far = jnp.sum(found["weights"] * jnp.asarray(ratio * middle, found["weights"].dtype))
+    return {"weights": weights, "intercept": y_middle + y_size * found["intercept"] - far}, matrix
+
+
+STATISTICS[LINE] = Statistic(
+    _line_of_moments, _least_reach, {"weights": np.inf, "intercept": np.inf}
+)
+
+
+def correlation(moments: Moments) -> jax.Array:
+    """Of two coordinates; noise may make a variance 0, and so they are at least as large as it."""
+    return _of_two(moments, {})[0]
+
+
+def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """The correlation, and a diagonal matrix of the two variances."""
+    del facts
+    covariance = moments.second - jnp.outer(moments.mean, moments.mean)
+    variances = jnp.diagonal(covariance)
+    least = jnp.maximum(variances, moments.noise)
+    product = jnp.sqrt(least[0]) * jnp.sqrt(least[1])
+    return jnp.clip(covariance[0, 1] / product, -1, 1), jnp.diag(variances)
+
+
+def _unknown_if_flat(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
+    """Nothing is known of a correlation where a variance may be 0."""
+    del facts
+    return np.where(values[..., 0] < CLEAR * error, 2.0, 0.0)
+
+
+STATISTICS[CORRELATION] = Statistic(_of_two, _unknown_if_flat, 1.0)

@@ -1,0 +1,41 @@
+"""The range of a column, found by a private histogram on powers of two."""
+
+import math
+
+import numpy as np
+
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.tables._frame import Column
+
+_EXPONENTS = range(-20, 64)
+# The middle bucket holds all numbers nearer to 0 than the least power.
+EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
+BUCKETS = len(EDGES) - 1
+# With this probability no bucket that is empty counts as one that holds numbers.
+_CONFIDENCE = 0.999
+
+
+def powers_of(column: Column) -> np.ndarray:
+    """The bucket of each entry between powers of two and their negatives; ends hold what is beyond.
+
+    Positive buckets hold their lower edge, negative ones their upper edge.
+    """
+    numbers = column.numbers()
+    below = np.searchsorted(EDGES, numbers, side="right") - 1
+    from_above = np.searchsorted(EDGES, numbers, side="left") - 1
+    found = np.clip(np.where(numbers < 0, from_above, below), 0, BUCKETS - 1)
+    return np.where(column.known, found, -1).astype(np.int32)
+
+
+def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
+    """The ends of the buckets that hold numbers, as far as noisy counts can tell; else NaN."""
+    # Noise on each empty bucket is below this, with the confidence for all of them together.
+    confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
+    least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
+    held = np.flatnonzero(np.asarray(counts) > least)
+    if not len(held):
+        return np.array([math.nan, math.nan])
+    middle = BUCKETS // 2
+    low = 0.0 if held[0] == middle else EDGES[held[0]]
+    high = 0.0 if held[-1] == middle else EDGES[held[-1] + 1]
+    return np.array([low, high])

@@ -1,0 +1,128 @@
+"""Statistics of a table say what NumPy says of the rows that count, in units of the columns."""
+
+import numpy as np
+import pytest
+
+import dpjax
+
+N, SLOTS = 4000, 5000
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.uniform(20, 80, N)
+Z = GENERATOR.uniform(-2, 2, N)
+FRAME = {
+    "x": X,
+    "z": Z,
+    "y": 3 * X - 10 * Z + GENERATOR.normal(0, 5, N) + 7,
+    "g": np.where(np.arange(N) % 4 == 0, "a", "b"),
+    "id": np.arange(N) % 5 * 2**40,
+}
+BOUNDS = {"x": (20, 80), "z": (-2, 2), "y": (0, 300)}
+# So much that noise is far below the numbers.
+EPSILON, DELTA = 200.0, 1e-6
+KEY = dpjax.random.seeded_key(0)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return dpjax.PrivateTable(FRAME, most_rows=SLOTS)
+
+
+def inside(release, truth, part=None):
+    """Whether the interval holds the truth, and is short."""
+    low, high = release.interval()
+    low, high = (low, high) if part is None else (low[part], high[part])
+    assert np.all((low <= truth) & (truth <= high))
+    assert np.all(high - low < 0.2 * np.max(np.abs(truth)))
+
+
+def test_a_line_is_in_units_of_the_columns(table):
+    release = table.regression("y", ["x", "z"], bounds=BOUNDS, epsilon=EPSILON, key=KEY)
+    exact = np.linalg.lstsq(np.stack([X, Z, np.ones(N)], axis=1), FRAME["y"])[0]
+    inside(release, exact[:2], "weights")
+    assert abs(release.value["intercept"] - exact[2]) < 0.5
+    assert list(release.to_frame().index) == [("intercept", ""), ("weights", "x"), ("weights", "z")]
+
+
+def test_a_correlation_is_between_its_ends(table):
+    of = {"bounds": BOUNDS, "epsilon": EPSILON, "key": KEY}
+    release = table.correlation("y", "x", by={"g": ["a", "b"]}, **of)
+    exact = [np.corrcoef(FRAME["y"][FRAME["g"] == g], X[FRAME["g"] == g])[0, 1] for g in ("a", "b")]
+    inside(release, np.array(exact))
+
+
+def test_a_correlation_with_a_constant_is_unknown():
+    flat = dpjax.PrivateTable({"x": np.full(N, 0.5), "y": X}, most_rows=SLOTS)
+    ends = {"x": (0, 1), "y": (20, 80)}
+    low, high = flat.correlation("x", "y", bounds=ends, epsilon=1.0, key=KEY).interval()
+    assert (low, high) == (-1, 1)
+
+
+def test_covariances_and_components_are_in_units_of_the_columns(table):
+    of = {"bounds": BOUNDS, "epsilon": EPSILON, "key": KEY}
+    release = table.covariance(["x", "z"], **of)
+    exact = np.cov(np.stack([X, Z]), bias=True)
+    inside(release, exact, "covariance")
+    inside(release, np.array([X.mean(), Z.mean()]), "mean")
+    first = table.pca(["x", "z"], components=1, **of)
+    assert abs(first.value["variances"][0] - np.linalg.eigvalsh(exact)[-1]) < 1
+    assert np.all(np.abs(first.value["components"][0]) - [1, 0] < 0.02)
+
+
+def test_quantiles_stand_in_order_and_have_intervals(table):
+    release = table.quantiles("x", [0.25, 0.5], bounds=(0, 100), epsilon=2.0, key=KEY)
+    low, high = release.interval()
+    exact = np.quantile(X, [0.25, 0.5])
+    assert np.all((low <= exact) & (exact <= high))
+    assert list(release.to_frame().index) == [0.25, 0.5]
+
+
+def test_keys_are_those_that_many_rows_have(table, tmp_path):
+    rare = {**FRAME, "g": np.append(FRAME["g"][:-1], "rare")}
+    with dpjax.Ledger(tmp_path / "keys.db", epsilon=10, delta=1e-6) as ledger:
+        asked = dpjax.PrivateTable(rare, most_rows=SLOTS, ledger=ledger)
+        keys = asked.keys("g", epsilon=1.0)
+        assert keys.value == ("a", "b")
+        assert asked.top("g", 1, epsilon=1.0).value == ("b",)
+        assert asked.keys("id", epsilon=1.0).value == tuple(k * 2**40 for k in range(5))
+        spent = ledger.spent.epsilon
+        assert asked.keys("g", epsilon=1.0).value == ("a", "b")
+        assert ledger.spent.epsilon == spent  # It was paid for.
+        assert asked.count(by={"g": keys}, epsilon=1.0).value.shape == (2,)
+    some = table.keys("g", where=lambda row: row["g"] == "a", epsilon=1.0, delta=1e-6, key=KEY)
+    assert some.value == ("a",)
+    with pytest.raises(ValueError, match="delta must be above 0"):
+        table.top("g", 1, epsilon=1.0)
+    assert table.top("g", 1, keys=["a", "b"], epsilon=1.0, key=KEY).value == ("b",)
+
+
+def test_a_range_is_between_powers_of_two(table):
+    assert table.bounds("x", epsilon=1.0, key=KEY).value.tolist() == [16, 128]
+    assert table.bounds("z", epsilon=1.0, key=KEY).value.tolist() == [-2, 2]
+    empty = dpjax.PrivateTable({"x": np.ones(2)}, most_rows=SLOTS)
+    assert np.isnan(empty.bounds("x", epsilon=1.0, key=KEY).value).all()
+    with pytest.raises(ValueError, match="found no range"):
+        empty.mean("x", bounds=None, epsilon=1.0, key=KEY)
+
+
+def test_a_range_that_is_found_is_paid_for(table, tmp_path):
+    release = table.mean("x", bounds=None, epsilon=4.0, key=KEY)
+    assert release.guarantee.epsilon == 4
+    assert "in [16, 128]" in release.labels.statistic
+    inside(release, X.mean())
+    with dpjax.Ledger(tmp_path / "range.db", epsilon=10) as ledger:
+        asked = dpjax.PrivateTable(FRAME, most_rows=SLOTS, ledger=ledger)
+        assert asked.mean("x", bounds=None, epsilon=4.0).guarantee.epsilon == 4
+        assert ledger.spent.epsilon == 4
+
+
+def test_clusters_are_in_units_of_the_columns():
+    two = {"x": np.where(np.arange(N) % 2, 10.0, 90.0), "y": np.where(np.arange(N) % 2, 1.0, -1.0)}
+    table = dpjax.PrivateTable(two, most_rows=SLOTS)
+    of = {"bounds": {"x": (0, 100), "y": (-2, 2)}, "epsilon": 2.0, "key": KEY}
+    with pytest.raises(ValueError, match="delta must be above 0"):
+        table.k_means(["x", "y"], clusters=2, **of)
+    release = table.k_means(["x", "y"], clusters=2, delta=1e-6, **of)
+    centers = release.value["centers"][np.argsort(release.value["centers"][:, 0])]
+    np.testing.assert_allclose(centers, [[10, 1], [90, -1]], atol=1)
+    low, high = release.interval()
+    assert np.all(low["centers"] <= high["centers"])
