@@ -5,7 +5,7 @@ docs/proofs/people.md has the proofs.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args, overload
 
@@ -40,6 +40,7 @@ from dpjax.queries._groups import (
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
+from dpjax.queries._totals import Addend
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 from dpjax.targets._clamping import comparable
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -47,11 +48,6 @@ from dpjax.targets._known_sensitivity import KnownSensitivity
 _MOST_ROWS = 2**20
 PerPerson = Literal["sum"]
 Name: TypeAlias = str | int
-
-
-def unit_of(person: Name) -> str:
-    """The privacy unit of people whom a column names."""
-    return f"person ({person})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +59,14 @@ class Truncation:
         rows: how many rows count, in each of the person's groups.
         groups: columns, and in how many of its groups a person counts.
         order: the column whose increasing order says which rows are first; None for their places.
+        called: what the column of ids is called in print; None for its name.
     """
 
     person: Name
     rows: int
     groups: tuple[tuple[Name, int], ...] = ()
     order: Name | None = None
+    called: str | None = None
 
     def kept(self, records: Database, present: jax.Array) -> tuple[jax.Array, "Cells"]:
         """Which rows count, and the person and groups of each."""
@@ -91,6 +89,11 @@ class Truncation:
         if isinstance(column, Texts):
             raise TypeError(f"order must be a column of numbers, got texts in {self.order!r}")
         return (_increasing(column),)
+
+    @property
+    def unit(self) -> str:
+        """The privacy unit: all rows of a person."""
+        return f"person ({self.person if self.called is None else self.called})"
 
     @property
     def note(self) -> str:
@@ -194,7 +197,7 @@ def _number_of_group(
 
 
 @dataclasses.dataclass(frozen=True)
-class _View:
+class View:
     """The rows of people that a query sees.
 
     Attributes:
@@ -212,10 +215,11 @@ class _View:
     def __call__(self, records: Database, present: jax.Array) -> tuple[Database, jax.Array]:
         kept, cells = self.truncation.kept(records, present)
         if self.per_person is None:
-            return self._seen(records), kept
+            return self.seen(records), kept
         return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
 
-    def _seen(self, records: Database) -> Database:
+    def seen(self, records: Database) -> Database:
+        """All columns but that of people, or the one that the query asks for."""
         person = self.truncation.person
         if self.of is not None:
             return picked(records, self.of)
@@ -302,7 +306,7 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     """
 
     scores: QuantileScores | GroupedScores
-    view: _View
+    view: View
     reach: Reach
     norms: tuple[Any, ...]
     privacy_unit: str
@@ -436,12 +440,12 @@ def by_person(
     by_group = isinstance(query, (GroupedQuery, GroupedScores))
     cells = dict(query.named_groups) if by_group else {}
     view = _view(truncation, of, per_person, cells)
-    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells))
-    about = _about(query.norms, view)
+    about = {"norms": query.norms, **_about(view)}
     if isinstance(query, Query):
-        return PeopleQuery(_integers_of_people(query._integers, view, reach), **about)
+        return PeopleQuery(integers_of_people(query._integers, view, cells), **about)
     of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
-    return PeopleScores(scores=query, view=view, reach=functools.partial(reach, of_rows), **about)
+    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells), of_rows)
+    return PeopleScores(scores=query, view=view, reach=reach, **about)
 
 
 def _truncation(
@@ -468,12 +472,11 @@ def _truncation(
     return Truncation(person, rows, tuple(most.items()), order)
 
 
-def _about(norms: tuple[Any, ...], view: _View) -> dict[str, Any]:
+def _about(view: View) -> dict[str, Any]:
     """Whom a query of people protects, and what a guarantee says about it."""
     note = view.truncation.note
     return {
-        "norms": norms,
-        "privacy_unit": unit_of(view.truncation.person),
+        "privacy_unit": view.truncation.unit,
         "notes": (note if view.per_person is None else f"one sum each, {note}",),
     }
 
@@ -487,7 +490,7 @@ def _check_name(name: str, column: object) -> None:
 
 def _view(
     truncation: Truncation, of: Name | None, per_person: PerPerson | None, cells: Mapping[str, int]
-) -> _View:
+) -> View:
     """What the query sees, after a check of the arguments."""
     if of is not None:
         _check_name("of", of)
@@ -497,17 +500,17 @@ def _view(
                 f"of must be given to queries.by, whose query sees one column, got of={of!r} beside"
                 " a query by group"
             )
-        return _View(truncation, of, bool(cells), None)
+        return View(truncation, of, bool(cells), None)
     _checks.choice("per_person", per_person, get_args(PerPerson))
     if missing := cells.keys() - dict(truncation.groups).keys():
         raise ValueError(
             'groups must name the columns that the query is by, where per_person="sum" makes a sum'
             f" for each of them, got no {sorted(missing)}"
         )
-    return _View(truncation, of, bool(cells), per_person)
+    return View(truncation, of, bool(cells), per_person)
 
 
-def _rows_and_blocks(view: _View, cells: Mapping[str, int]) -> tuple[int, int]:
+def _rows_and_blocks(view: View, cells: Mapping[str, int]) -> tuple[int, int]:
     """How many rows of a person a block of the value sees, and how many blocks see some.
 
     Only columns that are named by texts count as those of blocks: an index may mean another column
@@ -534,17 +537,46 @@ def _reach_of_people(
     return round_up(moved * (1 if norm == "linf" else blocks))
 
 
-def _integers_of_people(
-    query: IntegerQuery, view: _View, reach: Callable[..., float]
-) -> GroupedIntegers:
-    """The integers of the rows that count."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PeopleIntegers(GroupedIntegers):
+    """The integers of the rows of people that count."""
 
-    def total(records: Database, present: jax.Array) -> jax.Array:
-        return query.of_present(*view(records, present))
+    privacy_unit: str
+    notes: tuple[str, ...]
+
+
+def integers_of_people(query: IntegerQuery, view: View, cells: Mapping[str, int]) -> PeopleIntegers:
+    """The integers of the rows that count.
+
+    Args:
+        query: of rows.
+        view: the rows that it sees.
+        cells: the columns that it is by, with the numbers of their keys.
+    """
+    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells))
+
+    def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
+        return query.addends_of(*view(records, present))
 
     of_people = {
-        "total": total,
+        "addends": addends,
         "reach": functools.partial(reach, query.reach),
         "moves": query.moves and functools.partial(reach, query.moves),
     }
-    return GroupedIntegers(**vars(query) | of_people)
+    return PeopleIntegers(**vars(query) | of_people | _about(view))
+
+
+class ByPeople(dict[str | int, Any]):
+    """Groups as `private_mean` takes them, of rows of people: {column: keys}, and a view.
+
+    The query sees all columns but that of people, and is by all groups.
+    """
+
+    def __init__(self, groups: Mapping[str | int, Any], truncation: Truncation) -> None:
+        super().__init__(groups)
+        self.view = View(truncation, None, names_columns=True, per_person=None)
+
+    def integers(self, query: IntegerQuery) -> PeopleIntegers:
+        """The integers of a query of rows that is by these groups."""
+        cells = {name: len(keys) for name, keys in self.items() if isinstance(name, str)}
+        return integers_of_people(query, self.view, cells)

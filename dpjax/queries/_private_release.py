@@ -18,6 +18,7 @@ from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.queries._groups import By, each_group, groups_of, inside_groups, integers_by_group
 from dpjax.queries._padded_records import number_of_records, records_and_slots
+from dpjax.queries._people import ByPeople
 from dpjax.queries._query import IntegerQuery
 from dpjax.release._privatize import privatize
 
@@ -36,7 +37,10 @@ def shape_of_record(
 
     With groups, their columns stand beside the array.
     """
-    records = inside_groups(records_and_slots(database)[0], by)
+    records, _ = records_and_slots(database)
+    if isinstance(by, ByPeople):
+        records = by.view.seen(records)
+    records = inside_groups(records, by)
     shapes = {"(n,)": (None,), "(n, d)": (None, None)}
     name = "database, beside the columns of groups," if by else "database"
     check_numbers(name, records, *(shapes[x] for x in wanted))
@@ -93,6 +97,7 @@ def released(
     query = asked = make_query(slots_of(database, relation))
     for one in reversed(groups_of(by)):
         asked = integers_by_group(asked, one)
+    asked = by.integers(asked) if isinstance(by, ByPeople) else asked
     known = isinstance(terms.epsilon, (int, float)) and isinstance(terms.delta, float | None)
     private = _kept_private if known and not _checks.is_staging() else _private
     mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)
