@@ -36,10 +36,13 @@ class _Adaptive:
         self.relation = relation_or_inherited(relation)
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
+        # delta pays for three things: the noise tables, the deltas of releases, and the conversion
+        # from zCDP, which gets this rest.
         self._slack = self.delta * (1 - SHARE) - self._reserved
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
         self._dims = _checks.integer("dims", dims, least=1)
+        # Fractions, because sums of floats could round down.
         self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
         self._together: Guarantee | None = None
         self._process, self._paying = os.getpid(), threading.Lock()
@@ -161,6 +164,7 @@ class PrivacyFilter(_Adaptive):
         self._refuse_forks()
         with self._paying:
             sums, drawn = self._with(release), self._drawn_with(release)
+            # The budget must also cover the noise tables of all releases, this one included.
             epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
             tables = epsilon > self.epsilon or delta > self.delta
             concentrated = sums[0] <= self._most and sums[1] <= self._reserved and not tables
@@ -266,6 +270,7 @@ class PrivacyOdometer(_Adaptive):
         if self._together is None:
             return Guarantee(0.0, relation=self.relation)
         rho = round_up(self._rho)
+        # delta was split among all levels in advance, so the best of their bounds holds.
         ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
         epsilon, needed = charged(ideal, self.delta, self._drawn)
         if needed > self.delta:

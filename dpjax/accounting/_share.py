@@ -50,6 +50,7 @@ class Pool:
         self.epsilon, self.delta = map(float, as_decimals(*whole))
         self.most = Fraction(whole[0])
         if self.delta > 0:
+            # The rest of epsilon and delta pays for the noise tables.
             mu = largest_mu(self.epsilon * (1 - SHARE), self.delta * (1 - SHARE))
             self.most = Fraction(mu) ** 2
         self.spent, self.drawn, self.used = Fraction(0), 0, False
@@ -199,6 +200,7 @@ def _logit_of_half(mu: float) -> float:
 def _log_delta(epsilon: float, mu: float) -> float:
     """Log of the delta of Gaussian noise: Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - ...)."""
     first, second = scipy.special.log_ndtr([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
+    # In logarithms, the difference of both terms keeps its digits where they are tiny.
     gap = min(epsilon + second - first, -1e-300)
     return float(first + math.log(-math.expm1(gap)))
 

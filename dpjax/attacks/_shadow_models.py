@@ -124,6 +124,7 @@ def shadow_models(
         first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
         database = jax.tree.map(functools.partial(_winners, first), candidates)
         model = released_value(train(jax.random.fold_in(key_models, index), database))
+        # The model is dropped here: only its answers are kept, so memory does not limit `models`.
         answers = [_answers(query, model, asked) for asked in (candidates, *others)]
         return jnp.concatenate([first, ~first]), answers
 
@@ -170,6 +171,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
     if classes < 2:
         raise ValueError(f"logits must have at least two classes, got {classes}")
     true = jax.nn.one_hot(label, classes, dtype=bool)
+    # log(p / (1 - p)) is the label's logit minus the logsumexp of all other logits.
     of_label = jnp.sum(jnp.where(true, logits, 0.0), axis=-1)
     return of_label - jax.nn.logsumexp(jnp.where(true, -math.inf, logits), axis=-1)
 

@@ -311,6 +311,7 @@ def _question(mechanism: object, delta: float | None, at_epsilon: float | None) 
             raise TypeError("delta and at_epsilon must not both be given: the audit bounds one")
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
+    # At the claimed delta, a bound above the claimed epsilon refutes the claim.
     by_default = 0.0 if claim is None else float(claim.delta)
     at: float = _checks.non_negative("delta", by_default if delta is None else delta)
     if at >= 1:
@@ -349,6 +350,7 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
+        # A larger caution promises more certainly, so it counts before the promised bound.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 
@@ -381,6 +383,7 @@ def _audit_pair(
     error, trials = 1 - confidence, plan.bounding
     choices = _learn(key_learn, sampler, pair, plan, Experiment(question, error, trials))
     grid = StatedGrid.of(sampler.mechanism, pair[0])
+    # The last count is of outputs off the grid, which is no event of its own.
     counted = [*(choice.event.predicate for choice in choices), grid.misses]
     found = [
         np.sum([[np.sum(p(outputs)) for p in counted] for outputs in batches], axis=0)
@@ -424,9 +427,10 @@ def _parts(count: int) -> list[float]:
 def _limits(
     choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
 ) -> tuple[float, float, float]:
-    """The bound by an event, and the limits of its probabilities."""
+    """The bound that an event shows, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit fails with at most its share of the error, so both hold except with all of it.
+    # Each limit fails with a probability of at most its share of the error. So both hold, except
+    # with a probability of at most the error.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper

@@ -234,6 +234,7 @@ def gamma_by_record(
     )
     if sensitivity.target not in (None, plan.pair.released.fingerprint):
         raise ValueError("target must be the one that the sensitivity was sampled from")
+    # Apart from the key of the sensitivity, whose pairs have chosen Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
     if drawn:
@@ -288,6 +289,7 @@ def _further_apart(
             return jnp.sum(further, axis=1, dtype=jnp.int32)
 
         numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)
+        # One record after the other: a batch over records would take K times the memory.
         return jax.lax.map(of_one, (numbers, known))
 
     may, do = np.asarray(count(known)).astype(np.int64).T

@@ -254,6 +254,7 @@ def privacy_profile(
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
     confidence = _checks.fraction("confidence", confidence)
     joint = _joint(pairs, oracle, n)
+    # Targets are probed for the smallest gamma that one of the sensitivities promises.
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
     stretches, drawn, identity = sampled_stretches(key, joint, oracle, n=n, point=point)
@@ -302,7 +303,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     losses: list[PairLoss] = []
     targets: list[Target] = []
     for target, mechanism in pairs:
-        privatize(target, mechanism)
+        privatize(target, mechanism)  # Raises where a release would.
         sensitivity = mechanism.sensitivity
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
         inside = plan_of(target, mechanism)
@@ -331,6 +332,8 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
 
 def _curve(joint: Joint) -> PairCurve:
     families: list[LossFamily] = [x.family for x in joint.losses if x.family != "gaussian"]
+    # Several Laplace mechanisms are together one of a larger shift. Other families do not compose
+    # in closed form, and together count as pure mechanisms.
     alike = set(families) == {"laplace"} or len(families) == 1
     return PairCurve(
         families[0] if alike else "pure",

@@ -146,6 +146,7 @@ def gaussian_noise(
 
     def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
+        # Under `vmap` over parameters, every lane gets a key of its own.
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
         return NoiseState(own_key, jnp.int32(0), least, jnp.uint32(0), dims, noise)
@@ -156,6 +157,7 @@ def gaussian_noise(
         del params
         check_clipped(updates)
         state.refuse_if_closed_over()
+        # Without x64, JAX would round these float64 numbers to nearest, and so perhaps inward.
         bound, least = outward(updates.norm_bound, math.inf), outward(multiplier, -math.inf)
         drawn_by = np.uint32(updates.drawn_by)
         noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
@@ -189,6 +191,7 @@ def _noisy_sum(
     and round differently.
     """
     _check_step(state, value, noise)
+    # The next key is a hash, so the state after a step does not reveal the noise of the step.
     next_key, step_key = jax.random.split(key_of_each_lane(state.key))
     noisy = _with_noise(step_key, value, norm_bound, multiplier, noise)
     return noisy, after_a_step(state, drawn_by, next_key, least)
@@ -269,6 +272,7 @@ def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scal
     """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
+    # The guarantee is that of one sampling. A mark records whether another one drew some batch.
     same = (state.step == 0) | (state.drawn_by == drawn_by)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
     return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
@@ -374,6 +378,7 @@ def adaptive_noise(
     def init(parameters: PyTree) -> AdaptiveNoiseState:
         state = plain.init(parameters)
         assert isinstance(state, NoiseState)
+        # The count gets noise, too, so the noise tables are charged for one more coordinate.
         both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
@@ -389,6 +394,7 @@ def adaptive_noise(
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
         # Each example counts 1 or -1, so adding or removing one moves the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
+        # Of B examples, (B + count) / 2 lie within the clip norm.
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)

@@ -201,6 +201,7 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     size = _checks.positive("batch_size", batch_size)
     _checks.host_only("batch_size", size, "a concrete number")
+    # Rates are multiples of 2^-32, because a record joins if its random word is below a threshold.
     words = int(size / n * _WORD)
     if size > n or words == 0:
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
@@ -255,6 +256,7 @@ def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Ba
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     if present is not None:
         joins &= present
+    # The size is fixed, so records beyond the capacity are cut off, the last ones first.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)

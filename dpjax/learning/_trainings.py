@@ -41,6 +41,7 @@ class Trainings:
 
     def __init__(self, key: Key | None = None) -> None:
         """Remembers the process and the trace of the optimizer."""
+        # A call in another process or trace may run many times, with one number for all runs.
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
@@ -167,6 +168,7 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
+        # How many earlier lanes have the same key: 0 for the first of them, which keeps it.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))

@@ -458,7 +458,7 @@ def private_weighted_majority(
 
 
 def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
-    """The rho with rho + 2 sqrt(rho ln(1 / delta)) = epsilon, without a difference of roots."""
+    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon; no difference of roots loses digits."""
     return (epsilon / ((log + epsilon) ** 0.5 + log**0.5)) ** 2
 
 

@@ -77,8 +77,7 @@ def roc_curve(
     ax.plot(rates, rates, color=ink(), linestyle=":", label="guessing")
     ax.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
     ax.set(xlabel="false positive rate", ylabel="true positive rate")
-    legend_above(ax, columns=1)
-    return ax
+    return legend_above(ax, columns=1)
 
 
 def recovered_fraction(
@@ -147,5 +146,4 @@ def recovered_fraction(
     lowest = min((np.min(fractions) for fractions in curves.values()), default=0.5)
     ax.set(xscale="log", ylim=(min(0.5, float(lowest)) - 0.03, 1.03))
     ax.set(xlabel="c, for noise of at most c sqrt(n)", ylabel="recovered fraction")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)

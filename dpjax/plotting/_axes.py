@@ -60,7 +60,7 @@ def with_unit(label: str, unit: str) -> str:
     return f"{label} [{unit}]" if unit else label
 
 
-def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
+def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> "Axes":
     """Draws a legend above the axes and their title, where it covers no data, and no wider."""
     points = 72 / ax.figure.dpi
     width, height = (points * x for x in ax.get_window_extent().size)
@@ -68,6 +68,7 @@ def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> None:
     handles, labels = ax.get_legend_handles_labels()
     look = legend_within(width, labels, columns, title)
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, above), **look)
+    return ax
 
 
 def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:

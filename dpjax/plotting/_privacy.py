@@ -77,8 +77,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
     ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
     ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
-    legend_above(ax)
-    return ax
+    return legend_above(ax)
 
 
 def _question(result: AuditResult) -> tuple[str, float | None, float]:
@@ -133,8 +132,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
     ax.plot(epsilons, deltas, label="delta: average pair", markevery=20, **style(1))
     ax.axvline(profile.epsilon, color=GREEN, linestyle=":", label="epsilon of the mechanisms")
     ax.set(yscale="log", xlabel="epsilon", ylabel=f"limit, confidence {profile.confidence:g}")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)
 
 
 def gamma_by_record(
@@ -185,8 +183,7 @@ def gamma_by_record(
     ax.vlines(x, found.lower, found.upper, color=SKY, label=f"limits, {found.confidence:g} for all")
     ax.plot(x, found.estimates, color=BLUE, marker="o", linestyle="none", label="uncovered pairs")
     ax.set(ylim=(-0.03, 1.03), xlabel=with_unit("record", unit), ylabel="gamma of the record")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)
 
 
 def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
@@ -227,5 +224,4 @@ def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
     ax.set_ylim(-0.04 * budget, 1.1 * budget)
     ax.locator_params(axis="x", integer=True)
     ax.set(xlabel="releases paid for", ylabel="epsilon spent")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)

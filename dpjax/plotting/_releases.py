@@ -187,8 +187,7 @@ def release_with_error(
     ax.set_xlim(-0.5, len(values) - 0.5)
     ax.set_xticks(places if any(names) else [], names if any(names) else [])
     ax.set(ylabel=with_unit("value", unit))
-    legend_above(ax, columns=1)
-    return ax
+    return legend_above(ax, columns=1)
 
 
 def _flat(tree: Any) -> np.ndarray:

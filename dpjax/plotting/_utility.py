@@ -89,14 +89,16 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
+    # An axis each for rows, columns and curves, also where there is only one of them.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
     )
     rows, columns, names = _labels(array, (row, col, curve))
-    order = np.argsort(positions)
+    order = np.argsort(positions)  # Lines connect neighbors along x.
     panels: Any = _new_panels(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
         drawn: Axes = panels[place]
+        # Quantiles over repeats, which are the second but last axis.
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
         for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
             look, band = style(index), {"alpha": 0.2, "linewidth": 0}
@@ -259,8 +261,7 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     ax.set(xlim=(min(low, 0.1), max(high, 10)), ylim=(len(names) - 0.5, -0.5))
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel="noise, as a multiple of the sampling spread", ylabel="mechanism")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)
 
 
 _CURVES = {
@@ -331,5 +332,4 @@ def regret_bounds(
             look["linestyle"] = "none"
             ax.plot(times, np.asarray(found[name], float), label=f"realized, {name}", **look)
     ax.set(xscale="log", yscale="log", xlabel="steps T", ylabel="regret per step")
-    legend_above(ax)
-    return ax
+    return legend_above(ax)

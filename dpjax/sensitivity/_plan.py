@@ -187,7 +187,10 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     if layout.size <= LEAST:
         return layout
     probing = probing_of(pair, layout.size, probes)
-    spec = _spec(placed(key, layout))
+    key = placed(key, layout)
+    # The program of a key that is committed to a device is compiled for that device.
+    sharding = key.sharding if key.committed else None
+    spec = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
     try:
         used = bytes_of_a_chunk(spec, layout=layout, pair=pair, probing=probing)
     except jax.errors.JaxRuntimeError as error:
@@ -199,12 +202,6 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
         return layout
     # Some memory does not shrink with the chunk, so half of the room is left for it.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
-
-
-def _spec(key: jax.Array) -> jax.ShapeDtypeStruct:
-    # The program of a key that is committed to a device is compiled for that device.
-    sharding = key.sharding if key.committed else None
-    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
 
 
 def _smaller(layout: Layout, pair: RandomPair, share: float) -> Layout:

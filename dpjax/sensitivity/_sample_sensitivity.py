@@ -204,6 +204,7 @@ def sample_sensitivity(
         path = checkpoint
         if several and checkpoint is not None:
             path = f"{os.fspath(checkpoint)}.oracle-{j}"
+        # Other processes of the mesh learn of an error inside this block.
         with together(mesh) as team:
             own = sampling_key(key)
             _checks.host_only(
@@ -260,6 +261,7 @@ def _sampled(
 ) -> _Sample:
     """Draws the pairs of all positions, and selects the estimate of the worst one."""
     store = None if path is None else Checkpoint(path, plan.run)
+    # Only an "anytime" point allows a look at the distances, also for the progress bar.
     may_look = plan.point.method == "anytime" and jax.process_count() == 1
     watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
     with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
@@ -308,6 +310,7 @@ def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
+    # An estimate of 0 was allowed, and then no probe moved the value.
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,

@@ -26,11 +26,7 @@ def fingerprint_of_value(name: str, value: PyTree) -> bytes:
     Numbers count as JAX holds them, in any dtype: 1, 1.0 and float32's 1 are one value, and 0.0 is
     -0.0. Functions and members of enumerations count by their names.
     """
-
-    def is_none(node: object) -> bool:
-        return node is None
-
-    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=is_none)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is None)
     parts = tuple((jax.tree_util.keystr(path), _canonical(name, leaf)) for path, leaf in leaves)
     return bytes.fromhex(digest(name, parts))
 
@@ -45,6 +41,7 @@ def as_held(name: str, value: ArrayLike) -> np.ndarray:
     floats = jnp.issubdtype(array.dtype, jnp.floating)
     with np.errstate(all="ignore"):
         held = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    # Rounding a float is harmless, but overflow to infinity is not. Integers must stay as they are.
     overflow = np.isfinite(array) != np.isfinite(held) if floats else held != array
     if np.any(overflow):
         raise ValueError(f"{name} must fit {held.dtype}, got {_checks.shown(value)}: enable x64")
@@ -156,8 +153,8 @@ def axes_of(
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name in ("key", REPEAT):
             raise ValueError(
-                f"parameters must have names of the function's parameters, other than key and"
-                f" {REPEAT}, got {_checks.shown(name)}"
+                "traced and static must have names of the function's parameters as keys, other than"
+                f" key and {REPEAT}, got {_checks.shown(name)}"
             )
     if both := sorted(set(traced) & set(static)):
         raise ValueError(f"parameters must be traced or static, not both: {', '.join(both)}")
@@ -186,6 +183,7 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
+    # The function sees these numbers, and their fingerprints decide the keys of cells.
     tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
@@ -240,6 +238,7 @@ def _static(name: str, values: PyTree) -> Axis:
         raise ValueError(f"{name} must have at least one value")
     fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
+    # Different values may print alike, and then the dataset could not tell them apart.
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, list(values), {name: _array_of_labels(labels)}, fingerprints)
 
@@ -259,6 +258,7 @@ def _label(name: str, value: PyTree) -> object:
 
 
 def _array_of_labels(labels: list[object]) -> np.ndarray:
+    # Numbers become a numeric coordinate, unless booleans, which are integers too, are among them.
     numbers = all(isinstance(label, (int, float, np.number)) for label in labels)
     booleans = [isinstance(label, bool) for label in labels]
     if numbers and all(booleans) == any(booleans):
@@ -337,5 +337,6 @@ def cell_keys(key: Key, words: jax.Array) -> Key:
     def fold(keys: Key, data: jax.Array) -> tuple[Key, None]:
         return jax.vmap(jax.random.fold_in)(keys, data), None
 
+    # A scan compiles one fold, and not one for each of the five words.
     keys, _ = lax.scan(fold, jnp.broadcast_to(key, words.shape[:1]), words.T)
     return keys

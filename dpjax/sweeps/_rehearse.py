@@ -24,9 +24,9 @@ from dpjax.sweeps._sweep import sweep
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_LEAST_DRAWS = 20
+_LEAST_DRAWS = 20  # Fewer would not estimate a spread.
 _MECHANISM, _DRAW = "mechanism", "draw"
-_MOSTLY_NOISE = 3
+_MOSTLY_NOISE = 3  # From this ratio on, a release is mostly noise.
 _PAGE = "docs/when-it-works.md"
 
 
@@ -109,6 +109,7 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
+    # Everything that a release would refuse is refused here, before anything is drawn.
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
@@ -122,12 +123,14 @@ def rehearse(
         released: list[Value] = []
         drawn: dict[str, Value] = {}
         for i, (name, one) in enumerate(inside.items()):
+            # Some queries release other numbers inside, from which `published` makes the answer.
             exact = one.target(database)
             drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
             if name not in selecting:
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
+                # Beside selections, noisy scores select as many options as the first selection.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)
@@ -215,7 +218,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         variables[f"released{suffix}"] = (_MECHANISM, *dims), np.stack(rows)
     value = _numbers(variables, "value", 1)
     finite = np.asarray(np.isfinite(value).all(axis=1))
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # Infinite or undefined ratios get verdicts of their own.
         error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())

@@ -79,6 +79,7 @@ def _dataset(
     for output, array in zip(outputs, values, strict=True):
         whole = array.reshape(*shape, *output.shape)
         variables[output.name] = with_unit(output.name, dimensions + output.dimensions, whole)
+    # Only if all parts return guarantees, and no parameter or output has this name.
     if None not in relations[1] and RELATION not in (*dimensions, *variables, *coordinates):
         coordinates[RELATION] = xarray.Variable(*relations)
     return xarray.Dataset(variables, coordinates, attributes)
@@ -189,6 +190,7 @@ def sweep(
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     traced_axes, static_axes = axes_of(traced, static)
+    # Static parameters come first, so that the cells of a part lie together in memory.
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
     outputs = parts[0].outputs
@@ -199,6 +201,7 @@ def sweep(
             "mesh must have devices of this process only: give each process its own part"
         )
     compiled = compilation(devices)
+    # In the order of names, because the order of parameters changes neither keys nor results.
     one = {axis.name: axis.spec_of_value() for axis in sorted(traced_axes, key=lambda x: x.name)}
     shared = {"key": digest(key), "traced": _checks.described(one), **compiled}
     with contextlib.nullcontext() if path is None else Store(path).in_use() as store:

@@ -42,6 +42,7 @@ class Work:
         devices: tuple[Device | None, ...],
         store: Store | None,
     ) -> None:
+        # All parts have the same cells: those of the traced parameters and the repeats.
         shape = len(parts), len(parts[0])
         self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
         self.there = np.zeros(shape, bool)
@@ -122,6 +123,7 @@ class Work:
                     yield mine
 
         def start(step: list[np.ndarray]) -> tuple[list[np.ndarray], list[jax.Array]]:
+            # Padding repeats cells. A device without a chunk repeats the first chunk of the part.
             padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in step])
             places = np.unravel_index(padded // self._repeats, shape) if shape else ()
             values = {a.name: a.values_at(x) for a, x in zip(self._axes, places, strict=True)}
