@@ -97,8 +97,9 @@ def under_distribution_shift(
     gamma, confidence = joint(events)
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
-            f"records must be how many records decide the distance of a pair, got {records}, but the"
-            f" samplings say {[event.records for event in events]}: leave it out"
+            "records must be how many records decide the distance of a pair, got"
+            f" records={records}, but the samplings say {[event.records for event in events]}: leave"
+            " it out"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)

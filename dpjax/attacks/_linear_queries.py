@@ -77,12 +77,16 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
 def queries_and_answers(queries: ArrayLike, answers: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Linear queries of shape (m, n) and answers of shape (..., m), on the host in float64."""
     matrix, noisy = _host_array("queries", queries), _host_array("answers", answers)
+    _check_shapes(matrix, noisy)
+    return matrix, noisy
+
+
+def _check_shapes(matrix: np.ndarray | jax.Array, noisy: np.ndarray | jax.Array) -> None:
     if matrix.ndim != 2 or 0 in matrix.shape or noisy.shape[-1:] != matrix.shape[:1]:
         raise ValueError(
             "queries must have shape (m, n) and answers (..., m), got"
             f" {list(matrix.shape)} and {list(noisy.shape)}"
         )
-    return matrix, noisy
 
 
 def _host_array(name: str, values: ArrayLike) -> np.ndarray:
@@ -130,11 +134,7 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
     """
     matrix = jnp.asarray(_checks.real_arrays("queries", queries))
     noisy = jnp.asarray(_checks.real_arrays("answers", answers))
-    if matrix.ndim != 2 or noisy.shape[-1:] != matrix.shape[:1]:
-        raise ValueError(
-            "queries must have shape (m, n) and answers (..., m), got"
-            f" {list(matrix.shape)} and {list(noisy.shape)}"
-        )
+    _check_shapes(matrix, noisy)
     dtype = np.promote_types(compute_dtype(matrix.dtype), compute_dtype(noisy.dtype))
     return _solution(matrix.astype(dtype), noisy.astype(dtype)) > 0.5
 

@@ -142,13 +142,10 @@ def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _
 
 
 def _best(tallies: list[_Tally], experiment: Experiment, caution: float) -> ChosenEvent:
-    best: ChosenEvent | None = None
-    for tally in tallies:
-        choice = _best_threshold(tally, experiment, caution)
-        if best is None or choice.promise > best.promise + _MARGIN * abs(best.promise):
+    best, *others = (_best_threshold(tally, experiment, caution) for tally in tallies)
+    for choice in others:
+        if choice.promise > best.promise + _MARGIN * abs(best.promise):
             best = choice
-    if best is None:
-        raise ValueError("scores must not be empty")
     return best
 
 

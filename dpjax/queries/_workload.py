@@ -264,20 +264,28 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def _reach_of_columns(entries: np.ndarray) -> Reach:
-    @functools.cache
+    rows, data = len(entries), entries.tobytes()
+
+    # The cache is outside of the query: a release traces a query anew if it holds one.
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # A record out of range counts nowhere, like a column of zeros.
-        columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
-        if norm == "linf":
-            return float((columns.max(axis=0) - columns.min(axis=0)).max())
-        if len(columns) * columns.size > _MOST_COMPARED:
-            return 2 * _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
-        longest = max(_power_sums(columns - other, norm).max() for other in columns)
-        return _norm_of_power_sum(longest, norm)
+        return _largest_move(data, rows, norm, relation)
 
     return reach
+
+
+@functools.lru_cache(16)
+def _largest_move(data: bytes, rows: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
+    entries = np.frombuffer(data, np.int32).reshape(rows, -1)
+    # A record out of range counts nowhere, like a column of zeros.
+    columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+    if norm == "linf":
+        return float((columns.max(axis=0) - columns.min(axis=0)).max())
+    if len(columns) * columns.size > _MOST_COMPARED:
+        return 2 * _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
+    longest = max(_power_sums(columns - other, norm).max() for other in columns)
+    return _norm_of_power_sum(longest, norm)
 
 
 def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:

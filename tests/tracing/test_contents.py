@@ -13,7 +13,7 @@ from jax import lax
 
 import dpjax
 from dpjax import targets
-from dpjax._tracing._contents import contents_of
+from dpjax._tracing._contents import contents_of, functions_of_the_user
 from dpjax._tracing._programs import Program, _unchanging, is_plain
 from dpjax.sensitivity._sums import Summable
 
@@ -264,6 +264,15 @@ UNKNOWN = {
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_may_change_is_not_known(what):
     assert contents_of(UNKNOWN[what]()) is None
+
+
+def test_what_dpjax_makes_holds_no_function_that_may_change():
+    made = (
+        dpjax.targets.moments(order=2, lower=0, upper=4),
+        dpjax.targets.logistic_regression(regularization=0.1),
+        dpjax.queries.linear_workload([[1, 0], [1, 1]]),
+    )
+    assert [functions_of_the_user(one) for one in made] == [(), (), ()]
 
 
 def test_a_number_may_be_assigned_anew(monkeypatch):
