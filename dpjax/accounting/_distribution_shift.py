@@ -98,8 +98,8 @@ def under_distribution_shift(
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
             "records must be how many records decide the distance of a pair, got"
-            f" records={records}, but the samplings say {[event.records for event in events]}: leave"
-            " it out"
+            f" records={records}, but samplings say {[event.records for event in events]}: leave it"
+            " out"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
