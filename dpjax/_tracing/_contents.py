@@ -28,26 +28,21 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._tracing._host_code import codes_in
+from dpjax._tracing._walks import names
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
 # Functions in these modules that read files or settings, or return objects that do.
-_IMPURE = frozenset(
-    (
-        *("array2string", "array_repr", "array_str", "finfo", "from_dlpack", "frombuffer"),
-        *("fromfile", "get_printoptions", "iinfo", "load", "printoptions", "save", "savez"),
-        "set_printoptions",
-    )
+_IMPURE = names(
+    "array2string array_repr array_str finfo from_dlpack frombuffer fromfile get_printoptions",
+    "iinfo load printoptions save savez set_printoptions",
 )
 # The types of functions, compiled functions, ufuncs and dtypes. Functions of type `jax.custom_jvp`
 # are left out, because their rule for derivatives may be replaced.
 _KINDS = type(jax.vmap), type(jnp.sin), type(jnp.add), type(jnp.float32)
-_BUILTINS = frozenset(
-    (
-        *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance"),
-        *("len", "list", "map", "max", "min", "pow", "range", "reversed", "round", "sorted"),
-        *("sum", "tuple", "zip"),
-    )
+_BUILTINS = names(
+    "abs all any bool dict divmod enumerate float int isinstance len list map max min pow range",
+    "reversed round sorted sum tuple zip",
 )
 
 

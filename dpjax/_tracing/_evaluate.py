@@ -26,18 +26,24 @@ from jax.custom_batching import custom_vmap
 
 from dpjax._core._types import PyTree
 from dpjax._exact._numerics import extremum
-from dpjax._tracing._walks import Equation, aval, bind, equations, primitives, replaced, specs
+from dpjax._tracing._walks import (
+    Equation,
+    aval,
+    bind,
+    equations,
+    names,
+    primitives,
+    replaced,
+    specs,
+)
 
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
 # The operations for which a CPU calls LAPACK. All operands and results have the same leading batch
 # axes. Without a batch, the largest operand is a matrix.
-NAMES = frozenset(
-    (
-        *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
-        *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "symmetric_product"),
-        *("triangular_solve", "tridiagonal", "tridiagonal_solve"),
-    )
+NAMES = names(
+    "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr",
+    "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve",
 )
 _CONVOLUTION = "conv_general_dilated"
 _CONCERNED = NAMES | {_CONVOLUTION}
@@ -45,26 +51,19 @@ _BYTES = frozenset(("int8", "uint8"))
 _NARROW = _BYTES | {"bfloat16"}
 _CAST = "convert_element_type"
 # Elementwise arithmetic, without operations on bits.
-_ARITHMETIC = frozenset(
-    (
-        *("abs", "add", "add_any", "clamp", "div", "integer_pow", "max", "min", "mul", "neg"),
-        *("rem", "sign", "square", "sub", _CAST),
-    )
+_ARITHMETIC = names(
+    "abs add add_any clamp div integer_pow max min mul neg rem sign square sub",
+    "convert_element_type",
 )
 # Operations on bfloat16 that XLA computes in float32, or rewrites as sums.
-_OF_FLOATS = frozenset(
-    (
-        *("abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh"),
-        *("bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "conv_general_dilated", "cos"),
-        *("cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "digamma", "div"),
-        *("dot_general", "eq", "erf", "erf_inv", "ragged_dot_general"),
-        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a"),
-        *("igammac", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic"),
-        *("lt", "max", "min", "mul", "ne", "neg", "polygamma", "pow", "reduce_max", "reduce_min"),
-        *("reduce_precision", "reduce_prod", "reduce_sum", "reduce_window_sum"),
-        *("regularized_incomplete_beta", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt"),
-        *("square", "sub", "tan", "tanh", "zeta", _CAST),
-    )
+_OF_FLOATS = names(
+    "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp",
+    "conv_general_dilated cos cosh cumlogsumexp cummax cummin cumprod cumsum digamma div",
+    "dot_general eq erf erf_inv ragged_dot_general erfc exp exp2 expm1 floor ge gt igamma",
+    "igamma_grad_a igammac integer_pow is_finite le lgamma log log1p logistic lt max min mul ne",
+    "neg polygamma pow reduce_max reduce_min reduce_precision reduce_prod reduce_sum",
+    "reduce_window_sum regularized_incomplete_beta rem round rsqrt sign sin sinh sqrt square sub",
+    "tan tanh zeta convert_element_type",
 )
 _CHOICES = {"max": lax.gt, "min": lax.lt}
 _EXTREMA = frozenset(("reduce_max", "reduce_min"))

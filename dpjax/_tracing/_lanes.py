@@ -20,36 +20,29 @@ from dpjax._core._types import PyTree
 from dpjax._tracing._evaluate import looks_at_other_lanes, traced_lane
 from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._programs import Program, refuse_outside_code
-from dpjax._tracing._walks import JITS, Equation, aval, equations
+from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 
 # Under `vmap`, these draw the bits of all lanes from the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
 # The code of these is not made of JAX operations. A kernel may read memory beyond its own block,
 # and other code may compute something else if it is batched or split.
-_OPAQUE = frozenset(
-    (
-        *("pallas_call", "core_map", "mpmd_map", "triton_kernel_call", "tpu_custom_call"),
-        *("custom_partitioning", "call_exported", "call_hi_primitive"),
-    )
+_OPAQUE = names(
+    "pallas_call core_map mpmd_map triton_kernel_call tpu_custom_call custom_partitioning",
+    "call_exported call_hi_primitive",
 )
 
 
 # The results of these do not depend on how XLA vectorizes them: they move numbers, compare them, or
 # compute on bits.
-_EXACT = JITS | frozenset(
-    (
-        *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "reduce_and", "reduce_or"),
-        *("broadcast_in_dim", "reshape", "squeeze", "slice", "transpose", "concatenate"),
-    )
+_EXACT = JITS | names(
+    "eq ne lt le gt ge and or not xor reduce_and reduce_or broadcast_in_dim reshape squeeze slice",
+    "transpose concatenate",
 )
 # The results of these do not depend on it for integers. For floats, sums are rounded, and a minimum
 # may treat NaN differently. Division is not here: the machine decides on an integer divided by 0.
-_EXACT_FOR_INTEGERS = frozenset(
-    (
-        *("add", "sub", "mul", "neg", "abs", "sign", "min", "max", "clamp", "reduce_sum"),
-        *("reduce_max", "reduce_min", "convert_element_type"),
-    )
+_EXACT_FOR_INTEGERS = names(
+    "add sub mul neg abs sign min max clamp reduce_sum reduce_max reduce_min convert_element_type"
 )
 
 

@@ -10,22 +10,16 @@ from collections.abc import Sequence
 
 import jax.extend.core as jex
 
-from dpjax._tracing._walks import Equation, aval, called, passed, reached_from, run
+from dpjax._tracing._walks import Equation, aval, called, names, passed, reached_from, run
 
 # Operations whose results need one element of every operand for each element.
-_BY_ELEMENT = frozenset(
-    (
-        *("add", "add_any", "sub", "mul", "div", "rem", "neg", "abs", "square", "sqrt", "rsqrt"),
-        *("integer_pow", "pow", "exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh"),
-        *("sin", "cos", "erf", "max", "min", "clamp", "floor", "ceil", "round", "sign"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "select_n", "is_finite"),
-        *("shift_left", "shift_right_logical", "shift_right_arithmetic", "stop_gradient"),
-        *("convert_element_type", "bitcast_convert_type", "broadcast_in_dim", "squeeze"),
-    )
+_BY_ELEMENT = names(
+    "add add_any sub mul div rem neg abs square sqrt rsqrt integer_pow pow exp exp2 expm1 log",
+    "log1p logistic tanh sin cos erf max min clamp floor ceil round sign eq ne lt le gt ge and or",
+    "xor not select_n is_finite shift_left shift_right_logical shift_right_arithmetic",
+    "stop_gradient convert_element_type bitcast_convert_type broadcast_in_dim squeeze",
 )
-_REDUCTIONS = frozenset(
-    ("reduce", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
-)
+_REDUCTIONS = names("reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or")
 _WHOLE = object()  # A use that needs the whole array. Each reduction is a separate use.
 
 

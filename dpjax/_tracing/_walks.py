@@ -16,15 +16,16 @@ Atom: TypeAlias = jex.Var | jex.Literal
 Program: TypeAlias = jex.ClosedJaxpr | jex.Jaxpr
 V = TypeVar("V")
 
+
+def names(*lines: str) -> frozenset[str]:
+    """The names in lines of text, which spaces separate."""
+    return frozenset(" ".join(lines).split())
+
+
 # Operations that call an inner program. Their rules for derivatives are ignored, because a traced
 # program is not differentiated.
 JITS = frozenset(("jit", "pjit"))
-_CALLS = JITS | frozenset(
-    (
-        *("closed_call", "custom_jvp_call", "custom_vjp_call"),
-        *("checkpoint", "remat", "remat2"),
-    )
-)
+_CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
 # Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
 # Inner programs after replacement, by the original program. Equal calls get the same object, so JAX
