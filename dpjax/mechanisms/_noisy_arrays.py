@@ -197,7 +197,7 @@ def whole(bound: Scalar) -> Scalar:
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
-# Covers the tables of the noise, and scales that are known in float32.
+# A factor on quantiles. It covers the tables of the noise, and the rounding of scales to float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
 KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, GAUSSIAN)}
 

@@ -175,7 +175,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         )
 
     def _rounding(self, arrays: PyTree) -> Scalar:
-        if self._by_group:  # The norm of ones: in each group the largest is 1.
+        if self._by_group:  # The norm of a vector of ones: 1 for each group.
             return float(len(arrays) * is_float(arrays))
         return rounding_norm(self.norm, arrays)
 

@@ -126,7 +126,7 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
     for part in (x, y):
         _checks.host_only("class_gaussians", part, "its oracle, made outside")
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f'"x" must be floats, got dtype {x.dtype}: integers would become Gaussians')
+        raise TypeError(f'"x" must be floats, got dtype {x.dtype}: Gaussians are never integers')
     if not (np.isfinite(np.asarray(x)).all() and np.isfinite(np.asarray(y)).all()):
         raise ValueError("records must be finite")
     return x, y

@@ -178,7 +178,7 @@ def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstra
 def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
     """A slice at public indices."""
     if not all(start.is_known for start in starts):
-        raise RefusalError("a slice at a place that is not public has no rule")
+        raise RefusalError("a slice at an index that is not public has no rule")
     firsts = [int(start.low) for start in starts]
     for start, first, whole, size in zip(starts, firsts, x.shape, slice_sizes, strict=True):
         check_places(start, whole)

@@ -358,8 +358,8 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
     widest = max(found, key=lambda x: float(x.magnitude.max()))
     moves = max(float(x.changed.each.max()) for x in found)
     raise RefusalError(
-        f"nothing bounds what {length} steps carry: {widest.dtype}{list(widest.shape)} may reach"
-        f" {widest.magnitude.max():.3g}, and move by {moves:.3g}"
+        f"nothing bounds the carry of {length} steps: {widest.dtype}{list(widest.shape)} may"
+        f" reach {widest.magnitude.max():.3g}, and move by {moves:.3g}"
     )
 
 

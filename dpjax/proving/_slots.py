@@ -37,7 +37,7 @@ class Slots:
         """The dependence after a rule that moves axes; `place` maps a lost axis to None."""
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
-            raise RefusalError(f"it takes the slots of records apart: {_REMEDY}")
+            raise RefusalError(f"it splits the axis of records: {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
@@ -106,24 +106,24 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
         return rule(applied)
     if all(x.value.is_known and x.slots.axis is None for x in applied.operands):
         return Slots()
-    raise RefusalError(f"it may look at the slots of records: {_REMEDY}")
+    raise RefusalError(f"the result may depend on the slots of records: {_REMEDY}")
 
 
 def at_one_place(op: Applied) -> Slots:
     """For elementwise operations: an entry of the result depends on entries at the same place."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
-        raise RefusalError(f"it meets pairs of records: {_REMEDY}")
+        raise RefusalError(f"it combines pairs of different records: {_REMEDY}")
     if not axes:
         places = range(len(op.found.shape))
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
     if not all(x.is_along(axis) for x in op.operands):
-        raise RefusalError(f"a number that is not a record's depends on the slot: {_REMEDY}")
+        raise RefusalError(f"it combines records with numbers that depend on the slot: {_REMEDY}")
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
     if any(size != op.found.shape[axis] for size in sizes):
-        raise RefusalError(f"one slot becomes several: {_REMEDY}")
+        raise RefusalError(f"it copies the slot of each record: {_REMEDY}")
     return Slots(axis)
 
 
@@ -138,7 +138,7 @@ def compared(op: Applied) -> Slots:
 def broadcast(op: Applied) -> Slots:
     places, old = op.parameters["broadcast_dimensions"], op.first.slots
     if old.axis is not None and op.found.shape[places[old.axis]] != op.shape[old.axis]:
-        raise RefusalError(f"one slot becomes several: {_REMEDY}")
+        raise RefusalError(f"it copies the slot of each record: {_REMEDY}")
     new = old.moved(lambda k: places[k])
     if new.axis is not None:
         return new
@@ -176,7 +176,7 @@ def transposed(op: Applied) -> Slots:
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
     """For operations that mix entries along some axes, which must not be those of the records."""
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
-        raise RefusalError(f"it depends on the order of records: {_REMEDY}")
+        raise RefusalError(f"the result depends on the order of records: {_REMEDY}")
     return Slots(op.first.slots.axis)
 
 
@@ -194,14 +194,14 @@ def sliced(op: Applied) -> Slots:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
-        raise RefusalError(f"it takes records of some slots: {_REMEDY}")
+        raise RefusalError(f"it selects records by their slots: {_REMEDY}")
     return Slots(axis)
 
 
 def joined(op: Applied) -> Slots:
     axes = [x.slots.axis for x in op.operands]
     if op.parameters["dimension"] in axes:
-        raise RefusalError(f"it puts records behind others: {_REMEDY}")
+        raise RefusalError(f"it joins arrays along the axis of records: {_REMEDY}")
     return at_one_place(op) if any(axis is not None for axis in axes) else Slots()
 
 
@@ -221,10 +221,10 @@ def multiplied(op: Applied) -> Slots:
         for number, places in enumerate(zip(*kind, strict=True)):
             if any(a == k for a, k in zip(axes, places, strict=True)):
                 if not all(x.is_along(k) for x, k in zip(op.operands, places, strict=True)):
-                    raise RefusalError(f"a public array depends on the slot: {_REMEDY}")
+                    raise RefusalError(f"a public factor depends on the slot: {_REMEDY}")
                 return Slots() if kind is contracted else Slots(number)
     if None not in axes:
-        raise RefusalError(f"it meets pairs of records: {_REMEDY}")
+        raise RefusalError(f"it combines pairs of different records: {_REMEDY}")
     side, axis = (0, axes[0]) if axes[1] is None else (1, axes[1])
     assert axis is not None
     free = [
@@ -240,15 +240,15 @@ def gathered(op: Applied) -> Slots:
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
-            raise RefusalError(f"it looks records up: {_REMEDY}")
+            raise RefusalError(f"it looks up records by index: {_REMEDY}")
         return Slots(places.slots.axis)  # In the result of `gather`, axes of indices come first.
     if table.slots.axis is None:
         return Slots()
     if not (places.value.is_known and places.value.shape == (1,)):
-        raise RefusalError(f"it looks records up: {_REMEDY}")
+        raise RefusalError(f"it looks up records by index: {_REMEDY}")
     axes = tuple(op.parameters["dimension_numbers"].start_index_map)
     if table.slots.axis in axes:
-        raise RefusalError(f"it takes the record of one slot: {_REMEDY}")
+        raise RefusalError(f"it selects the record in one slot: {_REMEDY}")
     return table.slots.without(axes)
 
 
@@ -256,10 +256,10 @@ def scattered(op: Applied) -> Slots:
     """Sums by index do not depend on the order in which numbers are added."""
     start, *added = op.operands
     if start.slots.axis is not None:
-        raise RefusalError(f"it adds to numbers of slots: {_REMEDY}")
+        raise RefusalError(f"it adds to an array with one number per slot: {_REMEDY}")
     by_record = any(x.slots.axis is not None for x in added)
     if by_record and not all(x.is_along(0) for x in added):
-        raise RefusalError(f"a place or a number depends on the slot: {_REMEDY}")
+        raise RefusalError(f"an index or a number depends on the slot: {_REMEDY}")
     return Slots()
 
 

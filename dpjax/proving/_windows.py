@@ -102,13 +102,13 @@ class Windows:
         full = [size if k in axes else array.shape[k] for k, size in enumerate(shape)]
         array, padded = np.broadcast_to(array, full), self.padded(shape)
         made = np.full([padded[k] if k in axes else s for k, s in enumerate(full)], fill)
-        # Negative padding cuts.
+        # Negative padding cuts entries off.
         kept, placed = [slice(None)] * len(full), [slice(None)] * len(full)
         for k in axes:
             (start, _), gap = self.padding[k], self.gaps[k]
             inside = [p for p in range(shape[k]) if 0 <= start + p * gap < padded[k]]
             if not inside:
-                raise RefusalError("windows that read padding alone have no rule")
+                raise RefusalError("windows that hold only padding have no rule")
             kept[k] = slice(inside[0], inside[-1] + 1)
             placed[k] = slice(start + inside[0] * gap, start + inside[-1] * gap + 1, gap)
         made[tuple(placed)] = array[tuple(kept)]
@@ -142,7 +142,7 @@ class Windows:
         if min(self.results(shape)) < 1:
             raise RefusalError("windows larger than their array have no rule")
         if taps > _MOST_TAPS or taps * math.prod(self.results(shape)) > _MOST_READ:
-            raise RefusalError("windows of this size have too many places to walk")
+            raise RefusalError("windows of this size have too many places for a proof")
 
 
 def _pooling(
@@ -350,7 +350,7 @@ def convolve(
     )  # fmt: skip
     windows.check((*rows.shape[:-1], 1))
     if math.prod(windows.results(rows.shape)[1:-1]) * kernel.low.size > _MOST_PRODUCTS:
-        raise RefusalError("a convolution of this size has too many products to walk")
+        raise RefusalError("a convolution of this size has too many products for a proof")
     whole = x.whole and kernel.whole
     found = _convolved(rows, weights, _Map(windows, rows.shape), whole=whole)
     spec = dimension_numbers.out_spec

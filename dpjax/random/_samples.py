@@ -45,15 +45,15 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# How many of the first places use their own block alone. Another number changes the noise of every
-# key. This one is fastest on a CPU.
+# The number of first places that use only their own block. Another number would change the noise of
+# every key. This one is the fastest on a CPU.
 ALONE = CHUNK
-# In how many parts the columns of a row are searched for open ones.
+# The number of parts in which the columns of a group are searched for open ones.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 
-# Samples, open columns, and whether there are any.
+# Samples, which columns are still open, and whether any is.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
 # Gives the words of one round for a batch of samples.
 Draw: TypeAlias = Callable[[jax.Array], Words]
@@ -116,7 +116,7 @@ def _of_keys(sampler: Sampler, count: int) -> Callable[..., PyTree]:
 
 
 def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
-    """The first places of keys, shape (K, count)."""
+    """The samples at the first places of K keys, shape (K, count)."""
     places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.uint32), (len(keys), count))
 
     def draw(round_number: jax.Array) -> Words:
@@ -128,7 +128,7 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 
 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
-    """The places of keys, shape (K, count). Of the first group, only the last row is used."""
+    """The samples of K keys, shape (K, count). Of the first group, only the last row is used."""
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
     numbers = jnp.tile(jnp.arange(each, dtype=jnp.uint32), len(keys))

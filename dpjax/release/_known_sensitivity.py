@@ -29,8 +29,9 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
-            " release what made it, on the columns that it takes. For a function of your own, prove"
-            " a bound by dpjax.prove_sensitivity, or state one by dpjax.assume_sensitivity"
+            f" release that {sensitivity.known_by} itself, on the columns that it takes. For a"
+            " function of your own, prove a bound by dpjax.prove_sensitivity, or state one by"
+            " dpjax.assume_sensitivity"
         )
 
 

@@ -268,8 +268,8 @@ class SensitivityMechanism(abc.ABC):
         """Refuses a mechanism outside of `privatize` if its sensitivity holds only inside of it."""
         if self.sensitivity.inside:
             raise ValueError(
-                "the sensitivity is for exact integers, which privatize computes inside, and floats"
-                f" of this {self.sensitivity.known_by} are rounded: release by"
+                "the sensitivity holds for the exact integers that dpjax.privatize computes, not"
+                f" for the rounded floats of a {self.sensitivity.known_by}: release by"
                 " dpjax.privatize(query, mechanism)"
             )
         if self.sensitivity.bounds is not None:
