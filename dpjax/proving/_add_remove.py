@@ -124,7 +124,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 def _within_rows(x: Tracked) -> Tracked:
     """A tighter bound: a row becomes the empty row or back, so it moves by the sum of two norms."""
     axis, value = x.slots.axis, x.value
-    if axis is None:
+    if axis is None:  # Without rows of records, there is no row of an empty slot.
         return Tracked(value, value, x.slots)
     if value.axis != axis:
         return x

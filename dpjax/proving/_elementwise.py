@@ -69,6 +69,7 @@ def lipschitz(
     shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
     error = relative * np.maximum(*map(np.abs, interval)) + absolute
     per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
+    # Each input may be flushed to 0, which the gain amplifies, and so may the result.
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
     slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
 
@@ -79,6 +80,7 @@ def lipschitz(
         l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
         return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
+    # Each end has its own error: near 0, a relative error is small.
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
@@ -161,7 +163,7 @@ def multiply(
     first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
 ) -> Abstract:
     """The gains are |b| and |a|. An array times itself is its square."""
-    if first is second:
+    if first is second:  # The range of a square is tighter: it holds no negative number.
         return integer_power(first, 2, dtype=dtype)
     a, b = aligned(first, second)
     dtype = dtype or a.dtype
@@ -225,6 +227,7 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
+    # The errors of log and exp, and of a few roundings of y log x, which exp turns into factors.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
         raise RefusalError("the power may overflow: rescale")
@@ -251,6 +254,7 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
     found = lipschitz((a, b), (low, high), gains, relative=theta)
+    # Gains overestimate large moves of b, because 1/b is convex. So entries get a second bound.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, a.axis))
@@ -286,6 +290,7 @@ def absolute(x: Abstract, **_: Any) -> Abstract:
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
     """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
+    # The maximum with -inf is the other operand. JAX writes it where a maximum starts.
     idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
         shape = np.broadcast_shapes(one.shape, other.shape)
@@ -332,6 +337,7 @@ def steps(
     if not _fits(*ends, dtype):
         raise RefusalError("the integer may be too large for its dtype")
 
+    # Between two numbers at distance d there are at most ceil(d) + 1 jumps, each by 1.
     def moved(d: Difference) -> Moves:
         return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
 

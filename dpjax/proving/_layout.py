@@ -127,7 +127,7 @@ def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
 def squeeze(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
     """Axes of length 1 are dropped."""
     dropped = {d % len(x.shape) for d in dimensions}
-    if x.axis in dropped:
+    if x.axis in dropped:  # There is one record.
         x = as_dense(x)
     return reshape(x, [size for k, size in enumerate(x.shape) if k not in dropped])
 
@@ -190,7 +190,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     """Concatenation. If it joins along the axis of records, the result has no such axis."""
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    if axes or axis == dim:
+    if axes or axis == dim:  # The parts have different axes of records, or it joins records.
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
@@ -208,6 +208,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     shape = list(joined[0].shape)
     shape[dim] = sum(x.shape[dim] for x in joined)
     pending = Pending.of_all([x.pending for x in joined])
+    # A compiler may rewrite one entry joined with equal numbers as padding of the entry.
     padded = pending.padded or any(
         x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
         for k, x in enumerate(joined)
@@ -277,6 +278,7 @@ def pad(
     def filled(array: np.ndarray, fill: float, axes: Sequence[int]) -> np.ndarray:
         for k in axes:
             (start, _, inner), size = padding_config[k], x.shape[k]
+            # The entries of axis k begin at `start`, with `inner` numbers between two of them.
             made = np.full([shape[k] if j == k else s for j, s in enumerate(array.shape)], fill)
             np.moveaxis(made, k, 0)[start : start + (size - 1) * (inner + 1) + 1 : inner + 1] = (
                 np.moveaxis(along(array, k, size), k, 0)
@@ -284,6 +286,7 @@ def pad(
             array = made
         return array
 
+    # Differences are those of one row, so they are not padded along the records.
     within = [k for k in padded if k != x.axis]
 
     def moved(d: Difference) -> Moves:

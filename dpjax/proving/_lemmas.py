@@ -98,7 +98,9 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     error = (error + x.apart * (sides[:, None] + sides)) * (n / divisor)
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
+    # A record and its replacement differ by at most the widths, and by at most 2 R in l2.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
+    # Two coordinates that do not move have the same covariance on both databases.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
@@ -147,6 +149,7 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
+    # The largest share of one weight: itself the largest, and all others the least.
     share = most / ((x.n - 1) * least + most)
     moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
     return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
@@ -223,7 +226,9 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
+        # Probabilities sum to 1. So some entries gain at most `largest`, and others lose the same.
         l1 = float((2 * largest + slip).sum()) * copies
+        # The Jacobian diag(p) - p p^T has an l2 norm of at most 1/2.
         l2 = min(math.sqrt(2) * rounding.norm2(largest, copies), d.l2 / 2)
         l2 += rounding.norm2(slip, copies)
         each = each + np.where(each > 0, 2 * (error * over(high, x.axis) + flush), 0.0)
@@ -316,6 +321,7 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     ends = _probabilities(x, axis)
     width = float(x.high.max() - x.low.min())
     least = -width - math.log(count)
+    # No probability is below exp(-W) / count. This also covers those that underflow on the host.
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)

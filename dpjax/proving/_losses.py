@@ -56,6 +56,7 @@ class Losses:
             )
             if bound == 0:
                 continue
+            # If no neighbor moves a step, nothing is known of its own loss.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))
@@ -107,6 +108,8 @@ class Losses:
             rows = np.stack(kinds)
             other = rows.copy()
             fresh = np.stack([_drawn(rng, bound, leaf, kind // 4 % 2)[0] for kind in range(count)])
+            # A third of the new records mirror the old ones, which moves an average the most, and
+            # a third are 0 or nearest to it.
             if not isinstance(bound, Categories):
                 low, high = _ends(bound)
                 fresh[::3] = low + high - rows[place[1], place[0]][::3]

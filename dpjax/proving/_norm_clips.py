@@ -122,7 +122,7 @@ class _Search:
             if equation is None or equation.primitive.name not in JITS:
                 return _Node(atom, scope, equation)
             inner, consts = parts(called(equation))
-            if consts:
+            if consts:  # Their values are not known here.
                 return _Node(atom, scope)
             outer = [(operand, scope) for operand in equation.invars]
             made = {v: e for e in inner.eqns for v in e.outvars}
@@ -217,6 +217,7 @@ class _Search:
         if name == "broadcast_in_dim":
             sure, norm = self.squares(operands[0])
             return sure, None if norm is None else _repeated(node.equation, norm)
+        # `jnp.var` and `jnp.std` choose by whether n - ddof is above 0, which is known.
         if name == "select_n" and (place := self.computed(operands[0])) is not None:
             return self.squares(operands[1 + int(place)])
         if name == "div" and (number := self.computed(operands[1])) is not None:
@@ -224,13 +225,14 @@ class _Search:
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
-        if name == "max":
+        if name == "max":  # At least as large as its operand, so a lower bound stays one.
             for one, other in (operands, operands[::-1]):
                 if self.number(other) is not None:
                     return self.squares(one)
         if name == "add":
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
+            # Other squares only make the sum larger. Two norms must agree, or neither counts.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
@@ -286,6 +288,7 @@ class _Search:
         if (norm := of(scaled)) is None or name == "broadcast_in_dim":
             return None if norm is None else _repeated(node.equation, norm)
         number = self.number(by[0])
+        # Other factors could make the norm overflow or underflow.
         if number is None or not 2.0**-60 <= number <= 2.0**60:
             return None
         return norm._replace(factor=norm.factor / number if name == "div" else norm.factor * number)
@@ -303,6 +306,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
             continue
         search = _Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
+        # A factor that may be 0 or negative is no clip: its bound would hold for one sign only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
             return None if slack is None else _in_ball(x, by, norm, slack, divides=divides)

@@ -58,6 +58,7 @@ class Program:
                 return None
             if id(equation) not in chosen:
                 chosen.add(id(equation))
+                # The search ends at `start`; other inputs have no equation, and end in None.
                 needed |= {x for x in equation.invars if isinstance(x, jex.Var)} - {start}
             if len(chosen) > _DEPTH:
                 return None
@@ -77,6 +78,7 @@ def _names(jaxpr: jex.Jaxpr) -> list[str]:
 
 def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    # As `Program.trace` does, so that equal functions have equal fingerprints.
     with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
         return jax.make_jaxpr(functools.partial(function, **static))(*specs).jaxpr
 

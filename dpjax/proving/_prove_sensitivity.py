@@ -134,6 +134,7 @@ def prove_sensitivity(
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
+    # Such a value needs no mechanism, and noise for a sensitivity of 0 would have scale 0.
     if bound == 0:
         raise ValueError("the value is public: no record moves it")
     if not math.isfinite(bound):
@@ -218,6 +219,7 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
 def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
     """The walk, and the values of the outputs. The last inputs are records within bounds."""
     walk, inputs = Walk(), _inputs(program, public)
+    # Records before the clamp may be anything, so the program must not use them otherwise.
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
     return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
 

@@ -119,6 +119,7 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
+    # An operand that stays, but varies along the axis, treats slots differently.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(f"it combines records with numbers that depend on the slot: {_REMEDY}")
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
@@ -193,6 +194,7 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
+    # Which slots are cut off is public, but which records stand in them is not.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
         raise RefusalError(f"it selects records by their slots: {_REMEDY}")
     return Slots(axis)
@@ -326,6 +328,7 @@ def tight_sums(op: Applied) -> Abstract:
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found
+    # The record's row is subtracted at one index, and the empty row added at this or another one.
     own, none = row_norms(u, 0), row_norms(empty, 0)
     each = np.maximum(u.changed.each, np.maximum(over(u.magnitude, 0), over(empty.magnitude, 0)))
     l2 = max(u.changed.l2, rounding.norm2([own[1], none[1]]))

@@ -151,6 +151,7 @@ def difference(
     if whole:  # An integer of at most 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
+    # The number of entries for which each stored bound stands, and the host's error of their sum.
     copies = math.prod(counted) / max(1, each.size)
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
@@ -236,6 +237,7 @@ def constant(value: object) -> Abstract:
     array = np.asarray(value)
     check_dtype(array.dtype)
     numbers = array.astype(float)
+    # float64 on the host holds integers up to 2^53 exactly.
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
         raise RefusalError("integers beyond 2^52 have no rule")
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0)
@@ -304,17 +306,19 @@ def make(
     """
     shape, dtype = tuple(map(int, shape)), np.dtype(dtype)
     low, high = np.asarray(low, float), np.asarray(high, float)
+    # Extrema over no entries would be infinite.
     if math.prod(shape) == 0:
         raise RefusalError("an empty array has no rule")
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)
-    if whole:
+    if whole:  # No integer lies between an end and the next integer inside.
         low, high = np.ceil(low), np.floor(high)
     else:  # A subnormal may be flushed to 0.
         least = rounding.tiny(dtype)
         low = np.where((low > 0) & (low < least), 0.0, low)
         high = np.where((high < 0) & (high > -least), 0.0, high)
+    # Two numbers in [low, high] differ by at most its width, whatever a rule says about moves.
     width = rounding.up(over(high - low, axis))
     made = []
     for each, l1, l2 in (changed, others) if axis is not None else (others,):
@@ -427,7 +431,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
-    if x.axis in repeated:
+    if x.axis in repeated:  # One record, whose row is repeated: no axis counts records then.
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)
 

@@ -88,6 +88,7 @@ class Walk:
                 raise refused.get(atom, unclamped)
             return found
 
+        # Operations without an effect on the outputs are left out: they need no proof.
         for count, equation in enumerate(live(jaxpr)):
             self.path = (*outer, count)
             outputs: list[Any] | None = None
@@ -103,6 +104,7 @@ class Walk:
                 outputs = None
                 reason = located(refusal, equation)
                 refused.update(dict.fromkeys(equation.outvars, reason))
+                # Effects are visible outside, and an overflow spoils what a lemma assumes.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             name, place = equation.primitive.name, source_line(equation)
@@ -114,6 +116,7 @@ class Walk:
                 name, outputs = f"{name}: lemma {lemma[0]}", [lemma[1]]
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
+                # The steps of an inner program are shown one by one, so its call is not.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
@@ -164,6 +167,7 @@ class Walk:
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
         """The values of an operation's results, by its rule."""
+        # Also for operations whose rule does not look at dtypes, such as draws of keys.
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
@@ -178,6 +182,7 @@ class Walk:
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:
             pending = carried(operation.merging, equation.params, operands, found)
+            # A compiler may regroup the factors of a product, so that a part of it underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
             outputs.append(dataclasses.replace(found, pending=pending))
