@@ -6,14 +6,18 @@ from decimal import ROUND_CEILING, Decimal
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
+
 from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import bisect
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN
+from dpjax.tables._distinct import DistinctCount
 
-AnyQuery: TypeAlias = Query | IntegerQuery
+AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
 _CONFIDENCE = 0.95
 # An epsilon that was found for an error is rounded up to so many digits.
@@ -121,6 +125,9 @@ def _part_of(whole: Decimal, share: float) -> float:
 
 
 def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
+    if isinstance(query, DistinctCount):
+        like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
+        return float(mechanism.error(confidence=_CONFIDENCE, like=like))
     return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
 
 

@@ -88,7 +88,7 @@ class Frame:
         """The texts or numbers of the rows, with a missing entry where a row does not count."""
         column, counts = self[name], present[: self.rows]
         if column.is_text:
-            return np.where(counts, texts_of(self.columns[name]), None)
+            return np.where(counts, texts_of(self.columns[name]), np.array(None, object))
         entries = column.entries[: self.rows]
         if entries.dtype.kind == "f":
             return np.where(counts, entries, np.nan)

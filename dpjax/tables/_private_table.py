@@ -24,7 +24,6 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
 from dpjax.mechanisms._additive import laplace
-from dpjax.mechanisms._several_selections import top_k
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._group_keys import known_groups
 from dpjax.queries._k_means import private_k_means
@@ -47,6 +46,7 @@ from dpjax.release._privatize import privatize
 from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._box import Box, box_of
 from dpjax.tables._cost import Cost, cost_of
+from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
 from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
@@ -433,6 +433,43 @@ class PrivateTable:
         axis = ("quantile", tuple(map(float, wanted)))
         return self._released(asked, ask, key, {"": (axis,)})
 
+    def count_distinct(
+        self,
+        column: str,
+        *,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """How many different entries a column has, in all or in each group.
+
+        Args:
+            column: of texts or numbers, by name. A missing entry is none.
+            by: see `PrivateTable`; so are the other arguments.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each count, instead.
+            delta: of the guarantee.
+            key: for tests.
+
+        Returns:
+            A `Release` of integers, with an axis for each column of `by`.
+        """
+        asked = self._asked("count_distinct", [column], by=by, where=where)
+        cells, target = asked.cells, DistinctCount(asked.cells.shape)
+        records = {CELL: cells.codes, WORDS: words_of(self._frame[column])}
+        known = asked.present & self._frame[column].known
+        mechanism = self._cost(epsilon, share, error, delta=delta).cheapest(target)
+        private = privatize(target, mechanism)
+        database = PaddedRecords(records, known)  # pyright: ignore[reportArgumentType]
+        release = self._paid(lambda key: private(key, database, name=asked.name), key)
+        return dataclasses.replace(release, labels=Labels(asked.statistic, cells.axes))
+
     def top(
         self,
         column: str,
@@ -455,7 +492,7 @@ class PrivateTable:
             where: see `PrivateTable`; so are the other arguments.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
-            delta: of the guarantee, without public keys.
+            delta: of the guarantee.
             key: for tests.
 
         Returns:
@@ -466,19 +503,16 @@ class PrivateTable:
             asked = self._asked("top", [column], where=where)
             found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
             known, counts = found.value
-            places = np.argsort(-counts, kind="stable")[:k]
         else:
             known = keys_of(column, keys)
-            asked = self._asked("top", [column], where=where, about=(known, k))
-            price = self._cost(epsilon, share, delta=None).price()
-            query = histogram_query(len(known))
-            # A row that is added raises counts alone, and then this norm halves the noise.
-            norm: Any = "range"
-            sensitivity = query.sensitivity(norm, relation=self.relation)
-            private = privatize(Unchanging("top", query), top_k(sensitivity, price.epsilon, k=k))
-            database = PaddedRecords(codes_of(self._frame[column], known), asked.present)  # pyright: ignore[reportArgumentType]
-            found = self._paid(lambda key: private(key, database, name=asked.name), key)
-            places = np.asarray(found.value)
+            asked = self._asked("top", [column], where=where, about=known)
+            codes = codes_of(self._frame[column], known)
+            cells = Cells(((column, known),), codes)
+            found = self._counted(asked, cells, self._cost(epsilon, share, delta=delta), key)
+            counts = np.asarray(found.value)
+        # Each row is in one cell, so all noisy counts together cost one epsilon, and their order
+        # costs nothing. To select k keys one by one would split epsilon into k.
+        places = np.argsort(-counts, kind="stable")[:k]
         value = tuple(known[int(place)] for place in places)
         return Release(value, found.guarantee, labels=Labels(asked.statistic))
 
@@ -691,7 +725,7 @@ class PrivateTable:
                 key,
                 asked.database(columns),
                 lambda _: query,
-                lambda *noisy: line(*noisy, facts),
+                lambda query, value, n, scale: line(query, value, n, scale, facts),
                 terms=terms,
                 **about,
             )

@@ -33,6 +33,8 @@ BOTH = {"x": (0, 10), "h": (0, 1)}
 STATISTICS = {
     "count where": lambda t, **a: t.count(where=is_large, **a),
     "count by one key": lambda t, **a: t.count(by={"g": G[:1]}, **a),
+    "count_distinct": lambda t, **a: t.count_distinct("x", **a),
+    "count_distinct by": lambda t, **a: t.count_distinct("x", by={"g": G}, **a),
     "crosstab": lambda t, **a: t.crosstab(["g", "h"], keys={"g": G, "h": H}, **a),
     "histogram by": lambda t, **a: t.histogram("x", [0, 5, 10], by={"g": G}, **a),
     "mean": lambda t, **a: t.mean("x", bounds=(0, 10), **a),
@@ -41,7 +43,8 @@ STATISTICS = {
     "correlation by": lambda t, **a: t.correlation("x", "h", bounds=BOTH, by={"g": G}, **a),
     "variance by": lambda t, **a: t.variance("x", bounds=(0, 10), by={"g": G}, **a),
 }
-COUNTS = [name for name in STATISTICS if name.split()[0] in ("count", "crosstab", "histogram")]
+WHOLE = ("count", "count_distinct", "crosstab", "histogram")
+COUNTS = [name for name in STATISTICS if name.split()[0] in WHOLE]
 # The share of the sensitivity that these rows attain. That of products is for all numbers.
 ATTAINED = {"variance by": 0.5, "regression": 0.4, "correlation by": 0.4}
 

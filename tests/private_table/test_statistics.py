@@ -76,6 +76,19 @@ def test_quantiles_stand_in_order_and_have_intervals(table):
     assert list(release.to_frame().index) == [0.25, 0.5]
 
 
+def test_different_entries_are_counted_once(table):
+    of = {"epsilon": EPSILON, "key": KEY}
+    assert int(table.count_distinct("id", **of).value) == 5
+    assert table.count_distinct("g", by={"g": ["b", "c"]}, **of).value.tolist() == [1, 0]
+    some = {
+        "t": np.array(["u", "v", None, "u", ""], object),
+        "x": np.array([0.0, -0.0, np.nan, 1, 1]),
+    }
+    odd = dpjax.PrivateTable(some, most_rows=8)
+    assert int(odd.count_distinct("t", **of).value) == 3
+    assert int(odd.count_distinct("x", **of).value) == 2
+
+
 def test_keys_are_those_that_many_rows_have(table, tmp_path):
     rare = {**FRAME, "g": np.append(FRAME["g"][:-1], "rare")}
     with dpjax.Ledger(tmp_path / "keys.db", epsilon=10, delta=1e-6) as ledger:
