@@ -5,7 +5,7 @@ import math
 import os
 import threading
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
@@ -20,8 +20,24 @@ _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
 
+class _Sums(NamedTuple):
+    """The sums over some releases: their zCDP, how many numbers get noise, and their guarantee."""
+
+    rho: Fraction = Fraction(0)  # Fractions, because sums of floats could round down.
+    delta: Fraction = Fraction(0)
+    drawn: int = 0
+    together: Guarantee | None = None
+
+    @property
+    def added(self) -> float:
+        """The sum of epsilons, which bounds the privacy loss where no release has a delta."""
+        if self.together is None:
+            return 0.0
+        return float(self.together.epsilon) if self.together.delta == 0 else math.inf
+
+
 class _Adaptive:
-    """The sums of all releases so far, which filter and odometer share.
+    """The releases so far, as filter and odometer count them.
 
     Attributes:
         _paying: a lock, held from the check of what is left until a release is paid. It has a slot,
@@ -42,9 +58,7 @@ class _Adaptive:
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
         self._dims = _checks.integer("dims", dims, least=1)
-        # Fractions, because sums of floats could round down.
-        self._rho, self._delta, self._drawn = Fraction(0), Fraction(0), 0
-        self._together: Guarantee | None = None
+        self._sums = _Sums()
         self._process, self._paying = os.getpid(), threading.Lock()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -60,34 +74,19 @@ class _Adaptive:
                 " neither would know what the other releases; use a dpjax.Ledger"
             )
 
-    def _with(self, release: Mechanism | Guarantee) -> tuple[Fraction, Fraction, Guarantee]:
+    def _with(self, release: Mechanism | Guarantee) -> _Sums:
         """The sums with one more release, without adding it."""
+        rho, delta, drawn, together = self._sums
+        drawn += self._dims * (not isinstance(release, Guarantee))  # A guarantee covers its noise.
         release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
             raise BudgetExceededError(f"no budget pays for a release with {one}")
-        together = compose(one) if self._together is None else compose(self._together, one)
-        return self._rho + Fraction(cost.rho), self._delta + Fraction(cost.delta), together
-
-    def _drawn_with(self, release: Mechanism | Guarantee) -> int:
-        """How many numbers get noise with this release. A guarantee covers its own noise."""
-        return self._drawn + self._dims * (not isinstance(release, Guarantee))
-
-    @staticmethod
-    def _added(together: Guarantee | None) -> float:
-        """The sum of epsilons, which bounds the privacy loss where no release has a delta."""
-        if together is None:
-            return 0.0
-        return float(together.epsilon) if together.delta == 0 else math.inf
-
-    def _add(
-        self, release: Mechanism | Guarantee, sums: tuple[Fraction, Fraction, Guarantee]
-    ) -> None:
-        self._rho, self._delta, self._together = sums
-        self._drawn = self._drawn_with(release)
+        together = compose(one) if together is None else compose(together, one)
+        return _Sums(rho + Fraction(cost.rho), delta + Fraction(cost.delta), drawn, together)
 
     def _promise(self, epsilon: float, delta: float) -> Guarantee:
-        together = self._together or Guarantee(0.0, relation=self.relation)
+        together = self._sums.together or Guarantee(0.0, relation=self.relation)
         return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
 
@@ -163,27 +162,27 @@ class PrivacyFilter(_Adaptive):
         """
         self._refuse_forks()
         with self._paying:
-            sums, drawn = self._with(release), self._drawn_with(release)
+            sums = self._with(release)
             # The budget must also cover the noise tables of all releases, this one included.
-            epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
+            epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, sums.drawn)
             tables = epsilon > self.epsilon or delta > self.delta
-            concentrated = sums[0] <= self._most and sums[1] <= self._reserved and not tables
-            if not concentrated and self._added(sums[2]) > self.epsilon:
+            concentrated = sums.rho <= self._most and sums.delta <= self._reserved and not tables
+            if not concentrated and sums.added > self.epsilon:
                 raise BudgetExceededError(
-                    f"this costs rho={float(sums[0] - self._rho):.4g} and"
-                    f" delta={float(sums[1] - self._delta):.4g}, and the budget has left"
-                    f" rho={self._most - float(self._rho):.4g} and"
-                    f" delta={self._reserved - float(self._delta):.4g}"
-                    + (f"; it does not cover noise for {drawn} coordinates" if tables else "")
+                    f"this costs rho={float(sums.rho - self._sums.rho):.4g} and"
+                    f" delta={float(sums.delta - self._sums.delta):.4g}, and the budget has left"
+                    f" rho={self._most - float(self._sums.rho):.4g} and"
+                    f" delta={self._reserved - float(self._sums.delta):.4g}"
+                    + (f"; it does not cover noise for {sums.drawn} coordinates" if tables else "")
                 )
-            self._add(release, sums)
+            self._sums = sums
 
     @property
     def remaining(self) -> float:
         """The part of the budget that is left: of rho or of epsilon, the larger part."""
         self._refuse_forks()
-        added = self._added(self._together) / self.epsilon
-        return max(0.0, 1 - min(added, float(self._rho / Fraction(self._most))))
+        added = self._sums.added / self.epsilon
+        return max(0.0, 1 - min(added, float(self._sums.rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -255,27 +254,27 @@ class PrivacyOdometer(_Adaptive):
         self._refuse_forks()
         with self._paying:
             sums = self._with(release)
-            if sums[1] > self._reserved:
+            if sums.delta > self._reserved:
                 raise BudgetExceededError(
-                    f"this has delta={float(sums[1] - self._delta):.4g}, and the reserved delta has"
-                    f" {self._reserved - float(self._delta):.4g} left"
+                    f"this has delta={float(sums.delta - self._sums.delta):.4g}, and the reserved"
+                    f" delta has {self._reserved - float(self._sums.delta):.4g} left"
                 )
-            self._add(release, sums)
+            self._sums = sums
             return self.reading
 
     @property
     def reading(self) -> Guarantee:
         """The guarantee of all releases so far."""
         self._refuse_forks()
-        if self._together is None:
+        if self._sums.together is None:
             return Guarantee(0.0, relation=self.relation)
-        rho = round_up(self._rho)
+        rho = round_up(self._sums.rho)
         # delta was split among all levels in advance, so the best of their bounds holds.
         ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
-        epsilon, needed = charged(ideal, self.delta, self._drawn)
+        epsilon, needed = charged(ideal, self.delta, self._sums.drawn)
         if needed > self.delta:
             epsilon = math.inf
-        return self._promise(min(epsilon, self._added(self._together)), self.delta)
+        return self._promise(min(epsilon, self._sums.added), self.delta)
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:

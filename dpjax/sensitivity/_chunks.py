@@ -264,40 +264,36 @@ def bytes_of_a_chunk(
 
 @kept_jit("pair", "size", "mesh", "probing", donate=(0,))
 def _compiled_step(
+    *arrays: Any, pair: RandomPair, size: int, mesh: Mesh | None, probing: Probing
+) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
+    """`_chunk_step` on every device of a mesh, where the block, the work and the rotations are spread."""
+    step = partial(_chunk_step, pair=pair, size=size, probing=probing)
+    return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
+
+
+def _chunk_step(
     block: Block,
     key: jax.Array,
     position: jax.Array,
     work: jax.Array,
-    rotations: jax.Array | None = None,
+    rotations: jax.Array | None,
     *,
     pair: RandomPair,
     size: int,
-    mesh: Mesh | None,
-    probing: Probing = NOTHING,
+    probing: Probing,
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """`work` has a row for each device: its first pair, its number of pairs, and their row."""
-
-    def step(
-        block: Block,
-        key: jax.Array,
-        position: jax.Array,
-        work: jax.Array,
-        rotations: jax.Array | None,
-    ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-        start, count, place = work[0]
-        distances, resolutions, probed = chunk_distances(
-            key, start, position, rotations, pair=pair, size=size, probing=probing
-        )
-        # Every chunk has the same size, even the last one: another size would need another program,
-        # with other roundings.
-        places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
-        new = jnp.where(places < count, distances, jnp.inf)[None]
-        coarsest = jnp.max(resolutions)[None]
-        rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
-        return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
-
-    specs = SPREAD, SHARED, SHARED, SPREAD, SPREAD
-    return on_every(mesh, step, specs)(block, key, position, work, rotations)
+    start, count, place = work[0]
+    distances, resolutions, probed = chunk_distances(
+        key, start, position, rotations, pair=pair, size=size, probing=probing
+    )
+    # Every chunk has the same size, even the last one: another size would need another program,
+    # with other roundings.
+    places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
+    new = jnp.where(places < count, distances, jnp.inf)[None]
+    coarsest = jnp.max(resolutions)[None]
+    rows = lax.dynamic_update_slice_in_dim(block.distances, new, place, 0)
+    return Block(rows, jnp.maximum(block.resolution, coarsest)), new, coarsest, probed
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:

@@ -247,9 +247,9 @@ def test_filters_odometers_and_shares_take_it_at_twice_the_shift(ledger, keys):
         (accounting.PrivacyOdometer(delta=1e-5), "add"),
     ):
         getattr(kind, pay)(ONE_MORE)
-        rho = kind._rho
+        rho = kind._sums.rho
         getattr(kind, pay)(twin(ONE_MORE))
-        assert float(kind._rho) == pytest.approx(2 * float(rho), rel=1e-9)
+        assert float(kind._sums.rho) == pytest.approx(2 * float(rho), rel=1e-9)
     assert accounting.PrivacyOdometer(delta=1e-5).reading.relation is REPLACE
     left = []
     for mechanism in (ONE_MORE, twin(ONE_MORE)):
