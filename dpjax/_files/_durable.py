@@ -59,7 +59,9 @@ def database_file(path: object, *, instead: str) -> pathlib.Path:
 def check_folder(path: pathlib.Path, kind: str) -> None:
     """Refuses a path in a folder that is missing or cannot be written to."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{kind} {path} lies in no folder that can be written to")
+        raise ValueError(
+            f"{kind} {path} lies in no folder that can be written to: make it, or name another"
+        )
 
 
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:

@@ -91,7 +91,7 @@ def compose_at(
     guarantees = [guarantee_of(release) for release in releases]
     together = compose(*guarantees)
     if not math.isfinite(together.epsilon):
-        raise ValueError(f"releases must promise something, got {together}")
+        raise ValueError(f"releases must all have a finite epsilon, got {together} together")
     if method in _BY_GUARANTEE:
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:

@@ -213,8 +213,8 @@ def dp_sgd_noise_multiplier(
         if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
                 f'method="renyi" has no noise multiplier near epsilon={target:g} at'
-                f" delta={run.delta:g}: {z:.4g} gives {reached:.3g}, and less noise more than"
-                f' {target:g}; use method="pld"'
+                f" delta={run.delta:g}: {z:.4g} gives an epsilon of {reached:.3g}, and less noise"
+                f' gives more than {target:g}; use method="pld"'
             )
         return z
     # Wide loss intervals are fast, and show where to search with narrow ones.

@@ -424,6 +424,6 @@ def _about_one_record(guarantee: Guarantee) -> Guarantee:
 
 
 def _slack(claimed: Guarantee) -> float:
-    """The true positive rate that is allowed at a false positive rate of 0, for any epsilon."""
+    """The true positive rate that the guarantee allows at a false positive rate of 0."""
     doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
     return float(claimed.delta) + float(claimed.gamma) + doubt

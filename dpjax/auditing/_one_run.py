@@ -70,7 +70,10 @@ def one_run_epsilon(
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """Bounds P(v or more right guesses) under (epsilon, delta)-DP; grows with epsilon."""
+    """Bounds the probability of v or more right guesses under (epsilon, delta)-DP.
+
+    The bound grows with epsilon.
+    """
     if v == 0:
         return 1.0
     binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))

@@ -343,7 +343,7 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum, and losses and aux, set to 0 in empty slots, which repeat some record."""
+    """The clipped sum; and losses and aux, which are 0 in empty slots: these repeat some record."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))

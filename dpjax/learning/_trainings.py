@@ -51,9 +51,9 @@ class Trainings:
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
                 "init must run where the optimizer was made, got another process, or a jit, vmap or"
-                " scan that the optimizer is older than: its key would serve several trainings,"
-                " whose differences were released exactly; call init outside, or make the optimizer"
-                " inside, from a key of its own"
+                " scan that began later: one key would serve several trainings, whose noise cancels"
+                " in differences of their sums; call init outside, or make the optimizer inside,"
+                " from a key of its own"
             )
         return next(self._numbers)
 
@@ -104,7 +104,7 @@ class TrainingState:
             raise ValueError(
                 "state must enter this function as an argument, got one from outside of the jit,"
                 " scan, map, vmap, cond or shard_map that is running: every run of the function"
-                " would draw the same noise, and differences of sums were released exactly; make"
+                " would draw the same noise, which cancels in differences of their sums; make"
                 " the state an argument, the carry of the scan, or an operand of the cond"
             )
 

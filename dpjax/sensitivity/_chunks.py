@@ -266,7 +266,7 @@ def bytes_of_a_chunk(
 def _compiled_step(
     *arrays: Any, pair: RandomPair, size: int, mesh: Mesh | None, probing: Probing
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """`_chunk_step` on every device of a mesh, where the block, the work and the rotations are spread."""
+    """`_chunk_step` on every device of a mesh; block, work and rotations are spread over them."""
     step = partial(_chunk_step, pair=pair, size=size, probing=probing)
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
 

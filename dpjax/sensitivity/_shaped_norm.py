@@ -96,7 +96,10 @@ class NoiseShape:
         if got.structure != self.outputs.structure or any(
             x.shape != y.shape for x, y in zip(got.leaves, self.outputs.leaves, strict=True)
         ):
-            raise ValueError(f"value must be like that of the shape, {self.outputs}, got {got}")
+            raise ValueError(
+                "value must be like that of the shape of the noise, with structure and shapes"
+                f" {self.outputs}, got {got}"
+            )
 
     @functools.partial(jax.jit, static_argnums=0)
     def mapped(self, value: Value) -> jax.Array:

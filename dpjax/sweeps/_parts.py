@@ -267,9 +267,8 @@ def _trace(
     program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
-    _ = (
-        program.fingerprint
-    )  # Now: tracing the next part may write to an array in this one's closure.
+    # Hashed now: tracing the next part may write to an array that this function closes over.
+    _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()
     for point in itertools.product(*(axis.fingerprints for axis in traced)):

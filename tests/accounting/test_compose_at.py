@@ -272,7 +272,7 @@ def test_what_cannot_be_composed_is_refused(method):
         with pytest.raises(ValueError, match="delta must be"):
             at(one, delta=bad)
     for bad in (Guarantee(math.inf), dpjax.laplace(1.0, 1.0, noise="float")):
-        with pytest.raises(ValueError, match="promise something"):
+        with pytest.raises(ValueError, match="must all have a finite epsilon"):
             at(bad)
     with pytest.raises(ValueError, match="too small"):
         at(*[Guarantee(0.1, 1e-3)] * 2, delta=1e-6)
