@@ -138,10 +138,11 @@ def _is_of_a_library(leaf: object) -> bool:
     """Whether the class of a value is one of a library of tables, or derived from one."""
     if isinstance(leaf, (np.ndarray, jax.Array, type)):
         return False
-    return any(_root(cls) in _EAGER | _LAZY for cls in type(leaf).__mro__)
+    return any(root_of(cls) in _EAGER | _LAZY for cls in type(leaf).__mro__)
 
 
-def _root(cls: type) -> str:
+def root_of(cls: type) -> str:
+    """The library that a class is from."""
     return cls.__module__.partition(".")[0]
 
 
@@ -163,7 +164,9 @@ def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
 
 def _as_series(leaf: Any) -> Any:
     """Arrays and batches of a library as what narwhals takes; anything else stays."""
-    root = _root(type(leaf))
+    root = root_of(type(leaf))
+    if root == "dask":
+        return leaf.compute()
     library: Any = sys.modules.get(root)
     if root == "pyarrow":
         if isinstance(leaf, library.RecordBatch):

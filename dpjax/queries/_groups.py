@@ -17,6 +17,7 @@ from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
+from dpjax._core._parts import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
@@ -25,6 +26,7 @@ from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import largest_whole, of_each_record
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
+from dpjax.queries._parts import OfParts
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
@@ -287,7 +289,7 @@ class GroupedIntegers(IntegerQuery):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class GroupedScores(KnownSensitivity, KnowsAccuracy):
+class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
     """Scores of quantiles for every group at once; made by `by`.
 
     Attributes:
@@ -317,8 +319,14 @@ class GroupedScores(KnownSensitivity, KnowsAccuracy):
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (groups, quantiles, candidates)."""
+        if isinstance(database, Summed):
+            return self.finish(database.totals)
         records, present = present_records(database)
         return self.finish(self.partial(records, present))
+
+    def check_size(self, n: int) -> None:
+        """Refuses so many slots that scores would not fit into JAX's integers."""
+        self.scores.check_size(n)
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
         """As `QuantileScores.partial`, for each group."""

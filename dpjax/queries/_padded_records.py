@@ -7,6 +7,7 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._frames import columns
+from dpjax._core._parts import Parts
 from dpjax._core._records import PaddedRecords as PaddedRecords
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database
@@ -71,7 +72,12 @@ def check_capacity(capacity: int, n: int) -> int:
 
 
 def records_and_slots(database: Database) -> tuple[Database, int]:
-    """The arrays of a database, padded or not, and the number of their slots."""
+    """The arrays of a database, padded or not, and the number of their slots.
+
+    Of records in parts the arrays are those of one part, for their structure.
+    """
+    if isinstance(database, Parts):
+        return records_and_slots(database.like)[0], database.slots
     records, n = exact_records("database", database)
     return (records.records if isinstance(records, PaddedRecords) else records), n
 

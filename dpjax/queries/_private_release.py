@@ -10,6 +10,7 @@ import jax
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._columns import check_numbers
+from dpjax._core._parts import Parts
 from dpjax._core._records import check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
@@ -25,7 +26,8 @@ from dpjax.release._privatize import privatize
 
 def slots_of(database: Database, relation: NeighboringRelation) -> int:
     """The number of slots of a database, which is public: n, unless n is private."""
-    if NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE:
+    is_private = NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
+    if is_private and not isinstance(database, Parts):
         check_padded(database)
     return records_and_slots(database)[1]
 

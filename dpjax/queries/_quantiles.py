@@ -14,12 +14,14 @@ from jax.typing import ArrayLike, DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, KnowsAccuracy, intervals_of
 from dpjax._core._columns import Numbers, as_arrays, check_numbers, comparing, in_64_bits
+from dpjax._core._parts import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._numerics import count_below, round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._parts import OfParts
 from dpjax.queries._totals import Addend, Totals, cells_of_present, in_groups, totals_of
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._clamping import comparable, increasing
@@ -28,7 +30,7 @@ from dpjax.targets._summaries import exact_probability
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class QuantileScores(KnownSensitivity, KnowsAccuracy):
+class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     """Scores of the numbers of a grid as quantiles; made by `quantile_scores`.
 
     Attributes:
@@ -50,6 +52,8 @@ class QuantileScores(KnownSensitivity, KnowsAccuracy):
 
     def __call__(self, database: Database) -> jax.Array:
         """Scores of shape (quantiles, candidates) on n numbers, or a `PaddedRecords` of them."""
+        if isinstance(database, Summed):
+            return self.finish(database.totals)
         return self.finish(self.partial(*present_records(database)))
 
     def partial(self, records: jax.Array | Numbers, present: jax.Array) -> Totals:

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import as_arrays, in_64_bits
+from dpjax._core._parts import Parts, Summed, Unsummed
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
@@ -21,6 +22,7 @@ from dpjax.mechanisms._above_threshold import AboveThreshold
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._padded_records import present_records
+from dpjax.queries._parts import OfParts
 from dpjax.queries._totals import Addend, Totals, totals_of
 from dpjax.targets._bounds import VectorNorm
 from dpjax.targets._known_sensitivity import KnownSensitivity
@@ -32,7 +34,7 @@ Reach = Callable[[VectorNorm, NeighboringRelation], float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class IntegerQuery(KnownSensitivity):
+class IntegerQuery(OfParts, KnownSensitivity):
     """A target whose value is integers, in units of a public grid.
 
     Attributes:
@@ -76,6 +78,8 @@ class IntegerQuery(KnownSensitivity):
 
     def __call__(self, database: Database) -> jax.Array:
         """The integers of a database."""
+        if isinstance(database, Summed):
+            return self.finish(database.totals)
         # A jit cache may hold a stale closure of a predicate, so releases bypass it.
         of_present = self.of_present if _checks.is_staging() else compiled(self.of_present)
         return of_present(*present_records(database))
@@ -176,6 +180,10 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def __call__(self, database: Database) -> jax.Array:
         """The value on a database, without noise."""
         return self._in_units(self._integers(database))
+
+    def over(self, parts: Parts) -> Unsummed:
+        """The pass that adds up the totals of parts of the records."""
+        return self._integers.over(parts)
 
     def _in_units(self, value: Value) -> Value:
         if not self._is_rounded:

@@ -11,13 +11,16 @@ import jax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import KnowsAccuracy
+from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
+from dpjax._core._parts import AddsUp, Parts, Unsummed
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
     Inside,
     KnowsSensitivity,
     Mechanism,
+    NeighboringRelation,
     Release,
     Sensitivity,
     Target,
@@ -56,7 +59,7 @@ class _Step(NamedTuple):
     """One release: the records, the program that runs on them, and the draw that follows."""
 
     key: Key
-    records: Database
+    records: Database | Unsummed
     kind: _Kind
     program: Program
     draw: Draw | DrawOfAnother
@@ -143,12 +146,14 @@ class PrivateFunction:
         value = release.value if published is None else published(release.value)
         return Release(value, release.guarantee, accuracy)
 
-    def _read(self, database: Database) -> tuple[Database, _Kind]:
+    def _read(self, database: Database | Parts) -> tuple[Database | Unsummed, _Kind]:
         """Converts a database to the records that the target gets.
 
         Structure, shapes and dtypes alone decide on refusals and conversions. So if arrays of a
         kind needed no conversion before, further arrays of this kind are returned at once.
         """
+        if isinstance(database, Parts):
+            return self._read_parts(database)
         leaves, structure = jax.tree.flatten(database)
         looks: Hashable = None
         if all(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -167,6 +172,28 @@ class PrivateFunction:
         if looks and read_as == structure and all(map(operator.is_, arrays, leaves)):
             self._keep(("kind", looks), kind)
         return records, kind
+
+    def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
+        """The pass over parts that is made once it is paid for, and the kind of its totals."""
+        sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
+        if not isinstance(target, AddsUp) or sensitivity.records is not None:
+            raise TypeError(
+                "target must be a query of dpjax where records come in parts, whose totals it adds"
+                f" up, got {self._name}"
+            )
+        if sensitivity.privacy_unit != RECORD:
+            raise TypeError(
+                "target must be a query of records where these come in parts: a person may be in"
+                f" several parts, got one per {sensitivity.privacy_unit}"
+            )
+        if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
+            raise ValueError(
+                "relation must be add-or-remove-one where records come in parts: how many there are"
+                " is private"
+            )
+        totals = target.over(parts)
+        described = TreeSpec.of(totals.shapes)
+        return totals, _Kind(described, described.tree(), self._plan(described))
 
     def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
@@ -238,7 +265,8 @@ class PrivateFunction:
         programs = "compiled", step.key.dtype, step.program, step.kind.records
         if programs in self._kept:
             return True
-        draw, used = step.draw, [step.key, *jax.tree.leaves(step.records)]
+        arrays = [] if isinstance(step.records, Unsummed) else jax.tree.leaves(step.records)
+        draw, used = step.draw, [step.key, *arrays]
         if not isinstance(draw, Draw) or not can_compile_ahead(draw, step.program, used):
             return False
         compile_ahead(draw, step.kind.plan.mechanism, step.program, step.key, step.kind.records)
@@ -248,11 +276,13 @@ class PrivateFunction:
     def _drawn(self, step: _Step) -> Value:
         """Computes the target in a program of its own, and adds noise to its value."""
         self._compiled_ahead(step)
-        program, key = step.program, step.key
+        program, key, records = step.program, step.key, step.records
+        if isinstance(records, Unsummed):
+            records = records.compute()
         if not program.is_concrete:
-            return step.draw(key, apart(program, step.records))
+            return step.draw(key, apart(program, records))
         with host_errors() if program.calls_host else contextlib.nullcontext():
-            return step.draw(key, evaluate_alone(step.records, program=program))
+            return step.draw(key, evaluate_alone(records, program=program))
 
 
 def privatize(

@@ -73,6 +73,11 @@ class Frame:
             )
         self._converted: dict[str, Column] = {}
 
+    @property
+    def used(self) -> list[str]:
+        """The columns that were asked for."""
+        return list(self._converted)
+
     def __getitem__(self, name: str) -> Column:
         """A column by its name."""
         if name not in self.columns:

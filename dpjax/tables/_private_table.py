@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -17,6 +18,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account, told
+from dpjax._core._parts import Parts
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
@@ -48,8 +50,8 @@ from dpjax.tables._box import Box, box_of
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
-from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
+from dpjax.tables._large_frame import LargeFrame, frame_of, in_parts, structure_of
 from dpjax.tables._question import Question, question_name
 from dpjax.tables._range import BUCKETS, powers_of, range_of
 from dpjax.tables._where import Where, rows_where
@@ -159,7 +161,7 @@ class PrivateTable:
             raise TypeError(f"ledger must be a dpjax.Ledger, got {_checks.shown(ledger)}")
         self._missing = _checks.choice("missing", missing, ("drop", "lower"))
         self._name, self._given, self._ledger = name, frame, ledger
-        self._frame = Frame(frame, self.most_rows)
+        self._frame = frame_of(frame, self.most_rows)
         self._payer()
 
     def __repr__(self) -> str:
@@ -193,7 +195,7 @@ class PrivateTable:
         """
         asked = self._asked("count", (), by=by, where=where)
         cost = self._cost(epsilon, share, error, delta=delta)
-        return self._counted(asked, asked.cells, cost, key)
+        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
 
     def crosstab(
         self,
@@ -229,7 +231,7 @@ class PrivateTable:
             )
         asked = self._asked("crosstab", (), by={name: keys[name] for name in columns}, where=where)
         cost = self._cost(epsilon, share, error, delta=delta)
-        return self._counted(asked, asked.cells, cost, key)
+        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
 
     def histogram(
         self,
@@ -262,10 +264,15 @@ class PrivateTable:
         Returns:
             A `Release` of integers; buckets are the last axis.
         """
-        labels, codes = buckets_of(self._frame[column], buckets)
+        labels, _ = buckets_of(structure_of(self._frame)[column], buckets)
         asked = self._asked("histogram", [column], by=by, where=where, about=labels)
         cost = self._cost(epsilon, share, error, delta=delta)
-        return self._counted(asked, asked.cells.split(column, labels, codes), cost, key)
+        axes = (*asked.cells.axes, (column, labels))
+
+        def cells_of(table: "PrivateTable", asked: Question) -> Cells:
+            return asked.cells.split(column, *buckets_of(table._frame[column], buckets))
+
+        return self._counted(asked, axes, cells_of, cost, key)
 
     def sum(
         self,
@@ -304,7 +311,7 @@ class PrivateTable:
         query = sum_query(lower=low, upper=high, capacity=self.most_rows)
         grouped = asked.in_groups(query)
         private = privatize(Unchanging("sum", grouped), span.cost.cheapest(grouped))
-        database = asked.database(self._leaf(column))
+        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
         return self._released(
             asked, lambda key: private(key, database, name=asked.name), span.key, before=span.found
         )
@@ -342,7 +349,7 @@ class PrivateTable:
         low, high = span.ends
         asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
         terms = self._terms(asked, span.cost, _centered_sums(low, high, self.most_rows, 1))
-        database = asked.database(self._leaf(column))
+        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
         return self._released(
             asked,
             lambda key: private_mean(key, database, lower=low, upper=high, **terms),
@@ -384,7 +391,7 @@ class PrivateTable:
         asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
         query = second_moments_query(_identity, dims=1, capacity=self.most_rows)
         terms = self._terms(asked, span.cost, query)
-        database = asked.database(self._leaf(column))
+        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
         return self._released(
             asked,
             lambda key: private_variance(key, database, lower=low, upper=high, **terms),
@@ -425,7 +432,7 @@ class PrivateTable:
         asked = self._asked("quantiles", [column], by=by, where=where, about=about)
         how = {"lower": low, "upper": high, "relation": self.relation, "by": asked.by}
         epsilon = self._cost(epsilon, share, delta=None).price().epsilon
-        database = asked.database(self._leaf(column))
+        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
 
         def ask(key: Key) -> Release:
             return private_quantiles(key, database, wanted, epsilon=epsilon, name=asked.name, **how)
@@ -506,9 +513,15 @@ class PrivateTable:
         else:
             known = keys_of(column, keys)
             asked = self._asked("top", [column], where=where, about=known)
-            codes = codes_of(self._frame[column], known)
-            cells = Cells(((column, known),), codes)
-            found = self._counted(asked, cells, self._cost(epsilon, share, delta=delta), key)
+            axes = ((column, known),)
+
+            def cells_of(table: "PrivateTable", asked: Question) -> Cells:
+                del asked
+                return Cells(axes, codes_of(table._frame[column], known))
+
+            found = self._counted(
+                asked, axes, cells_of, self._cost(epsilon, share, delta=delta), key
+            )
             counts = np.asarray(found.value)
         # Each row is in one cell, so all noisy counts together cost one epsilon, and their order
         # costs nothing. To select k keys one by one would split epsilon into k.
@@ -715,7 +728,12 @@ class PrivateTable:
         facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
-        columns = {"x": of_x.vectors(self._frame), "y": of_y.vectors(self._frame)}
+        database = self._records(
+            asked,
+            lambda table, asked: asked.database(
+                {"x": of_x.vectors(table._frame), "y": of_y.vectors(table._frame)}
+            ),
+        )
         query = _line_query(_parts, dims=len(of_x.columns), capacity=self.most_rows)
         terms = Terms(**self._terms(asked, cost, query))
         about: dict[str, Any] = {"what": "linear regression", "kind": "bootstrap", "facts": facts}
@@ -723,7 +741,7 @@ class PrivateTable:
         def ask(key: Key) -> Release:
             return released(
                 key,
-                asked.database(columns),
+                database,
                 lambda _: query,
                 lambda query, value, n, scale: line(query, value, n, scale, facts),
                 terms=terms,
@@ -820,7 +838,10 @@ class PrivateTable:
         query = histogram_query(BUCKETS)
         mechanism = laplace(query.sensitivity("l1", relation=self.relation), price.epsilon)
         private = privatize(Unchanging("bounds", query), mechanism)
-        database = PaddedRecords(powers_of(self._frame[column]), asked.present)  # pyright: ignore[reportArgumentType]
+        database = self._records(
+            asked,
+            lambda table, asked: PaddedRecords(powers_of(table._frame[column]), asked.present),  # pyright: ignore[reportArgumentType]
+        )
         counts = self._paid(lambda key: private(key, database, name=asked.name), key)
         ends = jnp.asarray(range_of(np.asarray(counts.value), mechanism), float)
         labels = Labels(asked.statistic, (), (("", (("end", ("lower", "upper")),)),))
@@ -843,7 +864,7 @@ class PrivateTable:
         query = second_moments_query(_identity, dims=dims, capacity=self.most_rows)
         return released_moments(
             key,
-            asked.database(box.vectors(self._frame)),
+            self._records(asked, lambda table, asked: asked.database(box.vectors(table._frame))),
             _identity,
             finish,
             dims=dims,
@@ -863,7 +884,15 @@ class PrivateTable:
         about: object = (),
     ) -> Question:
         """The rows that a statistic of some columns counts, and its name."""
-        frame, words, program = self._frame, statistic, ""
+        frame, words, program = structure_of(self._frame), statistic, ""
+        again = functools.partial(
+            PrivateTable._asked,
+            statistic=statistic,
+            columns=columns,
+            by=by,
+            where=where,
+            about=about,
+        )
         used = [frame[name] for name in columns]
         present = np.arange(frame.slots) < frame.rows
         if self._missing == "drop":
@@ -879,7 +908,16 @@ class PrivateTable:
         asked = kinds, cells.axes, program, about, self._missing, str(self.relation)
         prefix = f"{self._name}: " if self._name else ""
         name = question_name(prefix + words, *asked)
-        return Question(statistic, words, name, cells, present, self.relation)
+        return Question(statistic, words, name, cells, present, self.relation, again)
+
+    def _records(
+        self, asked: Question, make: Callable[["PrivateTable", Question], PaddedRecords]
+    ) -> PaddedRecords | Parts:
+        """The records of a statistic: those of the frame, or of each batch of a large one."""
+        if not isinstance(self._frame, LargeFrame):
+            return make(self, asked)
+        again = asked.again
+        return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _leaf(self, column: str) -> PyTree:
         """A column of numbers as a query takes it."""
@@ -977,13 +1015,24 @@ class PrivateTable:
         capacity = self.most_rows if added else None
         return self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
 
-    def _counted(self, asked: Question, cells: Cells, cost: Cost, key: Key | None) -> Release:
-        """The number of rows that count in each cell."""
-        query = histogram_query(cells.size)
+    def _counted(
+        self,
+        asked: Question,
+        axes: tuple[Axis, ...],
+        cells_of: Callable[["PrivateTable", Question], Cells],
+        cost: Cost,
+        key: Key | None,
+    ) -> Release:
+        """The number of rows that count in each cell of some axes."""
+        shape = tuple(len(keys) for _, keys in axes)
+        query = histogram_query(math.prod(shape))
         private = privatize(Unchanging("count", query), cost.cheapest(query))
-        database = PaddedRecords(cells.codes, asked.present)  # pyright: ignore[reportArgumentType]
+        database = self._records(
+            asked,
+            lambda table, asked: PaddedRecords(cells_of(table, asked).codes, asked.present),  # pyright: ignore[reportArgumentType]
+        )
         release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        value, labels = release.value.reshape(cells.shape), Labels(asked.statistic, cells.axes)
+        value, labels = release.value.reshape(shape), Labels(asked.statistic, axes)
         return dataclasses.replace(release, value=value, labels=labels)
 
 

@@ -1,7 +1,7 @@
 """What a statistic is asked about: the rows that count, their groups, and a public name."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ class Question:
         cells: the groups.
         present: which slots hold a row that counts; it depends on that row alone.
         relation: which tables are neighbors.
+        again: asks the same of another `PrivateTable`.
 
     Formal guarantees:
         A query of these rows moves as far as the query itself, where a row is added. A replaced row
@@ -45,6 +46,7 @@ class Question:
     cells: Cells
     present: np.ndarray
     relation: NeighboringRelation
+    again: Callable[[Any], "Question"]
 
     @property
     def is_grouped(self) -> bool:

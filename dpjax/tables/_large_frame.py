@@ -1,0 +1,79 @@
+"""A frame larger than memory: statistics that add up read it in batches, and others refuse it."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+from dpjax._core import _checks
+from dpjax._core._batches import Batches, Table, batches_of
+from dpjax._core._parts import Parts
+from dpjax._core._records import PaddedRecords
+from dpjax.tables._frame import Frame
+
+T = TypeVar("T")
+# The rows of a batch, public. Longer batches are hardly faster.
+ROWS = 2**18
+
+
+class LargeFrame(Frame):
+    """A frame that is read in batches, and refuses whatever looks at it whole.
+
+    Attributes:
+        batches: of the frame.
+        of_batch: one batch as a frame, for the names and dtypes of its columns.
+    """
+
+    def __init__(self, batches: Batches, most_rows: int) -> None:
+        """Reads names and dtypes."""
+        self.batches, rows = batches, min(ROWS, most_rows)
+        self.of_batch = Frame(batches.first(rows), rows)
+        self.columns = self.of_batch.columns
+
+    def __getitem__(self, name: str) -> NoReturn:
+        """Refuses a statistic that does not read batches."""
+        raise TypeError(
+            f"frame must fit into memory for this statistic of column {name!r}, got batches of"
+            f" {_checks.shown(list(self.columns))}: give the columns that it needs as a frame"
+        )
+
+
+def frame_of(frame: Any, most_rows: int) -> Frame:
+    """A frame in memory, or one that is read in batches."""
+    batches = batches_of("frame", frame)
+    return Frame(frame, most_rows) if batches is None else LargeFrame(batches, most_rows)
+
+
+def structure_of(frame: Frame) -> Frame:
+    """A frame for names and dtypes of columns."""
+    return frame.of_batch if isinstance(frame, LargeFrame) else frame
+
+
+def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) -> Parts:
+    """The records that `make` takes from a table, for each batch of its frame.
+
+    Parts may be made in other processes, so they hold neither the ledger nor the source.
+    """
+    bare: Any = copy.copy(table)
+    bare._ledger = bare._given = bare._frame = None
+    rows, slots = large.of_batch.slots, bare.most_rows
+
+    def of_batch(batch: Frame) -> PaddedRecords:
+        one = copy.copy(bare)
+        one._frame = batch
+        return make(one)
+
+    def of_batches(
+        function: Callable[[Iterator[PaddedRecords]], Any], batches: Iterator[Table]
+    ) -> Any:
+        return function(of_batch(Frame(batch, rows)) for batch in batches)
+
+    structure = Frame(large.columns, rows)
+    like = of_batch(structure)
+    # A count of all rows needs any column.
+    used = structure.used or list(large.columns)[:1]
+
+    def each(function: Callable[[Iterator[PaddedRecords]], Any]) -> Iterator[Any]:
+        return large.batches.each(used, rows, functools.partial(of_batches, function))
+
+    return Parts(each, like, slots)
