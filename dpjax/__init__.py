@@ -40,9 +40,10 @@ from dpjax.mechanisms._bernstein import (
     evaluate_on_lattice,
 )
 from dpjax.mechanisms._oracle_check import check_oracle
+from dpjax.mechanisms._posterior_sampler import posterior_sampler
 from dpjax.mechanisms._propose_test_release import propose_test_release
 from dpjax.mechanisms._randomized_response import randomized_response, two_coins, unary_encoding
-from dpjax.mechanisms._selection import exponential, permute_and_flip, posterior_sampler
+from dpjax.mechanisms._selection import exponential, permute_and_flip
 from dpjax.mechanisms._shaped_gaussian import shaped_gaussian
 from dpjax.mechanisms._smooth_quantile import smooth_quantile
 from dpjax.mechanisms._subset_envelope import subset_envelope

@@ -25,7 +25,7 @@ from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
-from dpjax.mechanisms._multipliers import analytic_multiplier
+from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._keys import check_key, key_for_each
 from dpjax.random._noise import GAUSSIAN

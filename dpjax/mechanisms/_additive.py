@@ -14,14 +14,14 @@ from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import outward
-from dpjax.mechanisms._multipliers import (
+from dpjax.mechanisms._gaussian_multipliers import (
     HAVE_MARGINS,
     analytic_multiplier,
     classical_multiplier,
     epsilon_of_multiplier,
-    multiple_of,
 )
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
+from dpjax.mechanisms._own_multipliers import multiple_of
 from dpjax.mechanisms._start import begin, check_noise
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import GAUSSIAN, LAPLACE, Noise
@@ -64,13 +64,10 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     def guarantee(self) -> Guarantee:
         """The guarantee of one release. For Gaussian noise, also the one under replace-one."""
         promised = super().guarantee
-        added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-        if not added or self.noise is not GAUSSIAN or self.norm != "l2":
-            return promised
         numbers = (self.scale, self.sensitivity.value, self.epsilon, self.delta)
-        if self.sensitivity.zero_allowed or any(map(_checks.is_traced, numbers)):
-            return promised
-        if any(map(np.ndim, numbers)):
+        unknown = any(map(_checks.is_traced, numbers)) or any(map(np.ndim, numbers))
+        added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        if unknown or not self._is_gaussian or not added:
             return promised
         scale, reach, epsilon, delta = map(float, numbers)
         replaced = epsilon_of_multiplier(scale / (2 * reach), delta, self.dims)
@@ -79,12 +76,18 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         return dataclasses.replace(promised, replacing=(replaced, delta, epsilon, delta))
 
     @property
+    def _is_gaussian(self) -> bool:
+        """Whether the noise is exact Gaussian noise for a sensitivity in the l2 norm."""
+        in_l2 = self.noise is GAUSSIAN and self.norm == "l2"
+        return in_l2 and not self.sensitivity.zero_allowed
+
+    @property
     def zcdp(self) -> tuple[float, float]:
         """For Gaussian noise in the l2 norm, rho = (Delta / sigma)^2 / 2 and delta = 0.
 
         Bun and Steinke (2016), Proposition 1.6. For other noise they follow from epsilon and delta.
         """
-        if self.noise is not GAUSSIAN or self.norm != "l2" or self.sensitivity.zero_allowed:
+        if not self._is_gaussian:
             return super().zcdp
         return (float(self.sensitivity.value) / float(self.scale)) ** 2 / 2 * (1 + 1e-12), 0.0
 
@@ -164,9 +167,9 @@ def additive(
             "norm must be monotone in the magnitudes of the coordinates, unlike a NoiseShape:"
             " draw noise of a shape by dpjax.shaped_gaussian"
         )
-    if noise.lattice is not None and noise.lattice.certificate.delta > 0:
-        delta = _checks.fraction("delta", delta)
-    if _checks.is_traced(delta) or not np.array_equal(delta, 0):
+    # Tables that miss some mass need a delta above 0 to charge it to.
+    missed = noise.lattice is not None and noise.lattice.certificate.delta > 0
+    if missed or _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
     if multiplier is None:
         unit = 1 / epsilon

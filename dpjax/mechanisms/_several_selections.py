@@ -14,7 +14,7 @@ from dpjax.mechanisms._selection import (
     log_prob_of_index,
     sum_of_group_maxima,
 )
-from dpjax.mechanisms._start import begin
+from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._selected_index import indices_of_rows, peeled_indices, remaining_scores
 
 
@@ -32,14 +32,10 @@ class SeveralSelections(SelectionMechanism):
     _scale_name = "2 count sensitivity / epsilon"
 
     def _check_structure(self, value: Value) -> None:
-        groups = 1 if self._by_group else 0
-        one_array = jax.tree_util.all_leaves([value]) and value.ndim == groups + 2
-        if not one_array or value.shape[groups] != self.count:
-            shape = ", ".join(("groups",) * groups + (str(self.count), "K"))
-            raise ValueError(
-                f"value must be one array of scores, shape ({shape}), got"
-                f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
-            )
+        shape = f"(groups, {self.count}, K)" if self._by_group else f"({self.count}, K)"
+        check_one_array(value, f"scores, shape {shape}", 3 if self._by_group else 2)
+        if value.shape[-2] != self.count:
+            raise ValueError(f"value must be of shape {shape}, got {value.shape}")
 
     def _draw(self, key: Key, value: Value) -> jax.Array:
         rows = value.reshape(-1, value.shape[-1])
@@ -123,13 +119,10 @@ class TopK(SelectionMechanism):
     _scale_name = "2 count sensitivity / epsilon"
 
     def _check_structure(self, value: Value) -> None:
-        if not self._by_group:
+        if self._by_group:
+            check_one_array(value, "scores, shape (groups, K)", 2)
+        else:
             super()._check_structure(value)
-        elif not jax.tree_util.all_leaves([value]) or value.ndim != 2:
-            raise ValueError(
-                "value must be one array of scores, shape (groups, K), got"
-                f" {jax.tree.map(lambda leaf: leaf.shape, value)}"
-            )
         if value.shape[-1] < self.count:
             raise ValueError(
                 f"value must hold at least k={self.count} scores, got {value.shape[-1]}"

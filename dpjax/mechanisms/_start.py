@@ -64,9 +64,9 @@ def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.A
     return jnp.sum(jnp.stack([term.astype(widest) for term in terms]))
 
 
-def check_one_array(value: Value, wanted: str) -> None:
-    """Refuses any other value; `wanted` says in a message what the array holds."""
-    if not jax.tree_util.all_leaves([value]) or value.ndim != 1:
+def check_one_array(value: Value, wanted: str, rank: int = 1) -> None:
+    """Refuses values that are not one array of this rank; `wanted` describes it in a message."""
+    if not jax.tree_util.all_leaves([value]) or value.ndim != rank:
         raise ValueError(
             f"value must be one array of {wanted}, got"
             f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"

@@ -16,7 +16,7 @@ import pytest
 
 from dpjax._tracing._walks import sizes_of_scan
 from dpjax.learning._rounding import root_of_squares
-from dpjax.mechanisms._multipliers import analytic_multiplier, classical_multiplier
+from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier, classical_multiplier
 from dpjax.random import _grid_fit
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import LAPLACE_LATTICE

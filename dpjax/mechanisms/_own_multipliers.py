@@ -1,151 +1,22 @@
-"""Multipliers: the scale of noise divided by the sensitivity.
+"""Multipliers that users write: formulas for the scale of noise over the sensitivity.
 
-The first half is for Gaussian noise. It finds the least noise that makes the Gaussian mechanism
-(epsilon, delta)-DP, in log space.
-
-Let the noise be sigma at sensitivity Delta, and mu = Delta / sigma. By Balle and Wang (2018),
-Theorem 8, it is (epsilon, delta)-DP if and only if
-
-    delta >= Phi(x) - exp(epsilon) Phi(x - mu),   x = mu / 2 - epsilon / mu.
-
-Evaluated by `erf`, this difference cancels: it is off by 26% at epsilon 20, delta 1e-8. But its
-derivative in mu is the normal density phi(x). Substitute x = sqrt(2 epsilon) sinh(y) and
-mu = sqrt(2 epsilon) exp(y). Then
-
-    delta = sqrt(2 epsilon) integral_{-inf}^{y} phi(sqrt(2 epsilon) sinh(s)) exp(s) ds.
-
-The integrand is smooth and positive. So Gauss-Legendre quadrature in log space does not cancel. The
-host computes it in float64, and a program in the dtype of its traced epsilon.
-
-The second half is for formulas of users. It evaluates a formula, measures its rounding error, and
-adds several times that error to the scale. Concrete parameters are evaluated in float64 on the
-host, and the formula is compared with itself at nearby parameters. Traced parameters are evaluated
-in the float dtype of the program, and float32 is compared with float64 at many parameters. A
-formula that cancels is refused.
+The rounding error of the formula is measured, and several times that error is added to the scale.
+Concrete parameters are evaluated in float64 on the host, and the formula is compared with itself at
+nearby parameters. Traced parameters are evaluated in the float dtype of the program, and float32 is
+compared with float64 at many parameters. A formula that cancels is refused.
 """
 
-import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._types import Scalar, Value
-from dpjax._exact._numerics import bisect, compute_dtype, legendre_rule
-from dpjax.random._noise import GAUSSIAN
-
-_NODES = 100
-# The bracket of x. Below it delta underflows float64, and above it delta is 1 up to rounding.
-_LOWEST_X, _HIGHEST_X = -40.0, 12.0
-# The tables of the noise may miss this part of delta, see `random._grid_fit`.
-_TABLE_MARGIN = 2.0**-24
-# A release of more numbers would not fit into memory. `epsilon_of_multiplier` handles no larger
-# delta, for which `Calibration.covers` has another condition.
-_MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
-# Outward margins on sigma. They cover the error of the root that is found in float64, or float32.
-_HOST_MARGIN = 1e-7
-_TRACED_MARGIN = 1e-3
-
-
-def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta of the analytic Gaussian mechanism, rounded up as `gaussian` says."""
-    if _checks.is_traced(epsilon) or _checks.is_traced(delta):
-        epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
-        dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
-        return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
-    # If delta is near 1, the margin must be small against 1 - delta.
-    log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
-    x, _ = bisect(lambda x: _log_delta(x, epsilon, np) <= log_delta, _LOWEST_X, _HIGHEST_X)
-    return _multiplier(x, epsilon, np).item() * (1 + _HOST_MARGIN)
-
-
-@functools.lru_cache(maxsize=1024)
-def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
-    """The epsilon that a Gaussian mechanism with this multiplier promises, rounded up.
-
-    None if the margin for the tables of the noise does not cover it. The scale that is really drawn
-    covers it too, by "The scale that covers everything" in docs/proofs/exact-noise.md: the charges
-    for rounding and for tables shrink as sensitivity and epsilon grow.
-    """
-    lattice = GAUSSIAN.lattice
-    if lattice is None or delta > _LARGEST_DELTA:
-        return None
-    numbers = _MOST_NUMBERS if dims is None else dims
-    missed = numbers * lattice.certificate.delta
-    # As `Calibration.largest_epsilon` has it.
-    largest = math.log(min(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
-    if not largest > 0 or analytic_multiplier(largest, delta) > multiplier:
-        return None
-    low, high = 0.0, largest
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2 if low else high / 4
-        if middle < 1e-9 or analytic_multiplier(middle, delta) > multiplier:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; only for epsilon <= 1."""
-    if _checks.is_traced(epsilon) or _checks.is_traced(delta):
-        multiplier = jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
-        return jnp.where(epsilon <= 1, multiplier * (1 + _TRACED_MARGIN), jnp.nan)
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
-
-
-# Multipliers that round outward already, so `additive` adds nothing.
-HAVE_MARGINS = frozenset((analytic_multiplier, classical_multiplier))
-
-
-def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
-    log_delta = jnp.log(delta)
-
-    def halve(_: int, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bracket
-        middle = (low + high) / 2
-        below = _log_delta(middle, epsilon, jnp) <= log_delta
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-    start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
-    low, _ = lax.fori_loop(0, 60, halve, start)
-    multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    # In float32, a delta closer to 1 cannot be told from 1.
-    usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
-    return jnp.where(usable, multiplier, jnp.nan)
-
-
-def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
-    """The multiplier 1 / mu at x."""
-    root = numpy.sqrt(2 * epsilon)
-    return numpy.exp(-numpy.arcsinh(x / root)) / root
-
-
-def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """Log of the exact delta at x, by quadrature where the integrand is not negligible."""
-    root = numpy.sqrt(2 * epsilon)
-    upper = numpy.arcsinh(x / root)
-    # Below `lower`, the integrand is at most exp(-depth) of its largest value, by the normal
-    # density or by exp(s).
-    depth = 45.0
-    tail = numpy.sqrt(numpy.minimum(x, 0.0) ** 2 + 2 * depth)
-    lower = numpy.maximum(-numpy.arcsinh(tail / root), upper - depth)
-    nodes, log_weights = legendre_rule(_NODES)
-    if numpy is jnp:
-        nodes, log_weights = nodes.astype(x.dtype), log_weights.astype(x.dtype)
-    half = (upper - lower) / 2
-    s = lower + half * (nodes + 1)
-    terms = log_weights + s - (root * numpy.sinh(s)) ** 2 / 2
-    largest = numpy.max(terms)
-    total = numpy.sum(numpy.exp(terms - largest))
-    return numpy.log(root * half / math.sqrt(2 * math.pi)) + largest + numpy.log(total)
-
+from dpjax._exact._numerics import compute_dtype
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
 
