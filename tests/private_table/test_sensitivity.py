@@ -82,6 +82,7 @@ def farthest(statistic, relation, missing):
         asked = table([*BASE, *added], relation, missing)
         release = statistic(asked, epsilon=epsilon, key=key)
         numbers = release.value if is_count else release.accuracy.measured["sums"]
+        assert is_count or release.accuracy.measured["n"] is None  # How many rows count is private.
         assert release.accuracy.facts["noise"] == "laplace"
         scale = release.accuracy.facts["arrays"][0]["scale"]
         found.append(np.asarray(numbers, float).ravel())
@@ -98,6 +99,7 @@ def test_whether_a_row_counts_and_where_depends_on_this_row_alone():
     asked = together._asked("mean", ["x"], by={"g": G, "h": H}, where=is_large)
     assert asked.present.tolist() == [True, False, False, True, True, False]
     assert asked.cells.codes.tolist() == [0, 3, 1, 2, -1, -1]
+    assert together._asked("mean", ["x"]).present.tolist() == [True, True, False, True, True, True]
     for i, row in enumerate(ROWS):
         alone = table([row], ADD, "drop", slots=len(ROWS))
         one = alone._asked("mean", ["x"], by={"g": G, "h": H}, where=is_large)
