@@ -25,6 +25,20 @@ def test_example_runs(example, tmp_path, monkeypatch):
         assert claimed == [repr(namespace["release"].guarantee)]
 
 
+def test_a_second_run_of_the_table_costs_nothing(tmp_path, monkeypatch, capsys):
+    """The ledger returns what was paid for, so both runs print the same."""
+    monkeypatch.chdir(tmp_path)
+    (example,) = [code for code in _examples(README) if "PrivateTable" in code]
+    printed = []
+    for _ in range(2):
+        namespace = {}
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            exec(example, namespace)
+        printed.append(capsys.readouterr().out)
+        assert namespace["ledger"].spent.epsilon == 0.3
+    assert printed[0] == printed[1] != ""
+
+
 def test_the_first_page_is_short():
     assert len(README.splitlines()) <= 150
     assert all(len(example.splitlines()) <= 25 for example in _examples(README))

@@ -63,6 +63,10 @@ def test_another_question_pays(opened):
         assert [row["name"] for row in ledger.history()] != []
         assert "count by g" in repr(ledger.report())
         assert "#" not in repr(ledger.report())
+        header, first, *_ = ledger.report().to_csv().splitlines()
+        assert header == "time,what,name,version,guarantee,epsilon,delta,epsilon left,delta left"
+        assert ",0.1,0,0.9,0.000001" in first.replace("E-7", "e-7")
+        assert "count by g" in ledger.report()._repr_html_()
 
 
 def test_a_new_ledger_is_under_the_relation_of_its_table(opened):
