@@ -23,10 +23,13 @@ from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
 from dpjax.queries._groups import (
+    By,
     GroupedIntegers,
     GroupedQuery,
     GroupedScores,
+    groups_of,
     integer_keys,
+    integers_by_group,
 )
 from dpjax.queries._groups import (
     _keys_of as keys_of,
@@ -343,7 +346,7 @@ def by_person(
     *,
     person: Name,
     rows: int,
-    groups: Mapping[Name, int] | None = None,
+    groups: Mapping[Any, int] | None = None,
     order: Name | None = None,
     of: Name | None = None,
     per_person: PerPerson | None = None,
@@ -356,7 +359,7 @@ def by_person(
     *,
     person: Name,
     rows: int,
-    groups: Mapping[Name, int] | None = None,
+    groups: Mapping[Any, int] | None = None,
     order: Name | None = None,
     of: Name | None = None,
     per_person: PerPerson | None = None,
@@ -368,7 +371,7 @@ def by_person(
     *,
     person: Name,
     rows: int,
-    groups: Mapping[Name, int] | None = None,
+    groups: Mapping[Any, int] | None = None,
     order: Name | None = None,
     of: Name | None = None,
     per_person: PerPerson | None = None,
@@ -436,20 +439,32 @@ def by_person(
         )
     if query.privacy_unit != RECORD:
         raise TypeError(f"query must be one of rows, got one per {query.privacy_unit}")
-    truncation = _truncation(person, rows, groups, order)
+    truncation = checked_truncation(person, rows, groups, order)
     by_group = isinstance(query, (GroupedQuery, GroupedScores))
     cells = dict(query.named_groups) if by_group else {}
     view = _view(truncation, of, per_person, cells)
-    about = {"norms": query.norms, **_about(view)}
+    people = contribution(truncation, cells, per_person=per_person)
+    about = {"privacy_unit": people.privacy_unit, "notes": people.notes}
     if isinstance(query, Query):
-        return PeopleQuery(integers_of_people(query._integers, view, cells), **about)
+        integers = people.integers(_seeing(query._integers, view))
+        return PeopleQuery(integers, query.norms, **about)
     of_rows = functools.partial(query._bound, n=None, dtype="float32")  # pyright: ignore
-    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells), of_rows)
-    return PeopleScores(scores=query, view=view, reach=reach, **about)
+    reach = functools.partial(people.reach, of_rows)
+    return PeopleScores(scores=query, view=view, reach=reach, norms=query.norms, **about)
 
 
-def _truncation(
-    person: Name, rows: int, groups: Mapping[Name, int] | None, order: Name | None
+def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
+    """The query of the rows that count."""
+
+    def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
+        return query.addends_of(*view(records, present))
+
+    of_rows: dict[str, Any] = {**vars(query), "addends": addends}
+    return GroupedIntegers(**of_rows)
+
+
+def checked_truncation(
+    person: Name, rows: int, groups: Mapping[Any, int] | None, order: Name | None
 ) -> Truncation:
     """Which rows count, after a check of the arguments."""
     _check_name("person", person)
@@ -470,15 +485,6 @@ def _truncation(
         if column == person:
             raise ValueError(f"groups must be other columns than that of people, got {column!r}")
     return Truncation(person, rows, tuple(most.items()), order)
-
-
-def _about(view: View) -> dict[str, Any]:
-    """Whom a query of people protects, and what a guarantee says about it."""
-    note = view.truncation.note
-    return {
-        "privacy_unit": view.truncation.unit,
-        "notes": (note if view.per_person is None else f"one sum each, {note}",),
-    }
 
 
 def _check_name(name: str, column: object) -> None:
@@ -510,73 +516,95 @@ def _view(
     return View(truncation, of, bool(cells), per_person)
 
 
-def _rows_and_blocks(view: View, cells: Mapping[str, int]) -> tuple[int, int]:
-    """How many rows of a person a block of the value sees, and how many blocks see some.
-
-    Only columns that are named by texts count as those of blocks: an index may mean another column
-    once the column of people is left out.
-    """
-    rows, blocks = view.truncation.rows if view.per_person is None else 1, 1
-    for column, most in view.truncation.groups:
-        if isinstance(column, str) and column in cells:
-            blocks *= min(most, cells[column])
-        else:
-            rows *= most
-    return rows, blocks
-
-
-def _reach_of_people(
-    rows: int, blocks: int, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation
-) -> float:
-    """How far all rows of a person move a value, if one row moves a block by `of_rows`."""
-    added = NeighboringRelation.ADD_OR_REMOVE_ONE
-    # Another person may have fewer rows, or none, so a replaced row may be one that is removed.
-    moved = rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
-    if norm == "l2":
-        return sqrt_up(moved**2 * blocks)
-    return round_up(moved * (1 if norm == "linf" else blocks))
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleIntegers(GroupedIntegers):
-    """The integers of the rows of people that count."""
+    """The integers of a query of the rows of people that count."""
 
     privacy_unit: str
     notes: tuple[str, ...]
 
 
-def integers_of_people(query: IntegerQuery, view: View, cells: Mapping[str, int]) -> PeopleIntegers:
-    """The integers of the rows that count.
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """How many rows of a person a query sees.
 
-    Args:
-        query: of rows.
-        view: the rows that it sees.
-        cells: the columns that it is by, with the numbers of their keys.
-    """
-    reach = functools.partial(_reach_of_people, *_rows_and_blocks(view, cells))
-
-    def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
-        return query.addends_of(*view(records, present))
-
-    of_people = {
-        "addends": addends,
-        "reach": functools.partial(reach, query.reach),
-        "moves": query.moves and functools.partial(reach, query.moves),
-    }
-    return PeopleIntegers(**vars(query) | of_people | _about(view))
-
-
-class ByPeople(dict[str | int, Any]):
-    """Groups as `private_mean` takes them, of rows of people: {column: keys}, and a view.
-
-    The query sees all columns but that of people, and is by all groups.
+    Attributes:
+        rows: in each block of the value that some of them move.
+        blocks: how many blocks some of them move.
+        privacy_unit: the person.
+        notes: what a guarantee says about it.
     """
 
-    def __init__(self, groups: Mapping[str | int, Any], truncation: Truncation) -> None:
-        super().__init__(groups)
-        self.view = View(truncation, None, names_columns=True, per_person=None)
+    rows: int
+    blocks: int
+    privacy_unit: str
+    notes: tuple[str, ...]
+
+    def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
+        """How far all rows of a person move a value, if one row moves it by `of_rows`."""
+        added = NeighboringRelation.ADD_OR_REMOVE_ONE
+        # Another person may have fewer rows, or none, so a replaced row may be one that is removed.
+        moved = self.rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
+        if norm == "l2":
+            return sqrt_up(moved**2 * self.blocks)
+        return round_up(moved * (1 if norm == "linf" else self.blocks))
 
     def integers(self, query: IntegerQuery) -> PeopleIntegers:
-        """The integers of a query of rows that is by these groups."""
-        cells = {name: len(keys) for name, keys in self.items() if isinstance(name, str)}
-        return integers_of_people(query, self.view, cells)
+        """A query of rows, which are those that count, as one of people."""
+        of_people = {
+            "addends": query.addends_of,
+            "reach": functools.partial(self.reach, query.reach),
+            "moves": query.moves and functools.partial(self.reach, query.moves),
+        }
+        about = {"privacy_unit": self.privacy_unit, "notes": self.notes}
+        return PeopleIntegers(**vars(query) | of_people | about)
+
+    def query(self, query: Query) -> PeopleQuery:
+        """Likewise."""
+        integers = self.integers(query._integers)
+        return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
+
+
+def contribution(
+    truncation: Truncation, cells: Mapping[str, int], *, per_person: PerPerson | None = None
+) -> Contribution:
+    """How many rows a query by some columns sees; `cells` are these, with the numbers of keys.
+
+    Only columns that are named by texts count as those of blocks: an index may mean another column
+    once the column of people is left out.
+    """
+    rows, blocks = truncation.rows if per_person is None else 1, 1
+    for column, most in truncation.groups:
+        if isinstance(column, str) and column in cells:
+            blocks *= min(most, cells[column])
+        else:
+            rows *= most
+    note = truncation.note if per_person is None else f"one sum each, {truncation.note}"
+    return Contribution(rows, blocks, truncation.unit, (note,))
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsOfPeople:
+    """Groups as `private_mean` takes them, of rows of people that count.
+
+    It is no mapping: code that knows groups of rows alone refuses it.
+
+    Attributes:
+        by: the groups, {column: keys}.
+        contribution: how many rows of a person there are.
+    """
+
+    by: By
+    contribution: Contribution
+
+
+def groups_alone(by: By | RowsOfPeople | None) -> By | None:
+    """The groups."""
+    return by.by if isinstance(by, RowsOfPeople) else by
+
+
+def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
+    """The integers of a query by groups, of people if the rows are theirs."""
+    for one in reversed(groups_of(groups_alone(by))):
+        query = integers_by_group(query, one)
+    return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

@@ -19,7 +19,8 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._groups import By, groups_of, integers_by_group
+from dpjax.queries._groups import By, groups_of
+from dpjax.queries._people import groups_alone, integers_by
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery
 from dpjax.queries._rank_search import Ranks, RankSearch, rank_search, thresholds
@@ -108,16 +109,14 @@ def private_quantiles(
     _checks.host_only("queries.private_quantiles", key, "queries.quantile_scores")
     shape_of_record(database, "(n,)", by=by)
     found = relation_or_inherited(relation)
-    groups = math.prod(len(one.keys) for one in groups_of(by))
+    groups = math.prod(len(one.keys) for one in groups_of(groups_alone(by)))
     capacity = slots_of(database, found)
     epsilon = _checks.positive("epsilon", epsilon)
     _checks.host_only("queries.private_quantiles", epsilon, "queries.quantile_scores")
     cells = _cells(capacity, groups, epsilon)
     searched = _searched(wanted, capacity, groups, epsilon)
 
-    query: IntegerQuery = _histogram(low, high, cells)
-    for of_column in reversed(groups_of(by)):
-        query = integers_by_group(query, of_column)
+    query = integers_by(_histogram(low, high, cells), by)
     mechanism, ask = _private(query, epsilon, searched, capacity, NeighboringRelation(found))
     release = ask(key, database, name=name)
     facts = mechanism.facts(cells) | {

@@ -17,9 +17,9 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
-from dpjax.queries._groups import By, each_group, groups_of, inside_groups, integers_by_group
+from dpjax.queries._groups import By, each_group, inside_groups
 from dpjax.queries._padded_records import number_of_records, records_and_slots
-from dpjax.queries._people import ByPeople
+from dpjax.queries._people import RowsOfPeople, groups_alone, integers_by
 from dpjax.queries._query import IntegerQuery
 from dpjax.release._privatize import privatize
 
@@ -33,16 +33,13 @@ def slots_of(database: Database, relation: NeighboringRelation) -> int:
 
 
 def shape_of_record(
-    database: Database, *wanted: Literal["(n,)", "(n, d)"], by: By | None = None
+    database: Database, *wanted: Literal["(n,)", "(n, d)"], by: By | RowsOfPeople | None = None
 ) -> tuple[int, ...]:
     """The shape of a record; refuses a database that is not one array of a wanted shape.
 
     With groups, their columns stand beside the array.
     """
-    records, _ = records_and_slots(database)
-    if isinstance(by, ByPeople):
-        records = by.view.seen(records)
-    records = inside_groups(records, by)
+    records = inside_groups(records_and_slots(database)[0], groups_alone(by))
     shapes = {"(n,)": (None,), "(n, d)": (None, None)}
     name = "database, beside the columns of groups," if by else "database"
     check_numbers(name, records, *(shapes[x] for x in wanted))
@@ -56,7 +53,7 @@ class Terms(NamedTuple):
     delta: float | None
     relation: NeighboringRelation
     name: str | None
-    by: By | None = None
+    by: By | RowsOfPeople | None = None
 
 
 def _private(
@@ -96,10 +93,8 @@ def released(
     public facts say how intervals are made.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
-    query = asked = make_query(slots_of(database, relation))
-    for one in reversed(groups_of(by)):
-        asked = integers_by_group(asked, one)
-    asked = by.integers(asked) if isinstance(by, ByPeople) else asked
+    query = make_query(slots_of(database, relation))
+    asked, by = integers_by(query, by), groups_alone(by)
     known = isinstance(terms.epsilon, (int, float)) and isinstance(terms.delta, float | None)
     private = _kept_private if known and not _checks.is_staging() else _private
     mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)

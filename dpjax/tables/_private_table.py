@@ -52,6 +52,7 @@ from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
 from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
 from dpjax.tables._large_frame import LargeFrame, frame_of, in_parts, structure_of
+from dpjax.tables._people import check_of_people, people_of
 from dpjax.tables._question import Question, question_name
 from dpjax.tables._range import BUCKETS, powers_of, range_of
 from dpjax.tables._where import Where, rows_where
@@ -113,6 +114,14 @@ class PrivateTable:
         missing: "drop" leaves out rows that miss an entry in a column of the statistic. "lower"
             counts a missing number as the lower end of its bounds.
         name: of these rows, for a ledger that pays for several tables.
+        person: the column of ids, if a person may have several rows: neighbors differ in all rows
+            of a person. None protects a row. A row without an id counts nowhere.
+        rows: how many rows of a person count, public; needed with `person`. Of the rows that a
+            statistic asks about, the first ones count.
+        groups: columns, and in how many of its groups a person counts in a statistic by this
+            column, public. Then `rows` count in each of these groups.
+        order: a column of numbers: rows with the least ones are the first. None takes the order of
+            the table.
 
     Attributes:
         most_rows: as given.
@@ -128,7 +137,10 @@ class PrivateTable:
         shows. Whether a row counts, and in which group, depends on that row alone: on its missing
         entries, `where`, and its keys. So a row that is added moves a statistic by no more than
         the query behind it may move. Under replace-one a row may come to count, or cease to, which
-        the sensitivity covers. Names of columns, dtypes, keys, bounds and predicates are public.
+        the sensitivity covers. With `person`, which of these rows count depends on the other rows
+        of the same person alone, and all rows of a person move a statistic by no more than
+        docs/proofs/people.md says. Names of columns, dtypes, keys, bounds and predicates are
+        public.
 
         In a ledger a statistic has a name: statistic, columns, and a fingerprint of everything that
         was asked. The same question, also of a later run of the same program, returns what was paid
@@ -154,6 +166,10 @@ class PrivateTable:
         relation: NeighboringRelation | None = None,
         missing: Literal["drop", "lower"] = "drop",
         name: str = "",
+        person: str | None = None,
+        rows: int | None = None,
+        groups: Mapping[str, int] | None = None,
+        order: str | None = None,
     ) -> None:
         self.most_rows = _checks.integer("most_rows", most_rows, least=1, most=2**31 - 2)
         self.relation = NeighboringRelation(relation or NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -162,6 +178,12 @@ class PrivateTable:
         self._missing = _checks.choice("missing", missing, ("drop", "lower"))
         self._name, self._given, self._ledger = name, frame, ledger
         self._frame = frame_of(frame, self.most_rows)
+        self._people = people_of(person, rows, groups, order)
+        if self._people is not None and isinstance(self._frame, LargeFrame):
+            raise ValueError(
+                "frame must fit into memory, where person= is given: rows of a person may lie in"
+                " several batches, got batches"
+            )
         self._payer()
 
     def __repr__(self) -> str:
@@ -835,7 +857,7 @@ class PrivateTable:
         """
         asked = self._asked("bounds", [column], where=where)
         price = self._cost(epsilon, share, delta=None).price()
-        query = histogram_query(BUCKETS)
+        query = asked.of_people(histogram_query(BUCKETS))
         mechanism = laplace(query.sensitivity("l1", relation=self.relation), price.epsilon)
         private = privatize(Unchanging("bounds", query), mechanism)
         database = self._records(
@@ -884,6 +906,7 @@ class PrivateTable:
         about: object = (),
     ) -> Question:
         """The rows that a statistic of some columns counts, and its name."""
+        check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
         again = functools.partial(
             PrivateTable._asked,
@@ -905,10 +928,11 @@ class PrivateTable:
         words += f" by {' and '.join(name for name, _ in cells.axes)}" if cells.axes else ""
         words += " where" if where else ""
         kinds = tuple((column.name, column.entries.dtype.str, column.is_text) for column in used)
-        asked = kinds, cells.axes, program, about, self._missing, str(self.relation)
+        asked = kinds, cells.axes, program, about, self._missing, str(self.relation), self._people
         prefix = f"{self._name}: " if self._name else ""
         name = question_name(prefix + words, *asked)
-        return Question(statistic, words, name, cells, present, self.relation, again)
+        question = Question(statistic, words, name, cells, present, self.relation, again)
+        return question if self._people is None else self._people.asked(question, frame)
 
     def _records(
         self, asked: Question, make: Callable[["PrivateTable", Question], PaddedRecords]
@@ -948,7 +972,7 @@ class PrivateTable:
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
         """What a private statistic of this query is asked with."""
-        epsilon, delta = cost.buys(query)
+        epsilon, delta = cost.buys(query if asked.people is None else asked.people.integers(query))
         terms = {"epsilon": epsilon, "delta": delta, "relation": self.relation}
         return {**terms, "name": asked.name, "by": asked.by}
 
@@ -1003,6 +1027,7 @@ class PrivateTable:
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
         """The keys that enough rows have, and their noisy counts."""
+        check_of_people(self._people, "keys that are not public")
         epsilon, delta = cost.price()
         if delta is None:
             raise ValueError(
@@ -1025,7 +1050,7 @@ class PrivateTable:
     ) -> Release:
         """The number of rows that count in each cell of some axes."""
         shape = tuple(len(keys) for _, keys in axes)
-        query = histogram_query(math.prod(shape))
+        query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))
         database = self._records(
             asked,

@@ -15,6 +15,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._ledger import FINGERPRINT
 from dpjax.queries._groups import By, by
+from dpjax.queries._people import Contribution, RowsOfPeople
 from dpjax.queries._query import Query
 from dpjax.tables._groups import Cells
 
@@ -33,6 +34,7 @@ class Question:
         present: which slots hold a row that counts; it depends on that row alone.
         relation: which tables are neighbors.
         again: asks the same of another `PrivateTable`.
+        people: how many rows of a person count; None if neighbors differ in a row.
 
     Formal guarantees:
         A query of these rows moves as far as the query itself, where a row is added. A replaced row
@@ -47,16 +49,28 @@ class Question:
     present: np.ndarray
     relation: NeighboringRelation
     again: Callable[[Any], "Question"]
+    people: Contribution | None = None
 
     @property
     def is_grouped(self) -> bool:
         """Whether a query asks by group."""
-        return bool(self.cells.axes) or self.relation is NeighboringRelation.REPLACE_ONE
+        return (
+            bool(self.cells.axes)
+            or self.relation is NeighboringRelation.REPLACE_ONE
+            or self.people is not None
+        )
 
     @property
-    def by(self) -> By | None:
+    def by(self) -> By | RowsOfPeople | None:
         """The groups as `queries` takes them."""
-        return {GROUP: range(self.cells.size)} if self.is_grouped else None
+        if not self.is_grouped:
+            return None
+        groups: By = {GROUP: range(self.cells.size)}
+        return groups if self.people is None else RowsOfPeople(groups, self.people)
+
+    def of_people(self, query: Query) -> Query:
+        """A query of the rows that count, as far as a person moves it."""
+        return query if self.people is None else self.people.query(query)
 
     def database(self, value: PyTree) -> PaddedRecords:
         """A column, or a dict of columns, in the slots that count, beside the groups."""
@@ -69,7 +83,7 @@ class Question:
         """A query of one column for each group."""
         if not self.is_grouped:
             return query
-        return by(query, column=GROUP, keys=range(self.cells.size), of=VALUE)
+        return self.of_people(by(query, column=GROUP, keys=range(self.cells.size), of=VALUE))
 
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
         """The release with one axis for each column of groups, and with words for its numbers.

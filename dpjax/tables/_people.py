@@ -1,0 +1,72 @@
+"""People of a table: which of their rows a statistic counts, and how far they move it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._records import exact_records
+from dpjax.queries._people import Truncation, checked_truncation, contribution
+from dpjax.tables._frame import Frame
+from dpjax.tables._question import Question
+
+# Statistics that scale their noise by `Question.people`. Others are refused, also new ones.
+_OF_PEOPLE = (
+    *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
+    *("covariance", "correlation", "pca", "regression"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class People:
+    """The people of a table, and how many of their rows count.
+
+    Attributes:
+        truncation: by columns of the frame; its groups are those of statistics by these columns.
+    """
+
+    truncation: Truncation
+
+    def asked(self, question: Question, frame: Frame) -> Question:
+        """The question about those of its rows that count."""
+        by = dict(question.cells.axes)
+        groups = tuple(one for one in self.truncation.groups if one[0] in by)
+        here = dataclasses.replace(self.truncation, groups=groups)
+        names = {here.person, *(name for name, _ in groups), here.order} - {None}
+        columns = {name: frame[str(name)] for name in names}
+        records = {name: column.with_gaps() for name, column in columns.items()}
+        exact, _ = exact_records("frame", records)
+        # A row in no cell takes no other's place. Whether it is in one depends on itself alone.
+        inside = question.present & (question.cells.codes >= 0)
+        kept, _ = here.kept(exact, jnp.asarray(inside))
+        cells = {name: len(keys) for name, keys in by.items()}
+        return dataclasses.replace(
+            question, present=np.asarray(kept), people=contribution(here, cells)
+        )
+
+
+def people_of(
+    person: str | None, rows: int | None, groups: Mapping[str, int] | None, order: str | None
+) -> People | None:
+    """The people of a table, after a check of the arguments; None if each row is a person."""
+    if person is None:
+        given = {"rows": rows, "groups": groups, "order": order}
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise TypeError(f"person must name the column of ids, where {named[0]} is given")
+        return None
+    if rows is None:
+        raise TypeError(
+            f"rows must be given: how many rows of a person count, of those in {person!r}"
+        )
+    return People(checked_truncation(person, rows, groups, order))
+
+
+def check_of_people(people: People | None, statistic: str) -> None:
+    """Refuses a statistic if it is not known how far several rows of a person move it."""
+    if people is not None and statistic not in _OF_PEOPLE:
+        raise ValueError(
+            f"{statistic} must be asked of a table without person=: how far several rows of a"
+            " person move it is not known"
+        )
