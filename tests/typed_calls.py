@@ -53,7 +53,22 @@ def right() -> dpjax.Release:
     return dpjax.privatize(jnp.mean, mechanism)(KEY, jnp.ones(3))
 
 
+def of_a_table(ledger: dpjax.Ledger) -> list[dpjax.Release]:
+    ends, cuts = {"price": (0, 20_000), "carat": (0.2, 5.0)}, {"cut": ["Fair", "Ideal"]}
+    table = dpjax.PrivateTable({"price": jnp.ones(3)}, ledger=ledger, most_rows=10, missing="lower")
+    return [
+        table.count(by=cuts, where=lambda row: row["price"] > 1000, error=20),
+        table.crosstab(["cut"], keys=cuts, share=0.1),
+        table.mean("price", bounds=(0, 20_000), by={"cut": table.keys("cut", epsilon=0.1)}),
+        table.variance("price", bounds=None, epsilon=0.1),
+        table.quantiles("price", [0.25, 0.5], bounds=ends, epsilon=0.1),
+        table.regression("price", ["carat"], bounds=ends, epsilon=0.1, key=KEY),
+    ]
+
+
 def wrong() -> None:
+    table = dpjax.PrivateTable({}, most_rows=10, missing="keep")  # pyright: ignore[reportArgumentType]
+    table.mean("price", epsilon=0.1)  # pyright: ignore[reportCallIssue]
     dpjax.operating_point(m=10, method="dwk")  # pyright: ignore[reportArgumentType]
     dpjax.assume_sensitivity(1.0, norm="L1")  # pyright: ignore[reportArgumentType]
     dpjax.laplace(1.0, 1.0, noise="flt")  # pyright: ignore[reportArgumentType]

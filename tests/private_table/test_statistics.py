@@ -1,6 +1,9 @@
 """Statistics of a table say what NumPy says of the rows that count, in units of the columns."""
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 import dpjax
@@ -139,3 +142,26 @@ def test_clusters_are_in_units_of_the_columns():
     np.testing.assert_allclose(centers, [[10, 1], [90, -1]], atol=1)
     low, high = release.interval()
     assert np.all(low["centers"] <= high["centers"])
+
+
+def test_tables_of_all_libraries_are_one():
+    """Also with missing entries, in the dtypes of each library."""
+    entries = {"g": ["a", None, "b", "a"], "x": [1.0, 2.0, None, 4.0], "n": [1, None, 3, 3]}
+    frames = {
+        "polars": pl.DataFrame(entries),
+        "arrow": pa.table(entries),
+        "pandas": pd.DataFrame(entries).astype({"g": "category", "n": "Int64"}),
+        "dict": {
+            "g": np.array(entries["g"], object),
+            "x": np.array(entries["x"], float),
+            "n": np.array(entries["n"], float),
+        },
+    }
+    of = {"epsilon": EPSILON, "key": KEY}
+    for library, frame in frames.items():
+        table = dpjax.PrivateTable(frame, most_rows=8)
+        assert table.count(by={"g": ["a", "b"]}, **of).value.tolist() == [2, 1], library
+        large = table.count(where=lambda row: (row["x"] > 1) & (row["g"] == "a"), **of)
+        assert int(large.value) == 1, library
+        assert table.count(by={"n": [1, 3]}, **of).value.tolist() == [1, 2], library
+        assert abs(table.mean("x", bounds=(0, 10), **of).value - 7 / 3) < 0.1, library
