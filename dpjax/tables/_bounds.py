@@ -1,18 +1,25 @@
 """Public bounds of columns."""
 
+import datetime
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import numpy as np
+
 from dpjax._core import _checks
+from dpjax.tables._frame import Frame
 from dpjax.targets._clamping import check_interval
 
 Ends: TypeAlias = tuple[float, float]
-Bounds: TypeAlias = Ends | Mapping[str, Ends]
+End: TypeAlias = float | datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
+"""A number, or what counts as one in a column of dates, times or durations."""
+
+Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
 """The ends of a column, or those of several columns by name."""
 
 
-def bounds_of(column: str, bounds: Bounds) -> Ends:
-    """The ends of one column."""
+def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
+    """The ends of one column, as numbers; those of dates and times may be dates and times."""
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(
@@ -25,6 +32,6 @@ def bounds_of(column: str, bounds: Bounds) -> Ends:
             f"bounds of column {column!r} must be its lower and its upper end, as (0, 100), got"
             f" {_checks.shown(bounds)}"
         )
-    low, high = bounds
+    low, high = (frame.number(column, end) for end in bounds)
     check_interval(low, high)
     return float(low), float(high)

@@ -51,7 +51,7 @@ class Box:
         return ((clipped - self.middle) / self.size).astype(jnp.result_type(float))
 
 
-def box_of(columns: Sequence[str], bounds: Bounds) -> Box:
+def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame) -> Box:
     """The bounds of some columns, each with its own."""
-    lower, upper = np.array([bounds_of(name, bounds) for name in columns]).T
+    lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
     return Box(tuple(columns), lower, upper)

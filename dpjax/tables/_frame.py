@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Texts, check_usable
-from dpjax._core._frames import exact_column, table_of_columns, texts_of
+from dpjax._core._frames import exact_column, moments_of, table_of_columns, texts_of
 from dpjax._core._types import PyTree
 
 
@@ -72,6 +72,17 @@ class Frame:
                 f" {most_rows} for {self.rows}"
             )
         self._converted: dict[str, Column] = {}
+
+    def number(self, name: str, moment: Any) -> float:
+        """A public end of a column, which may be a date, a time or a duration in a column of such.
+
+        Raises:
+            TypeError: if it is of another kind than the column.
+        """
+        if isinstance(moment, (int, float)) or name not in self.columns:
+            return moment
+        moments = moments_of(self.columns[name])
+        return moment if moments is None else moments.number(moment)
 
     @property
     def used(self) -> list[str]:

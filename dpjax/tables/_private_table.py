@@ -45,7 +45,7 @@ from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.queries._sums import sum_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
-from dpjax.tables._bounds import Bounds, bounds_of
+from dpjax.tables._bounds import Bounds, End, bounds_of
 from dpjax.tables._box import Box, box_of
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
@@ -258,7 +258,7 @@ class PrivateTable:
     def histogram(
         self,
         column: str,
-        buckets: Sequence[float],
+        buckets: Sequence[End],
         *,
         by: By | None = None,
         where: Where | None = None,
@@ -286,13 +286,15 @@ class PrivateTable:
         Returns:
             A `Release` of integers; buckets are the last axis.
         """
-        labels, _ = buckets_of(structure_of(self._frame)[column], buckets)
+        structure = structure_of(self._frame)
+        edges = [structure.number(column, edge) for edge in buckets]
+        labels, _ = buckets_of(structure[column], edges)
         asked = self._asked("histogram", [column], by=by, where=where, about=labels)
         cost = self._cost(epsilon, share, error, delta=delta)
         axes = (*asked.cells.axes, (column, labels))
 
         def cells_of(table: "PrivateTable", asked: Question) -> Cells:
-            return asked.cells.split(column, *buckets_of(table._frame[column], buckets))
+            return asked.cells.split(column, *buckets_of(table._frame[column], edges))
 
         return self._counted(asked, axes, cells_of, cost, key)
 
@@ -448,7 +450,7 @@ class PrivateTable:
         Returns:
             A `Release` of numbers; quantiles are the last axis.
         """
-        low, high = bounds_of(column, bounds)
+        low, high = bounds_of(column, bounds, structure_of(self._frame))
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
         about = low, high, tuple(map(str, wanted))
         asked = self._asked("quantiles", [column], by=by, where=where, about=about)
@@ -606,7 +608,7 @@ class PrivateTable:
         Returns:
             A `Release` of {"mean": ..., "covariance": ...}.
         """
-        box = box_of(columns, bounds)
+        box = box_of(columns, bounds, structure_of(self._frame))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("covariance", columns, by=by, where=where, about=box.facts)
         facts, words = {**box.facts, "scalar": False}, tuple(columns)
@@ -652,7 +654,7 @@ class PrivateTable:
             A `Release` of numbers in [-1, 1]. Its interval is simulated, and holds everything where
             the noise could hide that a column is constant.
         """
-        box = box_of((x, y), bounds)
+        box = box_of((x, y), bounds, structure_of(self._frame))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("correlation", (x, y), by=by, where=where, about=box.facts)
         facts = {**box.facts, "statistic": CORRELATION, "simulated": True}
@@ -693,7 +695,7 @@ class PrivateTable:
             of the largest variance comes first. Intervals are simulated. Where two variances
             nearly tie, a component may be any direction, and its interval says so.
         """
-        box, words = box_of(columns, bounds), tuple(columns)
+        box, words = box_of(columns, bounds, structure_of(self._frame)), tuple(columns)
         count = _checks.integer("components", components, least=1, most=len(words))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("pca", columns, by=by, where=where, about=(box.facts, count))
@@ -746,7 +748,10 @@ class PrivateTable:
             A `Release` of {"weights": ..., "intercept": ...}, in units of the columns. Intervals
             are simulated.
         """
-        of_x, of_y = box_of(x, bounds), box_of([y], bounds)
+        of_x, of_y = (
+            box_of(x, bounds, structure_of(self._frame)),
+            box_of([y], bounds, structure_of(self._frame)),
+        )
         facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
         cost = self._cost(epsilon, share, delta=delta)
         asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
@@ -799,7 +804,7 @@ class PrivateTable:
         Returns:
             A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
         """
-        box = box_of(columns, bounds)
+        box = box_of(columns, bounds, structure_of(self._frame))
         price = self._cost(epsilon, share, delta=delta).price()
         if price.delta is None:
             raise ValueError("delta must be above 0 for k-means: give one, or a ledger with one")
@@ -1010,7 +1015,7 @@ class PrivateTable:
     ) -> Span:
         """The ends of a column, found where none are given, and what is left to pay with."""
         if bounds is not None:
-            return Span(bounds_of(column, bounds), cost, key, None)
+            return Span(bounds_of(column, bounds, structure_of(self._frame)), cost, key, None)
         if cost.epsilon is None:
             raise ValueError("bounds must be given for an error: the noise depends on them")
         part = cost.epsilon / _PART_FOR_BOUNDS
