@@ -19,9 +19,9 @@ from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, names, parts
 
 # Parameters of a traced operation that do not change its outputs: names, the surrounding mesh,
-# policies of `jax.checkpoint`, and Python functions. The latter are rules for derivatives, which
-# are not run; rules for `vmap`, of which only dpjax's own are run; and the function of a reduction,
-# which is also there as a program.
+# policies of `jax.checkpoint`, and Python functions. Python functions are rules for derivatives,
+# which are not run; rules for `vmap`, which are not run unless they are dpjax's own; and the
+# function of a reduction, which is also a parameter as a program.
 _IGNORED_PARAMETERS = names(
     "name debug_info ctx_mesh policy jvp jvp_jaxpr_fun jvp_jaxpr_thunk fwd_jaxpr_thunk bwd",
     "out_trees rule computation",

@@ -42,7 +42,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
             if not {str(module).partition(".")[0] for module in makers} <= {"jax", "dpjax"}:
                 raise ValueError(
                     f"{name} must draw with keys of JAX or of dpjax.random, got the implementation"
-                    f" {implementation.name!r}: nothing shows what it computes"
+                    f" {implementation.name!r}, whose code is unknown"
                 )
         traced = without_rules(traced)
         foreign = {x.primitive for x in equations(traced.jaxpr) if not is_own(x.primitive)}

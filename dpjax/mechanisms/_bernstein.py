@@ -198,7 +198,7 @@ def approximate_bernstein(
 ) -> PyTree:
     """The iterated Bernstein approximation of a function, without any privacy.
 
-    For comparison with a release: it is what the Bernstein mechanism would release without noise.
+    The Bernstein mechanism would release this polynomial if it added no noise.
 
     Args:
         function: takes points of shape (dims,) in [0, 1]^dims to scalars.

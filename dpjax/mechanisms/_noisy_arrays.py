@@ -479,7 +479,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds on the error of releases, if no noise exceeds so many scales.
+        """Bounds on the error of releases, if no noise exceeds `quantile` scales.
 
         `everywhere` asks for a bound on all numbers that follow from a release, if it is a
         function.

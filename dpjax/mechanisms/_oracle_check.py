@@ -233,7 +233,8 @@ def check_oracle(
 
     Returns:
         An `OracleCheck`: `mechanism(key, database)` releases an `OraclePlausibility` with `p_value`
-        and `counts`. `mechanism.power(key, alternative)` says before what it would notice.
+        and `counts`. `mechanism.power(key, alternative)` estimates in advance how often the test
+        refutes the oracle, if the records come from another one.
 
     Raises:
         TypeError: if the oracle has no `log_prob` and no score is given, or something is no

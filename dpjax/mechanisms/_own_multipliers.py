@@ -22,7 +22,7 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 
 # A smaller relative error needs no margin: the scale that is really drawn covers it.
 _COVERED = 2.0**-40
-_FACTOR = 8  # The margin is so many times the largest error that was measured.
+_FACTOR = 8  # The margin over the largest error that was measured.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
 # Steps from 2^-8 to 2^-48. The step up is longer than the step down by an irrational factor. Equal
 # steps could miss errors that are symmetric about the center.
@@ -42,7 +42,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     if epsilon < _LEAST_EPSILON:
         raise ValueError(
             f"epsilon must be at least {_LEAST_EPSILON:g} for a multiplier of your own, got"
-            f" {epsilon}: below, nobody sees what it loses in rounding"
+            f" {epsilon}: below, its rounding errors cannot be measured"
         )
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), jax.ensure_compile_time_eval():

@@ -51,7 +51,7 @@ class Reply:
         value: the answer; 0 if the test failed.
 
     Formal guarantees:
-        None of its own. That there is no answer is part of the release, too.
+        None of its own. A missing answer is also released information, and is accounted for.
     """
 
     answered: jax.Array
@@ -69,7 +69,7 @@ class ProposeTestRelease(QuantileMechanism):
         sensitivity: one record changes, norm "hamming".
         epsilon: of the guarantee.
         delta: of the guarantee.
-        scales: log(1 / (2 delta)). The noisy distance must exceed so many scales of its noise.
+        scales: log(1 / (2 delta)). The noisy distance must exceed this many scales of its noise.
         bound: on the local sensitivity, as proposed.
         lower: of the records.
         upper: of the records.

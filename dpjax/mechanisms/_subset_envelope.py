@@ -176,7 +176,7 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# As the bytes of an evaluation, this number keeps every evaluation in a batch of its own.
+# Given as the bytes of an evaluation, this number makes batches of one evaluation.
 _ALONE = 2**62
 # Covers the float32 roundings of the odds.
 _OUTWARD = 1 + 2.0**-12

@@ -82,7 +82,7 @@ def public_records(records: Database) -> tuple[Database, int]:
 
 
 def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
-    """Whether each entry of each public record equals that of a record, shape (p, entries)."""
+    """Whether entries of public records equal the entries of a record, shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(

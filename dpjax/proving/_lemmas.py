@@ -59,8 +59,8 @@ def variance_by_moments(x: Abstract) -> Abstract | None:
     """The mean of squares minus the square of the mean: a variance with larger rounding errors.
 
     Let M be the largest |x|. The rounding error of the mean of squares is (gamma_n + 10 u) M^2. The
-    error of the mean is e, so that of its square is e (2 M + e) + 2 u M^2. The subtraction adds
-    2 u M^2.
+    error of the mean is e, so the error of its square is e (2 M + e) + 2 u M^2. The subtraction
+    adds 2 u M^2.
     """
     exact = variance(x)
     gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -135,7 +135,7 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
 def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     """Sum w x / sum w moves by at most the width of x times the largest share of one weight.
 
-    The relative error of each sum is gamma_n, and that of the quotient 8 u. A compiler may compute
+    The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute
     the weights anew for the second sum, so their `apart` is added.
     """
     if flattened(w)[0] > 1:  # Each weight is a sum, and a compiler may flatten the sum of weights.

@@ -44,7 +44,7 @@ from dpjax.proving._value import (
 )
 
 _MOST_OPERATIONS = 2000  # Of an unrolled loop. More would take long to walk.
-_MOST_UNROLLED = 64  # XLA unrolls loops of at most so many steps.
+_MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
 _MOST_SUMS = 2**22  # Partial sums. More would take long to walk.
 _ROUNDS, _NARROWED = 40, 4  # Of the search for an invariant, and for a smaller one.
 # A walk of a program: its operations, its constants and its inputs.
@@ -171,7 +171,7 @@ class LongLoop:
         return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
 
     def _counted(self, k: int, least: int, most: int) -> Abstract:
-        """A counter after so many steps."""
+        """The range of a counter after `least` to `most` steps."""
         start, none = self.start[k], (np.zeros(()), 0.0, 0.0)
         ends = [start.low + self.counters[k] * np.array(float(count)) for count in (least, most)]
         low, high = np.minimum(*ends), np.maximum(*ends)
@@ -216,7 +216,7 @@ class LongLoop:
     def _sums(self, k: int, terms: Abstract) -> Abstract:
         """The carry after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
-            raise RefusalError("so many partial sums take too long to walk")
+            raise RefusalError("a loop with so many partial sums has no rule: add them up at once")
         sums = cumulative_sum(terms, 0, reverse=self.reverse)
         sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)
         start = broadcast(self.start[k], terms.shape, list(range(1, len(terms.shape))))

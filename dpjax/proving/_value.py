@@ -252,7 +252,7 @@ def constant(value: object) -> Abstract:
 def erring(
     moves: Moves, error: np.ndarray | float, shape: Sequence[int], axis: int | None
 ) -> Moves:
-    """Bounds on the difference of two computed values, from bounds on that of the exact values.
+    """Bounds on the difference of two computed values, from bounds for the exact values.
 
     Each computed value is off by at most `error`. So twice the error is added to entries that move.
     An entry that does not move has equal inputs, so both of its values are rounded alike. With an

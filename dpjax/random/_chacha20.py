@@ -4,7 +4,7 @@ A key is 256 bits. Everything is derived from its blocks. Each use has a nonce o
 output is ever a key and no two uses share a block:
 
     bits      nonce 0       counters 0, 1, 2, ...
-    split     nonce 1       counter i holds children 2i and 2i + 1, whatever their number
+    split     nonce 1       counter i holds children 2i and 2i + 1, for any number of children
     fold_in   nonce 2       counter is the data
     noise     nonces 3, 4   the noise of releases (`_samples`); the nonce's second word is the round
 

@@ -61,7 +61,7 @@ def seeded_key(seed: int) -> jax.Array:
     """A key from a seed, for reproducible research and tests; never for anything published.
 
     Args:
-        seed: an integer in [0, 2^256), whatever the size of JAX's integers.
+        seed: an integer in [0, 2^256), also without x64.
 
     Returns:
         A typed JAX key with the bits of chacha20, of an implementation of its own. Keys derived

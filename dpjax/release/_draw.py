@@ -39,7 +39,7 @@ class Compiled:
     """
 
     def __init__(self, structure: TreeDef):
-        """`structure` is that of mechanisms as `Draw` flattens them."""
+        """`structure` comes from `jax.tree.flatten` of a mechanism, as `Draw` calls it."""
 
         def draw(numbers: list[Any], key: Key, value: Value) -> Value:
             # Inside another program the numbers may be constants. XLA would fold them while it
@@ -113,7 +113,7 @@ class Draw:
         return self._accuracy
 
     def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
-        """Compiles what a release needs, for keys of the kind of this public one."""
+        """Compiles the programs of a release. The key is public; its implementation counts."""
         kind = key.dtype, self._kind, jnp.result_type(float)
         if kind in self._compiled.ahead:
             return

@@ -128,7 +128,7 @@ class SensitivityMechanism(abc.ABC):
         """
         del value
         raise TypeError(
-            f"what a {type(self).__name__} loses on one pair is not known: it is known for exact"
+            f"the privacy loss of a {type(self).__name__} on one pair is not known: it is for exact"
             " Laplace and Gaussian noise, `exponential` and `permute_and_flip`, with a public scale"
             " above 0"
         )

@@ -98,7 +98,7 @@ class PrivateFunction:
 
     @functools.cached_property
     def _keeps(self) -> bool:
-        """Whether results may be kept: not those of tracers, which end with their trace."""
+        """Whether results may be kept. Results with tracers may not, since tracers end."""
         return not any(map(_checks.is_traced, jax.tree.leaves(self.mechanism)))
 
     def __repr__(self) -> str:
@@ -294,46 +294,50 @@ def privatize(
 
     Args:
         target: the function that was sampled.
-        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`. A query,
-            and any target with a method `sensitivity`, is asked for it: the mechanism's must be at
-            least as large.
+        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`. If the
+            target has a method `sensitivity`, as a query does, the mechanism's sensitivity must be
+            at least as large as the known one.
         ledger: a `dpjax.Ledger`, whose budget pays for every release before its noise is drawn, or
-            a `dpjax.random.KeyLedger`, whether it is open or not; then not jit-able.
+            a `dpjax.random.KeyLedger`. It need not be open. With a ledger, releases cannot run
+            inside of `jit`.
 
     Returns:
         A `PrivateFunction` of a typed key and a database. The database is a pytree of arrays with
-        leading axis n, where a DataFrame counts as the dict of its columns. Without x64 a query
-        gets all numbers of 64 bits; a sampled function gets those of the oracle's dtype, clamped to
-        its range. Jit-able, and vmap-able over keys. `name` is a public name of these records, such
-        as a column or a group. A `dpjax.Ledger` that has paid for the same release under the same
-        name returns it again, under any key, free of charge.
-        Without a name every release is drawn anew and paid for; without a ledger it means nothing.
+        leading axis n, where a DataFrame counts as the dict of its columns. Without x64, a query
+        reads columns of 64 bits exactly, and a sampled function reads them in the oracle's dtype,
+        clamped to its range. `jax.jit` can compile it, and `jax.vmap` can map it over keys.
+
+        `name` is a public name of these records, such as a column or a group. A `dpjax.Ledger` that
+        has paid for a release under a name returns it again for the same request, under any key,
+        free of charge. Without a name, every release is drawn anew and paid for. Without a ledger,
+        the name has no effect.
 
     Raises:
-        TypeError: if the target is not a function, or mechanism or ledger are none; at a release,
-            if the key is not a typed key, the name not a text, the database does not hold arrays of
-            the kinds that were sampled, or it holds integers of 64 bits without x64 and nothing but
-            a bare number is known of the target.
+        TypeError: if an argument is of the wrong kind; at a release, if the key is not a typed key,
+            the name is not a text, the database does not hold arrays of the kinds that were
+            sampled, or it holds integers of 64 bits without x64, and the target is a function whose
+            sensitivity is only assumed.
         ValueError: if the target is not the one that was sampled (the traced programs and their
-            constants are compared), or the sensitivity is what another query or target says of
-            itself; at a release, if the target is known to move further than the sensitivity says,
-            the database has another size or structure, shows its number of records where that is
-            private, or the ledger knows the key.
+            constants are compared), or the sensitivity was computed by another query or target; at
+            a release, if the sensitivity is smaller than the known one, the database has another
+            size or structure, its size is private but not padded, or the ledger knows the key.
         BudgetExceededError: at a release, if the ledger has too little left.
-        LedgerError: at a release, if the ledger cannot be trusted or not be written.
+        LedgerError: at a release, if the ledger cannot be trusted or cannot be written.
 
     Formal guarantees:
-        Each release has `mechanism.guarantee`, if the database is a draw from the oracle that the
-        sensitivity was sampled from, and the target was fixed without looking at it. Nothing that
-        the database holds decides whether a release happens; its structure, dtypes and size do, and
-        count as public, so read a file with dtypes that do not depend on what it holds. Under
-        add-or-remove-one the size is private: the database must be `dpjax.queries.PaddedRecords`,
-        unless the sensitivity says how many slots there are (its n). For an assumed sensitivity
-        the claim that it bounds this target, on databases of this size, is yours, unless the target
-        knows its own. A traced one that is too small gives NaN. A sampled one may be smaller than
-        the known one: gamma says how often that is not enough. That two releases under one name ask
-        about the same records is yours too: a ledger does not look at what they hold. Choose names
-        without looking at them either.
+        Each release has `mechanism.guarantee`. If the sensitivity was sampled, this holds if the
+        database is a draw from the same oracle, and the target was chosen without looking at it.
+
+        The numbers in the database never decide whether a release happens. Its structure, dtypes
+        and size do, and count as public. So read files with dtypes that do not depend on their
+        contents. Under add-or-remove-one the size is private: the database must be
+        `dpjax.queries.PaddedRecords`, unless the sensitivity has an n, the number of slots.
+
+        If you assumed the sensitivity, you promise that it bounds this target on databases of this
+        size. If the target knows its own sensitivity, the two are compared, and a traced one that
+        is too small gives NaN. A sampled one may be smaller than the known one: gamma bounds how
+        often that fails. You also promise that two releases under one name are about the same
+        records, because a ledger does not compare records. Choose names without looking at records.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.

@@ -103,7 +103,7 @@ def refuse_unpaid_steps() -> None:
     """Refuses a step of a training inside of `with ledger`: a step does not know the total cost."""
     if any(isinstance(one, Account) for one in told()):
         raise ValueError(
-            "a training pays for all of its steps at once: ledger.charge what they will promise, as"
+            "a training pays for all of its steps at once: ledger.charge their guarantee, as"
             " by accounting.dp_sgd, and train outside of `with ledger`"
         )
 
