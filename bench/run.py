@@ -10,6 +10,7 @@ JOBS = (
     "guarantee",
     "privacy_profile",
     "envelope",
+    "population",
     "shaped_noise",
     "priestley_chao",
     "svm",

@@ -18,7 +18,7 @@ from dpjax.population._depth import p_value
 from dpjax.population._laws import Law
 from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.population._search import Search
-from dpjax.random._keys import check_key, sampling_key
+from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
 Releases: TypeAlias = Callable[[Key, Database], Release]
@@ -37,12 +37,14 @@ class Simulation:
         population: draws databases.
         statistic: of the values of the releases.
         seeds: number of simulated releases.
+        like: one theta, as a tree of numbers.
     """
 
     draws: tuple[Callable[[Key, Database], Value], ...]
     population: Population
     statistic: Callable[[Any], PyTree]
     seeds: int
+    like: PyTree
 
     def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The p-value of parameters, and how far the observed release is from simulated ones."""
@@ -63,6 +65,36 @@ class Simulation:
         leaves = jax.tree.leaves(_checks.real_arrays("statistic", self.statistic(value)))
         dtype = jnp.result_type(float)
         return jnp.concatenate([jnp.ravel(leaf).astype(dtype) for leaf in leaves])
+
+    @functools.cached_property
+    def evaluate(self) -> Any:
+        """p-values and distances of a full array of parameters, of which the first blocks count."""
+
+        def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return self.p_value(key, self.tree(theta), observed)
+
+        def of_all(
+            key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            def step(i: jax.Array, found: Any) -> Any:
+                # One key for each theta, though the same: releases of several values under one
+                # key are refused, and here they are compared with nothing private.
+                keys = jnp.broadcast_to(key, thetas.shape[1:2])
+                new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
+                return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
+
+            nothing = jnp.zeros(thetas.shape[:2], observed.dtype)
+            return lax.fori_loop(0, blocks, step, (nothing, nothing))
+
+        return jax.jit(of_all)
+
+    def tree(self, row: Any) -> PyTree:
+        """Parameters from a row of numbers."""
+        leaves, structure = jax.tree.flatten(self.like)
+        places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+        parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
+        shaped = [part.reshape(np.shape(x)) for part, x in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(structure, shaped)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -87,28 +119,6 @@ class ConfidenceSet:
     _key: Key
     _observed: jax.Array
 
-    @functools.cached_property
-    def _evaluate(self) -> Any:
-        """p-values and distances of a full array of parameters, of which the first blocks count."""
-
-        def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return self._simulation.p_value(key, self._tree(theta), observed)
-
-        def of_all(
-            key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
-        ) -> tuple[jax.Array, jax.Array]:
-            def step(i: jax.Array, found: Any) -> Any:
-                # One key for each theta, though the same: releases of several values under one
-                # key are refused, and here they are compared with nothing private.
-                keys = jnp.broadcast_to(key, thetas.shape[1:2])
-                new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
-                return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
-
-            nothing = jnp.zeros(thetas.shape[:2], observed.dtype)
-            return lax.fori_loop(0, blocks, step, (nothing, nothing))
-
-        return jax.jit(of_all)
-
     @property
     def _alpha(self) -> float:
         return round(1 - self.confidence, 12)  # 0.05 for 0.95.
@@ -119,14 +129,6 @@ class ConfidenceSet:
         low, high = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(e)]) for e in self.bounds)
         return low, high
 
-    def _tree(self, row: Any) -> PyTree:
-        """Parameters from a row of numbers."""
-        leaves, structure = jax.tree.flatten(self.bounds[0])
-        places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
-        parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
-        shaped = [part.reshape(np.shape(x)) for part, x in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(structure, shaped)
-
     def _p_values(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """p-values and distances of rows of parameters."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -134,7 +136,7 @@ class ConfidenceSet:
             part = rows[start : start + _BLOCK * _BLOCKS]
             padded = np.resize(part, (_BLOCKS, _BLOCK, rows.shape[1])).astype(self._observed.dtype)
             blocks = jnp.asarray(-(-len(part) // _BLOCK), jnp.int32)
-            both = self._evaluate(self._key, self._observed, jnp.asarray(padded), blocks)
+            both = self._simulation.evaluate(self._key, self._observed, jnp.asarray(padded), blocks)
             p, distance = (np.asarray(x, np.float64).ravel()[: len(part)] for x in both)
             found.append((np.round(p * (self.seeds + 1)) / (self.seeds + 1), distance))
         ps, distances = map(np.concatenate, zip(*found, strict=True))
@@ -189,6 +191,23 @@ class ConfidenceSet:
         """
         return self.p_value(theta) > self._alpha
 
+    def given(self, key: Key, release: Release | Value | Sequence[Release]) -> "ConfidenceSet":
+        """The set given another release of the same private function, without compiling again.
+
+        Args:
+            key: a typed key of `dpjax.random`, used for nothing else: new seeds.
+            release: a `Release`, or its value; or a list of several.
+
+        Returns:
+            A `ConfidenceSet`.
+
+        Raises:
+            TypeError: if the key is not one of `dpjax.random`.
+            ValueError: if the release is not like a simulated one.
+        """
+        observed = _observed(self._simulation, release)
+        return dataclasses.replace(self, _key=check_key(key), _observed=observed)
+
     @functools.cached_property
     def _searched(self) -> tuple[Search, tuple[np.ndarray, np.ndarray]]:
         low, _ = self._ends
@@ -224,7 +243,7 @@ class ConfidenceSet:
             )
         first, last = self._ends
         ends = (first + x * (last - first) for x in (low, high))
-        found_low, found_high = (self._tree(np.asarray(end, np.float64)) for end in ends)
+        found_low, found_high = (self._simulation.tree(np.asarray(end, np.float64)) for end in ends)
         return found_low, found_high
 
     def searched(self) -> tuple[PyTree, np.ndarray]:
@@ -236,7 +255,7 @@ class ConfidenceSet:
         search, _ = self._searched
         low, high = self._ends
         rows = low + search.points * (high - low)
-        trees = [self._tree(row) for row in rows]
+        trees = [self._simulation.tree(row) for row in rows]
         return jax.tree.map(lambda *x: np.stack(x), *trees), search.p_values
 
     def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:
@@ -369,18 +388,16 @@ def confidence_set(
             f" {confidence:g}, got {seeds}"
         )
     ends = _bounds(bounds)
-    several = isinstance(private, (list, tuple))
-    privates: Any = tuple(private) if several else (private,)
+    privates: Any = tuple(private) if isinstance(private, (list, tuple)) else (private,)
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(float)), ends[0]
     )
     spec = jax.eval_shape(sampling_key, key)
     draws = tuple(_draw_of(one, key, population, spec, like) for one in privates)
     simulation = Simulation(
-        draws, population, _checks.function("statistic", statistic or _all), seeds
+        draws, population, _checks.function("statistic", statistic or _all), seeds, ends[0]
     )
-    values = list(release) if several and isinstance(release, (list, tuple)) else [release]
-    observed = _observed(simulation, values, key, like)
+    observed = _observed(simulation, release)
     return ConfidenceSet(confidence, ends, seeds, simulation, key, observed)
 
 
@@ -404,18 +421,20 @@ def _draw_of(
     return draw
 
 
-def _observed(simulation: Simulation, values: list[Any], key: Key, theta: PyTree) -> jax.Array:
+def _observed(simulation: Simulation, release: Any) -> jax.Array:
     """The statistic of the observed release; refuses a release of something else."""
+    values = list(release) if len(simulation.draws) > 1 else [release]
 
     def simulated(key: Key, theta: PyTree) -> list[Value]:
         database = simulation.population.database(sampling_key(key), theta)
         return [draw(key, database) for draw in simulation.draws]
 
-    wanted = jax.eval_shape(simulated, key, theta)
+    dtype = jnp.result_type(float)
+    theta = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), dtype), simulation.like)
+    wanted = jax.eval_shape(simulated, jax.eval_shape(lambda: seeded_key(0)), theta)
     given = [x.value if isinstance(x, Release) else x for x in values]
     given = [jax.tree.map(lambda x: _checks.host_numbers("release", x), x) for x in given]
-    shapes = [jax.tree.map(np.shape, x) for x in given]
-    if shapes != [jax.tree.map(jnp.shape, x) for x in wanted]:
+    if [jax.tree.map(np.shape, x) for x in given] != [jax.tree.map(jnp.shape, x) for x in wanted]:
         raise ValueError(
             "release must be like what the private function releases of databases of the model,"
             f" {_checks.described(wanted)}, got {_checks.described(given)}"
