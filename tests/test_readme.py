@@ -14,7 +14,7 @@ def _examples(page):
     return re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("example", _examples(README), ids=["histogram", "table", "any", "model"])
+@pytest.mark.parametrize("example", _examples(README), ids=["table", "any", "model", "sampled"])
 def test_example_runs(example, tmp_path, monkeypatch):
     """A guarantee in a comment is the guarantee that the example prints."""
     monkeypatch.chdir(tmp_path)
