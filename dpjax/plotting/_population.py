@@ -75,8 +75,7 @@ def posterior(
         float(low), float(high), color=VERMILION, alpha=0.12, label=f"{confidence:.0%} interval"
     )
     drawn.set(xlabel=with_unit(name, unit), ylabel="posterior density")
-    legend_above(drawn)
-    return drawn
+    return legend_above(drawn)
 
 
 def confidence_set(
@@ -137,8 +136,7 @@ def confidence_set(
         label=f"{confidence_set.confidence:.0%} set: above",
     )
     drawn.set(xlabel=with_unit(name, unit), ylabel="p-value")
-    legend_above(drawn)
-    return drawn
+    return legend_above(drawn)
 
 
 def _number(draws: Draws, number: str | None) -> tuple[str, int]:

@@ -186,7 +186,7 @@ def release_with_error(
         ax.plot(places, _flat(truth), label="truth, not private", markersize=9, **look)
     ax.set_xlim(-0.5, len(values) - 0.5)
     ax.set_xticks(places if any(names) else [], names if any(names) else [])
-    ax.set(ylabel=with_unit("value", unit))
+    ax.set(xlabel="coordinate" if len(values) > 1 else "", ylabel=with_unit("value", unit))
     return legend_above(ax, columns=1)
 
 

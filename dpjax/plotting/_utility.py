@@ -180,7 +180,7 @@ def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
             labels[:] = [f"{x} ({names[0]})" for x, names in zip(labels, of_each, strict=True)]
             return found
     raise ValueError(
-        "data mix neighboring relations, and no label can tell them apart: choose one with .sel, or"
+        "data mix neighboring relations, which no label can tell apart: choose one with .sel, or"
         f" plot the dimensions {relations.dims} as curve, col or row"
     )
 
