@@ -341,7 +341,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         reach = functools.partial(self.scores._bound, n=n, dtype=dtype)  # pyright: ignore
-        return _reach_by_group(reach, len(self.keys))(norm, relation)
+        return reach_by_group(reach, len(self.keys))(norm, relation)
 
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
@@ -483,8 +483,8 @@ def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
         "addends": addends,
         "finish": finish,
         "shape": (count, *query.shape),
-        "reach": _reach_by_group(query.reach, count),
-        "moves": query.moves and _reach_by_group(query.moves, count),
+        "reach": reach_by_group(query.reach, count),
+        "moves": query.moves and reach_by_group(query.moves, count),
     }
     return GroupedIntegers(**vars(query) | of_groups)
 
@@ -547,7 +547,7 @@ def split_by(
     return {key: PaddedRecords(inside, group == place) for place, key in enumerate(which.keys)}
 
 
-def _reach_by_group(reach: Reach, groups: int) -> Reach:
+def reach_by_group(reach: Reach, groups: int) -> Reach:
     """The reach of the values of so many groups, from the reach of the value of one."""
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:

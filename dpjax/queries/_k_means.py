@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from dpjax.accounting._compose_at import compose_at
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
 from dpjax.mechanisms._noisy_arrays import noise_bounds
 from dpjax.queries._intervals import _quotient
+from dpjax.queries._missing import complete, drops_missing
 from dpjax.queries._moments import public_ball
 from dpjax.queries._padded_records import present_records
 from dpjax.queries._private_release import shape_of_record, slots_of
@@ -61,6 +62,7 @@ def private_k_means(
     delta: float,
     relation: NeighboringRelation | None = None,
     name: str | None = None,
+    missing: Literal["drop", "center"] = "drop",
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
 
@@ -71,8 +73,8 @@ def private_k_means(
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. A
-            record that is not finite counts as the center of the ball.
+        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. An
+            infinite record counts as the center of the ball.
         clusters: k, at least 1.
         radius: the radius of the ball that records are clipped to, public.
         center: the center of the ball, public: an array of shape (d,), or a number for all
@@ -82,6 +84,8 @@ def private_k_means(
         delta: the delta of them together.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
+        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
+            center.
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. Counts are the noisy counts
@@ -125,6 +129,7 @@ def private_k_means(
         (2, 2)
     """
     check_key(key)
+    drops = drops_missing(missing, "center")
     k = _checks.integer("clusters", clusters, least=1)
     steps = _checks.integer("iterations", iterations, least=1)
     (dims,) = shape_of_record(database, "(n, d)")
@@ -142,6 +147,7 @@ def private_k_means(
 
     def draw(key: Key, slots: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
         records, present = slots
+        present &= complete(records) if drops else True
         cells_key, start_key, *keys = jax.random.split(key, 3 + steps)
         inside, noise = _placed(into_unit_ball(records), present), mechanism.scale * unit
 

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from dpjax._core._types import Database, Key, PyTree, Scalar
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax.queries._groups import By, inside_groups
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
+from dpjax.queries._missing import drops_missing
 from dpjax.queries._padded_records import records_and_slots
 from dpjax.queries._private_release import Terms, released
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
@@ -46,6 +47,7 @@ def private_linear_regression(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "center"] = "drop",
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
@@ -55,7 +57,7 @@ def private_linear_regression(
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: {"x": shape (n, d), "y": shape (n,)}; under add-or-remove-one a `PaddedRecords` of
-            it. A record that is not finite counts as 0.
+            it. An infinite x or y counts as 0.
         x_radius: the largest norm of x that is not clipped, public.
         y_radius: the largest |y| that is not clipped, public.
         epsilon: the epsilon of the guarantee.
@@ -65,6 +67,8 @@ def private_linear_regression(
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
+        missing: "drop" leaves out a record that misses a number (NaN). "center" counts x, or y, as
+            0 where it misses one.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -105,6 +109,7 @@ def private_linear_regression(
         >>> abs(float(release.value["weights"][0]) - 0.5) < 0.05
         True
     """
+    drops = drops_missing(missing, "center")
     x_radius = _checks.positive("x_radius", x_radius)
     y_radius = _checks.positive("y_radius", y_radius)
     regularization = _checks.non_negative("regularization", regularization)
@@ -137,7 +142,7 @@ def private_linear_regression(
         database,
         lambda capacity: _line_query(parts, dims=dims, capacity=capacity),
         line,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="linear regression",
         kind="bootstrap",
         facts={**numbers, **how, "simulated": True},

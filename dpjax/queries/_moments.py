@@ -2,9 +2,10 @@
 
 import functools
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax.queries._groups import By
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
+from dpjax.queries._missing import drops_missing
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
@@ -52,6 +54,7 @@ def private_mean(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "lower"] = "drop",
 ) -> Release:
     """The average record, each clamped to public bounds.
 
@@ -63,7 +66,7 @@ def private_mean(
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,) or (n, d); under add-or-remove-one a `PaddedRecords` of
             one.
-        lower: a finite number, public. NaN counts as lower.
+        lower: a finite number, public.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
@@ -71,6 +74,8 @@ def private_mean(
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
             database is then a table of this column and the records.
+        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
+            number as `lower`.
 
     Returns:
         A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
@@ -89,7 +94,9 @@ def private_mean(
         e = (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots,
         and the rounding of floats. By group, n is the size of a group. It is private under both
         relations, and counted in the same release. Then a replaced record moves two groups, so e is
-        twice as large.
+        twice as large. If records without missing numbers alone count, and the dtype allows missing
+        numbers, as that of floats does, n is private and counted, too. Under replace-one
+        e = max(2 d, d + 1) ln((d + 1) / beta) / epsilon then.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
@@ -108,6 +115,7 @@ def private_mean(
         >>> release.guarantee
         (epsilon=1, delta=0)-DP, under replace-one
     """
+    drops = drops_missing(missing, "lower")
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)
     shape = shape_of_record(database, "(n,)", "(n, d)", by=by)
@@ -121,7 +129,7 @@ def private_mean(
         database,
         lambda capacity: _centered_sums(low, high, capacity, math.prod(shape)),
         average,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="mean",
         kind="mean",
         facts={"lower": low, "upper": high},
@@ -186,19 +194,22 @@ def private_variance(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "lower"] = "drop",
 ) -> Release:
     """The average and the variance of numbers that are clamped to public bounds.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
-        lower: a finite number, public. NaN counts as lower.
+        lower: a finite number, public.
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
+        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
+            number as `lower`.
 
     Returns:
         A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
@@ -231,6 +242,7 @@ def private_variance(
         >>> abs(float(release.value["variance"]) - 0.25) < 0.1
         True
     """
+    drops = drops_missing(missing, "lower")
     low, high = check_interval(lower, upper)
     middle, half = middle_and_half(low, high)
     shape_of_record(database, "(n,)", by=by)
@@ -249,7 +261,7 @@ def private_variance(
         centered,
         finish,
         dims=1,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="variance",
         facts={"middle": [middle], "size": half, "scalar": True},
     )
@@ -266,13 +278,14 @@ def private_covariance(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "center"] = "drop",
 ) -> Release:
     """The average and the covariance of records that are clipped to a public ball.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. A
-            record that is not finite counts as the center.
+        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. An
+            infinite record counts as the center.
         radius: of the ball, public.
         center: of the ball, public: an array of shape (d,), or a number for all coordinates.
         epsilon: the epsilon of the guarantee.
@@ -280,6 +293,8 @@ def private_covariance(
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
+        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
+            center.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
@@ -313,19 +328,9 @@ def private_covariance(
         >>> release.value["covariance"].shape
         (2, 2)
     """
-    (dims,) = shape_of_record(database, "(n, d)", by=by)
-    into_unit_ball, middle, size = public_ball(center, radius, dims)
-    ball = {"middle": middle.tolist(), "size": size}
-    return released_moments(
-        key,
-        database,
-        into_unit_ball,
-        lambda moments: _mean_and_covariance(moments, ball),
-        dims=dims,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
-        what="covariance",
-        facts={**ball, "scalar": False},
-    )
+    drops = drops_missing(missing, "center")
+    terms = Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops)
+    return _released_of_ball(key, database, _mean_and_covariance, radius, center, terms)
 
 
 def private_pca(
@@ -340,6 +345,7 @@ def private_pca(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "center"] = "drop",
 ) -> Release:
     """Principal components: the eigenvectors of a noisy covariance with the largest eigenvalues.
 
@@ -354,6 +360,8 @@ def private_pca(
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
+        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
+            center.
 
     Returns:
         A `Release` of {"mean": ..., "components": ..., "variances": ...}. Components are
@@ -384,21 +392,47 @@ def private_pca(
         >>> release.value["components"].shape
         (1, 3)
     """
+    drops = drops_missing(missing, "center")
     (dims,) = shape_of_record(database, "(n, d)", by=by)
     count = _checks.integer("components", components, least=1, most=dims)
+    terms = Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops)
+    return _released_of_ball(
+        key,
+        database,
+        lambda moments, facts: _directions(moments, facts)[0],
+        radius,
+        center,
+        terms,
+        kind="bootstrap",
+        facts={"statistic": "pca", "components": count, "simulated": True},
+    )
+
+
+def _released_of_ball(
+    key: Key,
+    database: Database,
+    finish: Callable[[Moments, dict[str, Any]], dict[str, jax.Array]],
+    radius: float,
+    center: ArrayLike,
+    terms: Terms,
+    *,
+    kind: str = "moments",
+    facts: Mapping[str, object] = types.MappingProxyType({}),
+) -> Release:
+    """A statistic of the noisy moments of records that are clipped to a public ball."""
+    (dims,) = shape_of_record(database, "(n, d)", by=terms.by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
-    ball = {"middle": middle.tolist(), "size": size}
-    facts = {**ball, "scalar": False, "statistic": "pca", "components": count, "simulated": True}
+    about = {"middle": middle.tolist(), "size": size, "scalar": False, **facts}
     return released_moments(
         key,
         database,
         into_unit_ball,
-        lambda moments: _directions(moments, facts)[0],
+        lambda moments: finish(moments, about),
         dims=dims,
-        terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by),
+        terms=terms,
         what="covariance",
-        kind="bootstrap",
-        facts=facts,
+        kind=kind,
+        facts=about,
     )
 
 

@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,7 @@ from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._groups import By, groups_of
+from dpjax.queries._missing import drops_missing, of_complete
 from dpjax.queries._people import groups_alone, integers_by
 from dpjax.queries._private_release import shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery
@@ -47,6 +48,7 @@ def private_quantiles(
     relation: NeighboringRelation | None = None,
     name: str | None = None,
     by: By | None = None,
+    missing: Literal["drop", "lower"] = "drop",
 ) -> Release:
     """Quantiles of numbers that are clamped to public bounds, each with an interval.
 
@@ -60,12 +62,14 @@ def private_quantiles(
         database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
         probabilities: one or several, each from 0 to 1, in any order. 0 is the minimum and 1 the
             maximum. A float stands for the decimal number that it prints as.
-        lower: a finite number, public. NaN counts as lower.
+        lower: a finite number, public.
         upper: a finite number above `lower`, public.
         epsilon: of all quantiles together.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
+        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
+            number as `lower`.
 
     Returns:
         A `Release` of floats, shape () for one probability and (quantiles,) for several; by group
@@ -101,6 +105,7 @@ def private_quantiles(
         >>> bool(low < 500 < high)
         True
     """
+    drops = drops_missing(missing, "lower")
     low, high = check_interval(lower, upper)
     one = np.ndim(probabilities) == 0  # type: ignore  # A Fraction counts as an object of NumPy.
     wanted = tuple(map(_probability, [probabilities] if one else probabilities))  # type: ignore
@@ -116,7 +121,8 @@ def private_quantiles(
     cells = _cells(capacity, groups, epsilon)
     searched = _searched(wanted, capacity, groups, epsilon)
 
-    query = integers_by(_histogram(low, high, cells), by)
+    query = _histogram(low, high, cells)
+    query = integers_by(of_complete(query) if drops else query, by)
     mechanism, ask = _private(query, epsilon, searched, capacity, NeighboringRelation(found))
     release = ask(key, database, name=name)
     facts = mechanism.facts(cells) | {

@@ -18,6 +18,7 @@ from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import post_process
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.queries._groups import By, each_group, inside_groups
+from dpjax.queries._missing import may_miss, of_complete
 from dpjax.queries._padded_records import number_of_records, records_and_slots
 from dpjax.queries._people import RowsOfPeople, groups_alone, integers_by
 from dpjax.queries._query import IntegerQuery
@@ -54,6 +55,7 @@ class Terms(NamedTuple):
     relation: NeighboringRelation
     name: str | None
     by: By | RowsOfPeople | None = None
+    drops: bool = False  # Records that miss a number.
 
 
 def _private(
@@ -94,13 +96,16 @@ def released(
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = make_query(slots_of(database, relation))
-    asked, by = integers_by(query, by), groups_alone(by)
+    asked, by = query, groups_alone(by)
+    if drops := terms.drops and may_miss(inside_groups(records_and_slots(database)[0], by)):
+        asked = of_complete(asked)
+    asked = integers_by(asked, terms.by)
     known = isinstance(terms.epsilon, (int, float)) and isinstance(terms.delta, float | None)
     private = _kept_private if known and not _checks.is_staging() else _private
     mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)
     n = None
-    # A replaced record may change its group, so the sizes of groups are private.
-    if relation is NeighboringRelation.REPLACE_ONE and not by:
+    # A replaced record may change its group, or miss a number, so sizes of groups are private.
+    if relation is NeighboringRelation.REPLACE_ONE and not by and not drops:
         n = number_of_records(database)
 
     release = ask(key, database, name=name)

@@ -9,6 +9,7 @@ coordinate.
 import functools
 import math
 from fractions import Fraction
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from dpjax._core._values import NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import round_up
+from dpjax.queries._missing import drops_missing, of_complete
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.queries._totals import Addend, Totals, cells_of_present, saturated
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
@@ -34,7 +36,14 @@ FINE_BITS = 30
 _LARGEST_CAPACITY = 2**31 - 1
 
 
-def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = None) -> Query:
+def sum_query(
+    *,
+    lower: float,
+    upper: float,
+    capacity: int,
+    dims: int | None = None,
+    missing: Literal["drop", "lower"] = "drop",
+) -> Query:
     """The sum of records, each clamped to public bounds.
 
     Inside, records are rounded to a grid of 2^-30 of the larger bound and added up exactly. The
@@ -42,11 +51,13 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     noise there.
 
     Args:
-        lower: a finite number, public. NaN counts as lower.
+        lower: a finite number, public.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         capacity: the number of records up to which nothing overflows, public. Take n if it is
             public.
         dims: d, if records are vectors; None if they are numbers.
+        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
+            number as `lower`.
 
     Returns:
         A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to sums, as floats.
@@ -57,8 +68,10 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
             in magnitude is not from 2^-90 to 2^90; on a database, if it has another shape.
 
     Formal guarantees:
-        In every coordinate one record moves the sum by at most upper - lower under replace-one, and
-        by max(|lower|, |upper|) under add-or-remove-one. For d coordinates it is d times this in
+        In every coordinate one record moves the sum by at most max(|lower|, |upper|) under
+        add-or-remove-one. Under replace-one it is upper - lower, or as much as for an added record
+        if that is more: a record may come to miss a number. With `missing="lower"` it is
+        upper - lower. For d coordinates it is d times this in
         the norm l1, and sqrt(d) times this in l2. All are attained. The rounding of totals adds
         less than one step of their grid, and the noise grows accordingly. The total of more than
         `capacity` records may be clamped: then it is wrong, but still private. With
@@ -78,6 +91,7 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
         >>> hours.sensitivity().value
         24.0
     """
+    drops = drops_missing(missing, "lower")
     low, high = check_interval(lower, upper)
     capacity = _checks.integer("capacity", capacity, least=1, most=_LARGEST_CAPACITY)
     if dims is not None:
@@ -104,18 +118,17 @@ def sum_query(*, lower: float, upper: float, capacity: int, dims: int | None = N
     def moves(norm: VectorNorm, relation: NeighboringRelation) -> float:
         return norm_up([_farthest(Fraction(low), Fraction(high), relation)] * (dims or 1), norm)
 
-    return Query(
-        IntegerQuery(
-            addends=addends,
-            finish=finish,
-            shape=shape,
-            reach=reach,
-            moves=moves,
-            unit=math.ldexp(1.0, exponent + bits),
-            rounding=1.0,
-            largest=capacity * max(abs(low), abs(high)),
-        )
+    query = IntegerQuery(
+        addends=addends,
+        finish=finish,
+        shape=shape,
+        reach=reach,
+        moves=moves,
+        unit=math.ldexp(1.0, exponent + bits),
+        rounding=1.0,
+        largest=capacity * max(abs(low), abs(high)),
     )
+    return Query(of_complete(query) if drops else query)
 
 
 def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:

@@ -175,7 +175,8 @@ class PrivateTable:
         self.relation = NeighboringRelation(relation or NeighboringRelation.ADD_OR_REMOVE_ONE)
         if ledger is not None and not isinstance(ledger, Account):
             raise TypeError(f"ledger must be a dpjax.Ledger, got {_checks.shown(ledger)}")
-        self._missing = _checks.choice("missing", missing, ("drop", "lower"))
+        _checks.choice("missing", missing, ("drop", "lower"))
+        self._missing: Literal["drop", "lower"] = missing
         self._name, self._given, self._ledger = name, frame, ledger
         self._frame = frame_of(frame, self.most_rows)
         self._people = people_of(person, rows, groups, order)
@@ -332,7 +333,7 @@ class PrivateTable:
         span = self._span(column, bounds, where, cost, key)
         low, high = span.ends
         asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
-        query = sum_query(lower=low, upper=high, capacity=self.most_rows)
+        query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
         grouped = asked.in_groups(query)
         private = privatize(Unchanging("sum", grouped), span.cost.cheapest(grouped))
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
@@ -373,6 +374,7 @@ class PrivateTable:
         low, high = span.ends
         asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
         terms = self._terms(asked, span.cost, _centered_sums(low, high, self.most_rows, 1))
+        terms["missing"] = self._missing
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
         return self._released(
             asked,
@@ -415,6 +417,7 @@ class PrivateTable:
         asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
         query = second_moments_query(_identity, dims=1, capacity=self.most_rows)
         terms = self._terms(asked, span.cost, query)
+        terms["missing"] = self._missing
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
         return self._released(
             asked,
@@ -454,7 +457,8 @@ class PrivateTable:
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
         about = low, high, tuple(map(str, wanted))
         asked = self._asked("quantiles", [column], by=by, where=where, about=about)
-        how = {"lower": low, "upper": high, "relation": self.relation, "by": asked.by}
+        ends = {"lower": low, "upper": high, "missing": self._missing}
+        how = {**ends, "relation": self.relation, "by": asked.by}
         epsilon = self._cost(epsilon, share, delta=None).price().epsilon
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
 
