@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import PaddedRecords, record_arrays
 from dpjax._core._types import Database, Key, PyTree
@@ -34,6 +35,7 @@ from dpjax.accounting._dp_sgd import (
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import ClippedGradients, clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, guarantee, rounded_down
+from dpjax.learning._people import of_people
 from dpjax.learning._sampling import BatchSampling, poisson_sampling
 from dpjax.targets._optax_training import optax_promotion
 
@@ -64,6 +66,9 @@ def fit(
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     relation: NeighboringRelation | None = None,
+    person: str | int | None = None,
+    rows: int | None = None,
+    most_people: int | None = None,
     microbatch_size: int = 256,
     evaluate: Callable[[int, PyTree], object] | None = None,
     ledger: Ledger | None = None,
@@ -80,6 +85,9 @@ def fit(
     an array are slots with a record. Where the number of records is private, put them into a public
     number of slots by `queries.padded_records`; empty slots join no batch.
 
+    With `person`, a person has several examples and is what a batch draws. The gradients of the
+    examples of a person are averaged, and the average is clipped. So the guarantee is per person.
+
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else.
         loss: `loss(parameters, example)`, of one example, as for `clipped_gradients`.
@@ -95,6 +103,11 @@ def fit(
         noise_multiplier: instead of epsilon.
         relation: which databases are neighbors; None for that of the ledger, else as for
             `accounting.dp_sgd`. n is public under both.
+        person: the column of ids of the database, a table, if a person has several rows. The loss
+            sees the other columns. None if each record is a person.
+        rows: how many rows of a person count, public: the first ones; needed with `person`.
+        most_people: the number of slots for people, public, as `queries.padded_people` has it. It
+            takes the place of n; needed with `person`.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
             something. The guarantee covers these parameters, and no score on private records.
@@ -118,6 +131,9 @@ def fit(
         BudgetExceededError: if the ledger has too little left.
 
     Formal guarantees:
+        With `person`, those below for databases that differ in all rows of a person: one record of
+        `queries.padded_people`, whose loss is the average of its rows.
+
         Those of `guarantee` for all steps: of `poisson_sampling`, `clipped_gradients` and
         `gaussian_noise`. Every step has keys of its own. The ledger pays what is promised. A batch
         has as many slots as cost at most a thousandth of delta in all steps.
@@ -146,6 +162,11 @@ def fit(
         (epsilon=0.798489, delta=1e-05)-DP, under add-or-remove-one, in 500 public slots
     """
     _checks.host_only("fit", key, "clipped_gradients and gaussian_noise in a loop of your own")
+    unit, notes = RECORD, ()
+    if person is not None:
+        database, loss, unit, notes = of_people(database, loss, person, rows, most_people)
+    elif rows is not None or most_people is not None:
+        raise TypeError("person must name the column of ids, where rows or most_people are given")
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
@@ -197,7 +218,8 @@ def fit(
     now = _Training(parameters, inner, unkeyed, key)
     jax.eval_shape(step, now, records)
     last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
-    promised = guarantee(last, sampling, delta=delta, relation=relation)
+    promised = guarantee(last, sampling, delta=delta, relation=relation, privacy_unit=unit)
+    promised = dataclasses.replace(promised, notes=(*notes, *promised.notes))
     run: Json = {}
     if checkpoint is not None:
         run = {
@@ -214,6 +236,7 @@ def fit(
             "epochs": epochs,
             "delta": delta,
             "relation": str(relation),
+            "people": [unit, *notes],
             "ledger": None if ledger is None else str(ledger.path),
         }
     with TrainingFile(checkpoint, run) as file:

@@ -11,6 +11,7 @@ from dpjax.queries._linear_regression import private_linear_regression
 from dpjax.queries._moments import private_covariance, private_mean, private_pca, private_variance
 from dpjax.queries._mwem import Mwem, MwemTable, mwem
 from dpjax.queries._name_search import NameSearch, name_search
+from dpjax.queries._padded_people import padded_people
 from dpjax.queries._padded_records import PaddedRecords, padded_records
 from dpjax.queries._people import PeopleQuery, PeopleScores, by_person
 from dpjax.queries._private_quantiles import private_quantiles
@@ -45,6 +46,7 @@ __all__ = [
     "marginal_workload",
     "mwem",
     "name_search",
+    "padded_people",
     "padded_records",
     "private_covariance",
     "private_k_means",
