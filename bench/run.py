@@ -28,6 +28,7 @@ JOBS = (
     "first_answer",
     "cold",
     "growth",
+    "larger_than_memory",
     "ledger",
     "attacks",
     "experts",

@@ -1,0 +1,41 @@
+"""Tables that workers hold: each sends totals of its partitions, and one process draws the noise."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dpjax
+
+pytestmark = pytest.mark.slow
+KEY = dpjax.random.seeded_key(3)
+N = 1000
+GENERATOR = np.random.default_rng(0)
+FRAME = pd.DataFrame(
+    {
+        "ward": pd.array(np.array(["north", "east", "south"])[GENERATOR.integers(0, 3, N)], "str"),
+        "cost": GENERATOR.gamma(2, 100, N).round(2),
+    }
+)
+
+
+def mean_and_count(source):
+    """Two statistics of a table, with fixed keys."""
+    table = dpjax.PrivateTable(source, most_rows=2 * N)
+    by = {"ward": ["east", "north"]}
+    mean = table.mean("cost", bounds=(0, 500), by=by, epsilon=1.0, key=KEY).value
+    where = table.count(where=lambda row: row["cost"] > 200.0, epsilon=1.0, key=KEY).value
+    return np.asarray(mean).tolist(), int(where)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_partitions_of_dask_have_the_bits_of_the_table_in_memory():
+    dask = pytest.importorskip("dask.dataframe")
+    distributed = pytest.importorskip("distributed")
+    expected = mean_and_count(FRAME)
+    frame = dask.from_pandas(FRAME, npartitions=3)
+    assert mean_and_count(frame) == expected
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as two,
+        distributed.Client(two),
+    ):
+        assert mean_and_count(frame) == expected
