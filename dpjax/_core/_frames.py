@@ -199,6 +199,8 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     dtype: Any = series.dtype
     if dtype in (nw.Categorical, nw.Enum):
         return _of_categories(series)
+    if dtype == nw.String and series.implementation.is_pyarrow():
+        return _of_dictionary(series.to_native().dictionary_encode())
     if dtype in (nw.String, nw.Object):
         return _texts(texts_of(series))
     known = ~series.is_null().to_numpy()
@@ -225,25 +227,40 @@ def _integers(series: Any, dtype: Any) -> np.ndarray:
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
     """A column of categories as one of the kind of its categories."""
-    native, categories = series.to_native(), _categories(series)
-    if categories is None:
-        return _texts(texts_of(series))
+    native = series.to_native()
     if series.implementation.is_pyarrow():
-        return _of_series(_wrapped("column", native.cast(categories.type))[1])
+        return _of_dictionary(native)
+    if not series.implementation.is_pandas_like():
+        return _texts(texts_of(series))
+    return _of_codes(native.dtype.categories, np.asarray(native.cat.codes))
+
+
+def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
+    """A column of Arrow with a dictionary. Each of its texts is hashed once, and not each row."""
+    whole = native.unify_dictionaries().combine_chunks()
+    codes = whole.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
+    categories = whole.dictionary
+    if "string" in str(categories.type):  # Or it would be encoded again.
+        categories = np.asarray(categories.to_pylist(), object)
+    return _of_codes(categories, codes)
+
+
+def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Texts | None:
+    """The category of each code; nothing where that is below 0."""
     found = exact_column("column", categories)
     if isinstance(found, Refused):
         return None
-    codes = np.asarray(native.cat.codes)
-    known = codes >= 0
     if isinstance(found, Texts):
         words = np.concatenate([np.asarray(found.words), np.zeros((1, 4), np.uint32)])
         return Texts(words[codes])
-    if isinstance(found, Numbers):  # No category is missing.
-        found, _ = found.on_host()
+    known = None
+    if isinstance(found, Numbers):
+        found, known = found.on_host()
     found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
+    there = np.append(np.ones(len(found) - 1, bool) if known is None else known, False)[codes]
     if found.dtype.kind == "f":
-        return np.where(known, found[codes], found.dtype.type(np.nan))
-    return Numbers.of(found[codes], known)
+        return np.where(there, found[codes], found.dtype.type(np.nan))
+    return Numbers.of(found[codes], there)
 
 
 def _categories(series: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables that workers hold: each sends totals of its partitions, and one process draws the noise."""
+"""Tables that workers hold: each sends totals of its partitions, and one process draws noise."""
 
 import numpy as np
 import pandas as pd
