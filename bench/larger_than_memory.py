@@ -18,9 +18,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 import dpjax
-from harness import RESULTS, Race, peak_mib, record
+from harness import Race, peak_mib, record
 
 WARDS = ["north", "east", "south", "west"]
+IMAGES = pathlib.Path(__file__).parents[1] / "docs" / "images"
 _ROWS = 10**6  # Of a row group.
 
 
@@ -84,7 +85,7 @@ def _draw(sizes: list[int], found: dict[int, dict[str, float]]) -> None:
     left.legend()
     right.semilogx(sizes, [found[n]["peak_mib"] for n in sizes], "o-")
     right.set(xlabel="rows", ylabel="peak memory of the process, MiB", ylim=(0, None))
-    figure.savefig(RESULTS / "larger-than-memory-cpu.png", dpi=120)
+    figure.savefig(IMAGES / "larger-than-memory.png", dpi=120)
 
 
 if __name__ == "__main__":
