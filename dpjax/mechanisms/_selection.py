@@ -381,8 +381,9 @@ def exponential(
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it. In the norm "range", the largest change of a score minus the
-            smallest, which is at most 2 linf, the exponent is epsilon score / Delta, without the 2.
+            global bound in it. It may also be in the norm "range": the largest change of a score
+            minus the smallest change, which is at most twice the norm "linf". Then the exponent is
+            epsilon score / Delta, without the 2.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
         log_base: shape (K,), public logarithms of weights, which multiply the probabilities before

@@ -69,5 +69,5 @@ def check_one_array(value: Value, wanted: str, rank: int = 1) -> None:
     if not jax.tree_util.all_leaves([value]) or value.ndim != rank:
         raise ValueError(
             f"value must be one array of {wanted}, got"
-            f" {jax.tree.map(lambda leaf: leaf.shape, value)}; use jax.vmap for a batch"
+            f" {jax.tree.map(lambda leaf: leaf.shape, value)}: use jax.vmap for a batch"
         )

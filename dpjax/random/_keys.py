@@ -95,8 +95,8 @@ def check_key(key: object) -> jax.Array:
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20):
         raise TypeError(
-            f"key must be of the chacha20 implementation to release anything, got {implementation}:"
-            " its output can be searched or predicted; make one by dpjax.random.secure_key()"
+            f"key must be of the chacha20 implementation to release anything, got {implementation},"
+            " whose bits can be searched or predicted: make one by dpjax.random.secure_key()"
         )
     return key
 
@@ -106,7 +106,7 @@ def check_sampling_key(key: object) -> jax.Array:
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
-            f"key must be of the implementation chacha20 or {_THREEFRY}, got {implementation};"
+            f"key must be of the implementation chacha20 or {_THREEFRY}, got {implementation}:"
             " make one by dpjax.random.secure_key()"
         )
     return key
