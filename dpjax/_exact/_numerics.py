@@ -37,6 +37,11 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
     return np.promote_types(np.dtype(dtype), np.float32)
 
 
+def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether an array holds floats."""
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
 def order_like_integers(bits: jax.Array) -> jax.Array:
     """Maps the bits of floats to integers in the same order. It is its own inverse."""
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)

@@ -25,13 +25,13 @@ from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key
 from dpjax._core._values import Guarantee, Release, Scalar
 from dpjax._exact._fixed_point import average
+from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._keys import check_key, key_for_each
 from dpjax.random._noise import GAUSSIAN
 from dpjax.random._release import add_noise
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
-from dpjax.sensitivity._norms import is_float
 from dpjax.targets._bounds import running_dtype, unit
 from dpjax.targets._clamping import into_unit_ball
 from dpjax.targets._minimizers import (

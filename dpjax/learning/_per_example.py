@@ -19,13 +19,12 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing import _walks
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import needs_no_values, refuse_outside_code
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
-from dpjax.sensitivity._norms import is_float
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}

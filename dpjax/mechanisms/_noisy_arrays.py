@@ -20,7 +20,7 @@ from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Norm
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax.mechanisms._start import count, sum_over_leaves
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import GAUSSIAN, LAPLACE, Lattice, Noise
@@ -35,7 +35,7 @@ from dpjax.random._release import (
     usable_scale,
 )
 from dpjax.release._mechanism import SensitivityMechanism
-from dpjax.sensitivity._norms import NORMS, grid_dtype, is_float, rounding_norm
+from dpjax.sensitivity._norms import NORMS, grid_dtype, rounding_norm
 
 ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 

@@ -19,7 +19,7 @@ from dpjax._core._pair_loss import LogPmf, PairLoss
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax.mechanisms._noisy_arrays import (
     ArrayOrShape,
     OnGrid,
@@ -41,7 +41,7 @@ from dpjax.random._selected_index import (
     without_weight,
 )
 from dpjax.release._mechanism import SensitivityMechanism
-from dpjax.sensitivity._norms import grid_dtype, is_float, rounding_norm
+from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from dpjax._core._values import (
     Sensitivity,
     norm_name,
 )
-from dpjax._exact._numerics import outward
+from dpjax._exact._numerics import is_float, outward
 from dpjax.random._keys import check_key
 from dpjax.release._draw import draw_of
 from dpjax.release._transaction import pay_and_draw
@@ -284,7 +284,7 @@ class SensitivityMechanism(abc.ABC):
         if sampled is not None and (
             value.structure != sampled.structure
             or any(
-                x.shape != y.shape or _is_float(x) != _is_float(y)
+                x.shape != y.shape or is_float(x) != is_float(y)
                 for x, y in zip(value.leaves, sampled.leaves, strict=True)
             )
         ):
@@ -320,7 +320,3 @@ def _nan_with(epsilon: Scalar, value: Scalar, toward: float = math.inf) -> Scala
     if isinstance(epsilon, float):
         return value
     return jnp.where(jnp.isnan(epsilon), jnp.nan, outward(value, toward))
-
-
-def _is_float(leaf: jax.ShapeDtypeStruct) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))

@@ -9,7 +9,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
-from dpjax._exact._numerics import compute_dtype, extremum
+from dpjax._exact._numerics import compute_dtype, extremum, is_float
 from dpjax._tracing._programs import Program, Unchanging
 
 
@@ -114,11 +114,6 @@ def grid_dtype(value: Value) -> np.dtype:
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
-
-
-def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether an array holds floats."""
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def difference(value: Value, other: Value) -> Value:

@@ -14,13 +14,12 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Sensitivity, Target
-from dpjax._exact._numerics import sum_up
+from dpjax._exact._numerics import is_float, sum_up
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
 from dpjax._tracing._programs import Program
 from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._keys import sampling_key
-from dpjax.sensitivity._norms import is_float
 from dpjax.sensitivity._plan import point_of_each
 
 # The pairs that are drawn at a time take about this many bytes.

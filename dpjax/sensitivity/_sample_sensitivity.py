@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from dpjax._core import _checks
 from dpjax._core._values import Method, Norm, Oracle, Positions, Sensitivity, Target
-from dpjax._exact._numerics import sum_up
+from dpjax._exact._numerics import is_float, sum_up
 from dpjax._running._devices import outside_any_mesh
 from dpjax._running._processes import together
 from dpjax._running._progress import saying_what_is_kept
@@ -25,7 +25,7 @@ from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._checkpoint import Checkpoint
 from dpjax.sensitivity._chunks import kth_distance
 from dpjax.sensitivity._loop import Watch, sample_block
-from dpjax.sensitivity._norms import NORMS, is_float
+from dpjax.sensitivity._norms import NORMS
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import RandomPair
 from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits, point_of_each

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Norm
 from dpjax._exact._fixed_point import average
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import Equation, aval, bind, called, run, specs
-from dpjax.sensitivity._norms import difference, distance, is_float, length
+from dpjax.sensitivity._norms import difference, distance, length
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 # Operations that move or copy the elements of one operand.
