@@ -29,6 +29,7 @@ POINTS = np.asarray(jax.random.normal(jax.random.key(2), (N, 2)), np.float64) * 
 BALL = POINTS / np.maximum(1, np.linalg.norm(POINTS, axis=1, keepdims=True))
 COVARIANCE = {"mean": BALL.mean(axis=0), "covariance": np.cov(BALL.T, bias=True)}
 CLAMPED = np.clip(X, 10, 60)
+DIRTY = np.where(np.arange(N) % 5 == 0, np.nan, X)
 SCALAR = {"mean": CLAMPED.mean(), "variance": CLAMPED.var()}
 SUMS = queries.sum_query(lower=10, upper=60, capacity=1000)
 HISTOGRAM = queries.histogram_query(3)
@@ -70,12 +71,25 @@ CASES = {
         1.1,
     ),
     "mean": (
-        private(queries.private_mean, X, **BOUNDS, epsilon=1.0),
+        private(queries.private_mean, X, **BOUNDS, epsilon=1.0, missing="lower"),
         CLAMPED.mean(),
         1.1,
     ),
+    "mean of those who answered": (
+        private(queries.private_mean, DIRTY, **BOUNDS, epsilon=1.0),
+        np.nanmean(np.clip(DIRTY, 10, 60)),
+        1.7,
+    ),
     "mean of vectors": (
-        private(queries.private_mean, POINTS, lower=-1, upper=1, epsilon=1.0, delta=1e-6),
+        private(
+            queries.private_mean,
+            POINTS,
+            lower=-1,
+            upper=1,
+            epsilon=1.0,
+            delta=1e-6,
+            missing="lower",
+        ),
         np.clip(POINTS, -1, 1).mean(axis=0),
         1.1,
     ),
@@ -84,14 +98,25 @@ CASES = {
         CLAMPED.mean(),
         1.7,
     ),
-    "variance": (private(queries.private_variance, X, **BOUNDS, epsilon=1.0), SCALAR, 2.0),
+    "variance": (
+        private(queries.private_variance, X, **BOUNDS, epsilon=1.0, missing="lower"),
+        SCALAR,
+        2.0,
+    ),
     "variance of a private number": (
         private(queries.private_variance, X, **BOUNDS, epsilon=1.0, delta=1e-6, **ADD),
         SCALAR,
         2.5,
     ),
     "covariance": (
-        private(queries.private_covariance, POINTS, radius=1.0, epsilon=2.0, delta=1e-6),
+        private(
+            queries.private_covariance,
+            POINTS,
+            radius=1.0,
+            epsilon=2.0,
+            delta=1e-6,
+            missing="center",
+        ),
         COVARIANCE,
         2.0,
     ),
