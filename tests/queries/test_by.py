@@ -454,7 +454,7 @@ def test_a_mean_by_group_counts_its_group_in_private(relation):
     # 4 is the middle: its sum is 0 plus noise, and the noisy count divides it.
     assert np.ptp(found) > 0.5
     scale = {ADD: 2, REPLACE: 4}[relation] * 4 / 0.05
-    query = integers_by_group(_centered(), groups_of_keys("g", [0]))
+    query = integers_by_group(_centered(), groups_of_keys("g", [0, 1]))
     assert query.sensitivity("l1", relation=relation).value * query.unit / 0.05 == pytest.approx(
         scale, rel=1e-3
     )
