@@ -14,7 +14,7 @@ import opendp.prelude as opendp
 import dpjax
 from harness import Race, Row, record
 
-RECORDS, BUCKETS = 10**6, 10**6
+RECORDS, BUCKETS, GROUPS = 10**6, 10**6, 1000
 # The peers would take minutes for all buckets.
 PART = 2**13
 LOWER, UPPER = 0.0, 100.0
@@ -26,6 +26,7 @@ def run(rounds: int = 5) -> None:
     warnings.simplefilter("ignore")
     _histogram(rounds)
     _mean(rounds)
+    _means_of_groups(rounds)
 
 
 def _histogram(rounds: int) -> None:
@@ -155,6 +156,56 @@ def _mean(rounds: int) -> None:
         sizes={"records": RECORDS},
         results={"means": means},
         work={"bytes": 4.0 * RECORDS, "flops": 0.0},
+    )
+
+
+def _means_of_groups(rounds: int) -> None:
+    """Means of a thousand groups at epsilon 1; sizes of groups are private, on both sides."""
+    generator, key = np.random.default_rng(2), dpjax.random.seeded_key(2)
+    group = generator.integers(0, GROUPS, RECORDS).astype(np.int32)
+    x = generator.uniform(LOWER, UPPER, RECORDS).astype(np.float32)
+    table = {"group": jnp.asarray(group), "x": jnp.asarray(x)}
+    middle, half = (LOWER + UPPER) / 2, (UPPER - LOWER) / 2
+    # A replaced record moves the count and the centered sum of two groups.
+    noise = _diffprivlib("mechanisms").Laplace(
+        epsilon=1.0, delta=0.0, sensitivity=4.0, random_state=random.SystemRandom()
+    )
+
+    def in_dpjax() -> Any:
+        return dpjax.queries.private_mean(
+            key, table, lower=LOWER, upper=UPPER, epsilon=1.0, by={"group": range(GROUPS)}
+        ).value.block_until_ready()
+
+    def in_diffprivlib() -> np.ndarray:
+        """Counts and sums by NumPy, and its noise for each."""
+        centered = (np.clip(x, LOWER, UPPER) - middle) / half
+        counts = np.bincount(group, minlength=GROUPS)
+        sums = np.bincount(group, weights=centered, minlength=GROUPS)
+        noisy = [[noise.randomise(float(one)) for one in column] for column in (sums, counts)]
+        return middle + half * np.divide(*noisy)
+
+    truth = np.bincount(group, weights=x) / np.bincount(group)
+    off = {
+        "dpjax": float(np.abs(np.asarray(in_dpjax()) - truth).max()),
+        "diffprivlib": float(np.abs(in_diffprivlib() - truth).max()),
+    }
+    assert all(error < 5 for error in off.values()), off
+    race = Race({"dpjax": in_dpjax, "diffprivlib": in_diffprivlib}, rounds=rounds)
+    record(
+        "means of groups",
+        [
+            Row(
+                "means of 1,000 groups, n = 10^6, epsilon = 1",
+                "NumPy and diffprivlib's noise",
+                race.seconds["dpjax"],
+                race.seconds["diffprivlib"],
+                reason="any keys are looked up, and digits of integers are added up exactly",
+            )
+        ],
+        race=race,
+        sizes={"records": RECORDS, "groups": GROUPS},
+        results={"largest error": off},
+        work={"bytes": 8.0 * RECORDS, "flops": 0.0},
     )
 
 
