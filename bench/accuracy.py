@@ -103,7 +103,7 @@ def diamonds() -> Data:
 
     frame = shipped.assign(cut=shipped["cut"].astype(str), color=shipped["color"].astype(str))
     bounds = {"price": (0.0, 20_000.0), "carat": (0.0, 5.0)}
-    edges = tuple(np.linspace(0, 20_000, 21).tolist())
+    edges = tuple(np.linspace(0, 19_000, 20).tolist())
     frame = frame[["cut", "color", "price", "carat"]].astype({"price": float})
     return Data("diamonds, n = 53,940", frame, ("cut", "color"), ("price", "carat"), bounds, edges)
 
@@ -118,7 +118,7 @@ def fair() -> Data:
     frame = frame.assign(faith=frame["religious"].astype(int).astype(str))
     frame = frame[["rating", "faith", "age", "married"]]
     bounds = {"age": (15.0, 50.0), "married": (0.0, 30.0)}
-    edges = tuple(np.linspace(15, 50, 8).tolist())
+    edges = tuple(np.linspace(15, 45, 7).tolist())
     return Data("fair, n = 6,366", frame, ("rating", "faith"), ("age", "married"), bounds, edges)
 
 
@@ -258,7 +258,7 @@ def crosstab(data: Data) -> Job:
 def histogram(data: Data) -> Job:
     """Rows of each bucket."""
     column, edges = data.number[0], list(data.edges)
-    low, high = data.bounds[column]
+    low, high = edges[0], edges[-1]
     true = np.histogram(data.frame[column], edges)[0].astype(float)
 
     def theirs(e: float, r: int) -> np.ndarray:
@@ -514,11 +514,7 @@ def jobs() -> list[Job]:
     several = [job(data) for data in (first, diamonds(), fair()) for job in usual]
     pair, of_pairs = dataclasses.replace(first, number=("y", "x")), ("correlation", "regression")
     return [
-        *(
-            job
-            for job in several
-            if not (job.data is first and job.name in ("correlation", "regression"))
-        ),
+        *(job for job in several if job.data is not first or job.name not in of_pairs),
         correlation(pair),
         regression(pair),
         top_ten(first),

@@ -32,6 +32,7 @@ JOBS = (
     "ledger",
     "attacks",
     "experts",
+    "accuracy",
 )
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[1]
 START, END = "<!-- bench -->", "<!-- /bench -->"
+START_ACCURACY, END_ACCURACY = "<!-- accuracy -->", "<!-- /accuracy -->"
+# Within this, two errors of some hundred numbers may be equal.
+_ALIKE = 1.1
 
 
 # The README shows these, with the peer in the second place.
@@ -18,6 +21,13 @@ FIRST_PAGE = (
     ("histogram of 10^6 buckets, n = 10^6, epsilon = 1", "diffprivlib"),
     ("step of DP-SGD, 784-128-10, exact noise", "jax_privacy"),
     ("README example, whole process, cold", "plain JAX"),
+)
+
+# Rows of errors in the README, with how the name of the table begins.
+ACCURACY = (
+    ("means by group", "made"),
+    ("quantiles .25, .5, .75 by group", "made"),
+    ("two-way table", "made"),
 )
 
 
@@ -34,12 +44,51 @@ def main() -> None:
     short = ["|".join(row.split("|")[:6]) + "|" for row in shown]
     _replace(ROOT / "README.md", "\n".join([f"{machine}:\n", header, *short]))
     print(tables)
+    of_accuracy = ROOT / "bench" / "results" / "accuracy.json"
+    if of_accuracy.exists():
+        _replace_accuracy(json.loads(of_accuracy.read_text()))
 
 
-def _replace(page: pathlib.Path, text: str) -> None:
-    before, rest = page.read_text().split(START)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")
+def _replace_accuracy(found: dict[str, Any]) -> None:
+    """Renders errors at an equal guarantee: all on one page, and three in the README."""
+    rows = {(row["job"], row["table"]): _accuracy_row(row) for row in found["rows"]}
+    header = (
+        "| Job | Table | Best peer | epsilon .1 | 1 | 4 | Covered | Why above 1 |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    about = (
+        f"{found['date']}, {min(row['runs'] for row in found['rows'])} releases or more a row:\n"
+    )
+    page = ROOT / "docs" / "benchmarks.md"
+    text = "\n".join([about, header, *rows.values()])
+    _replace(page, text, START_ACCURACY, END_ACCURACY)
+    shown = [row for (job, table), row in rows.items() if (job, table[:4]) in ACCURACY]
+    text = "\n".join([header, *shown])
+    _replace(ROOT / "README.md", text, START_ACCURACY, END_ACCURACY)
+    print(text)
+
+
+def _accuracy_row(row: dict[str, Any]) -> str:
+    best = {e: min(at["peers"], key=lambda peer: at["peers"][peer]) for e, at in row["at"].items()}
+    ratios = [_ratio_of_errors(at["ours"], min(at["peers"].values())) for at in row["at"].values()]
+    held = [at["covered"] for at in row["at"].values() if at["covered"] is not None]
+    covered = f"{min(held):.0%} to {max(held):.0%}" if held else ""
+    why = row["reason"] if any(ratio > _ALIKE for ratio in ratios) else ""
+    shown = " | ".join(f"{ratio:.2g}" for ratio in ratios)
+    peers = ", ".join(sorted(set(best.values())))
+    return f"| {row['job']} | {row['table']} | {peers} | {shown} | {covered} | {why} |"
+
+
+def _ratio_of_errors(ours: float, theirs: float) -> float:
+    if ours == theirs:
+        return 1.0
+    return ours / theirs if theirs else float("inf")
+
+
+def _replace(page: pathlib.Path, text: str, start: str = START, end: str = END) -> None:
+    before, rest = page.read_text().split(start)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}")
 
 
 def _is(row: str, job: str, peer: str) -> bool:
