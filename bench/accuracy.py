@@ -153,6 +153,7 @@ def opendp(
     by: list[str],
     terms: Callable[[], list[Any]],
     made: list[Any] = [],  # noqa: B006  # Never changed.
+    serialized: bool = True,
 ) -> pd.DataFrame:
     """As many releases as runs, each at epsilon, as columns that are called NAME_RUN.
 
@@ -177,7 +178,9 @@ def opendp(
     query = query.group_by(*by).agg(*every) if by else query.select(*every)
     # Polars would compute equal terms once, and all runs would share their noise.
     flags = pl.QueryOptFlags(comm_subexpr_elim=False)
-    found = query.release().lazy().collect(optimizations=flags).to_pandas()
+    release = query.release()
+    table = release.lazy().collect(optimizations=flags) if serialized else release.collect()
+    found = table.to_pandas()
     return found.set_index(by).sort_index() if by else found
 
 
@@ -359,9 +362,18 @@ def quantiles(data: Data, wanted: tuple[float, ...] = QUARTERS, grouped: bool = 
     grid = np.linspace(*ends, CANDIDATES).tolist()
 
     def theirs(e: float, r: int) -> np.ndarray:
-        terms = [of(column).dp.quantile(p, grid) for p in wanted]
-        by = [group] if grouped else []
-        return stacked(opendp(data, e, r, by=by, terms=lambda: terms), r, len(wanted))
+        # Polars cannot serialize quantiles, which `opendp` needs to compute equal terms apart. So
+        # each run has a column of its own.
+        copies = data.frame[[group]].assign(**{f"c{i}": data.frame[column] for i in range(r)})
+        numbers = iter(range(r))
+
+        def terms() -> list[Any]:
+            number = next(numbers)
+            return [of(f"c{number}").dp.quantile(p, grid) for p in wanted]
+
+        by, apart = [group] if grouped else [], dataclasses.replace(data, frame=copies)
+        found = opendp(apart, e, r, by=by, terms=terms, serialized=False)
+        return stacked(found, r, len(wanted))
 
     def ours(t: Any, e: float, k: jax.Array) -> Found:
         by = {group: keys} if grouped else None
