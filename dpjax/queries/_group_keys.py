@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._columns import Texts, as_text
 from dpjax._core._frames import exact_column, texts_of
+from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import Request, relation_or_inherited
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._records import exact_records
@@ -48,6 +49,7 @@ def group_keys(
     at_most: int = 1,
     capacity: int | None = None,
     relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
     """The keys of a column that enough people have, where the list of keys is private.
@@ -64,6 +66,8 @@ def group_keys(
         at_most: how many groups a person counts in, public: the first distinct ones of its record.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        privacy_unit: whose groups a row of the column holds, as `Guarantee` has it: "person (id)",
+            if you put the groups of each person of a longer table into one row.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
@@ -107,6 +111,7 @@ def group_keys(
         at_most=at_most,
         capacity=capacity,
         relation=relation,
+        privacy_unit=privacy_unit,
         name=name,
     )
     return Release(found.value[0], found.guarantee)
@@ -121,6 +126,7 @@ def known_groups(
     at_most: int = 1,
     capacity: int | None = None,
     relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
     """The keys that enough people have, and their noisy counts, which decide that."""
@@ -132,7 +138,9 @@ def known_groups(
     slots = _slots(len(words), capacity, relation)
     at_most = min(at_most, words.shape[1])
     reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
-    mechanism = laplace(assume_sensitivity(reach, norm="l1", relation=relation), epsilon)
+    check_privacy_unit(privacy_unit)
+    sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
+    mechanism = laplace(dataclasses.replace(sensitivity, privacy_unit=privacy_unit), epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     jax.eval_shape(mechanism.unpaid_draw, key, size)  # Refuses before anything is paid.
     if delta / reach == 0:
@@ -152,6 +160,7 @@ def known_groups(
         return _as_arrays(*named)
 
     about = (size.shape, words.shape[1:], entries is None, at_most, epsilon, delta, str(relation))
+    about = (*about, privacy_unit)
     release = pay_and_draw(
         draw,
         key,

@@ -340,3 +340,15 @@ def test_only_a_column_with_a_name_is_known_to_be_that_of_groups():
     ):
         found = queries.by_person(query, person="id", rows=1, groups=groups)
         assert found.sensitivity("l2", relation=ADD).value == pytest.approx(expected, rel=1e-12)
+
+
+def test_keys_of_groups_are_published_for_people():
+    column = np.array([["a", "b"], ["a", None], ["c", "b"]] * 300, object)
+    how = {"epsilon": 1.0, "delta": 1e-6, "at_most": 2, "capacity": 1000, "relation": ADD}
+    key = dpjax.random.seeded_key(0)
+    found = queries.group_keys(key, column, privacy_unit="person (id)", **how)
+    assert found.value == ("a", "b", "c")
+    assert found.guarantee.privacy_unit == "person (id)"
+    assert queries.group_keys(key, column, **how).guarantee.privacy_unit == "record"
+    with pytest.raises(TypeError, match="privacy_unit must be a text, got 7"):
+        queries.group_keys(key, column, privacy_unit=7, **how)
