@@ -256,6 +256,8 @@ def rank_search(
         Kaplan, Schnapp and Stemmer (2022), for the recursion; Smith (2011) for the scores.
     """
     sensitivity, epsilon = begin("l1", sensitivity, epsilon)
+    # Scores, in half ranks at the least, must not wrap around.
+    capacity = _checks.integer("capacity", capacity, least=1, most=2**29)
     return RankSearch(sensitivity, epsilon, probabilities, capacity)
 
 

@@ -198,5 +198,7 @@ def test_bad_arguments_are_refused():
         private_quantiles(key, NUMBERS, 0.5, **ends, relation=ADDED)
     with pytest.raises(TypeError, match="runs on the host"):
         jax.jit(lambda key: private_quantiles(key, NUMBERS, 0.5, **ends).value)(key)
+    with pytest.raises(ValueError, match="capacity must be"):
+        search(capacity=2**30)
     with pytest.raises(ValueError, match="integers of shape"):
         search()(key, np.zeros((3, 2)))
