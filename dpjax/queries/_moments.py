@@ -443,8 +443,8 @@ def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, ja
     sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
     return {
-        "mean": middle + sizes.astype(dtype) * moments.mean,
-        "covariance": np.outer(sizes, sizes).astype(dtype) * covariance,
+        "mean": jnp.add(middle, sizes.astype(dtype) * moments.mean),
+        "covariance": jnp.multiply(np.outer(sizes, sizes).astype(dtype), covariance),
     }
 
 
