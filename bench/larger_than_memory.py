@@ -1,4 +1,4 @@
-"""Statistics of a Parquet file: time grows with its rows, and memory does not.
+"""Statistics of a Parquet file: how time and memory grow with its rows.
 
 `python bench/larger_than_memory.py 8` goes to 10^8 rows, which takes 2 GB of disk.
 """

@@ -133,8 +133,12 @@ def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
     # So few batches wait in memory.
-    ahead = {"batch_readahead": 2, "fragment_readahead": 1}
-    return source.to_batches(columns=list(names), batch_size=rows, **ahead)
+    options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1}
+    if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
+        # Arrow would keep what it has read of a file until the end of the file.
+        parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
+        options["fragment_scan_options"] = parquet(pre_buffer=False)
+    return source.to_batches(columns=list(names), batch_size=rows, **options)
 
 
 def _of_lazy(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:

@@ -45,6 +45,7 @@ def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> To
         for part in several:
             n += int(np.count_nonzero(part.present))
             total = added(total, of_one(*present_records(part)))
+            jax.block_until_ready(total)  # Or batches that wait for it fill the memory.
         return jax.device_get(total), n
 
     shapes = jax.eval_shape(partial, *present_records(parts.like))
