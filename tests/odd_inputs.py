@@ -63,6 +63,11 @@ def hiding(plain):
     yield Odd("empty", plain[:0], plain[:0])
 
 
+def hiding_in_columns(plain):
+    """Those of `hiding` that are no columns of numbers: a table may hold dates and durations."""
+    return [odd for odd in hiding(plain) if odd.name not in ("dates", "durations")]
+
+
 # Other ways to write the same numbers, small and whole: right answers or refusals.
 
 DTYPES = (

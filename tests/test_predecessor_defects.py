@@ -87,6 +87,7 @@ def test_row_2_releases_hold_nothing_of_the_database(key):
             "value",
             "guarantee",
             "accuracy",
+            "labels",  # Names of columns and public keys.
         }
 
 

@@ -1,6 +1,5 @@
 """Which rows satisfy a public predicate, and a fingerprint of its program."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -60,12 +59,7 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
         return answers
 
     program = Program.trace("where", total, records)
-    return np.asarray(_answers(records, program=program)), program.fingerprint
-
-
-@functools.partial(jax.jit, static_argnames="program")
-def _answers(records: Database, *, program: Program) -> jax.Array:
-    return evaluate_alone(records, program=program)
+    return np.asarray(evaluate_alone(records, program=program)), program.fingerprint
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:

@@ -133,7 +133,9 @@ def test_nuisance_parameters_have_the_largest_p_value(keys):
         return theta["mean"] + theta["sd"] * jax.random.normal(key, (n,))
 
     both = [
-        functools.partial(queries.private_variance, lower=-4.0, upper=4.0, epsilon=4.0),
+        functools.partial(
+            queries.private_variance, lower=-4.0, upper=4.0, epsilon=4.0, missing="lower"
+        ),
         dpjax.privatize(lambda x: jnp.mean(jnp.clip(x, -4, 4)), dpjax.laplace(8 / 200, 4.0)),
     ]
     data = model(jax.random.key(5), {"mean": 0.5, "sd": 1.0}, 200)

@@ -111,7 +111,7 @@ NAMES = "database|records|PRNGKey"
 @every
 def test_what_hides_something_is_refused(name):
     entry, plain, _ = TABLE[name]
-    odds = [odd for odd in odd_inputs.hiding(plain) if odd.name != "empty"]
+    odds = [odd for odd in odd_inputs.hiding_in_columns(plain) if odd.name != "empty"]
     odd_inputs.assert_refused(entry, odds, NAMES)
 
 

@@ -53,7 +53,7 @@ NAMES = "database|records"
 @every
 def test_what_hides_something_is_refused(name):
     entry, plain, _ = TABLE[name]
-    odd_inputs.assert_refused(entry, odd_inputs.hiding(plain), NAMES)
+    odd_inputs.assert_refused(entry, odd_inputs.hiding_in_columns(plain), NAMES)
 
 
 @pytest.mark.slow
