@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.typing import ArrayLike
-from scipy import special
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, intervals_of
@@ -274,7 +274,7 @@ def _of_ranks(
     """
     edges, counts = measured["edges"], measured["counts"]
     together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
-    normal = -special.ndtri((1 - confidence) / (2 * together))
+    normal = -scipy.special.ndtri((1 - confidence) / (2 * together))
     bounds, below, before = _known(edges, counts, facts["cells"])
     real = np.diff(bounds, axis=-1) > 0
     ends = []

@@ -113,6 +113,6 @@ def test_records_of_objective_perturbation_that_hide_something_are_refused():
     )
     odd_inputs.assert_refused(
         lambda x: training(KEY, {"x": x, "y": labels}).value,
-        odd_inputs.hiding(ROWS),
+        odd_inputs.hiding_in_columns(ROWS),
         "database|records|value",
     )

@@ -198,6 +198,7 @@ def test_a_target_is_released(key):
         "value",
         "guarantee",
         "accuracy",
+        "labels",
     }
     assert "gamma=0.05)-random DP" in repr(release.guarantee)
     far = row_of(mechanism.error(confidence=1 - FALSE_ALARM, simultaneous=True))

@@ -26,8 +26,10 @@ def counts_of(column, at_most):
         jnp.asarray(words), jnp.asarray(known), at_most=at_most
     )
     kept = np.asarray(counts) > 0
-    keys = _group_keys._named(np.asarray(found)[kept], None, words)
-    return dict(zip(keys, np.asarray(counts)[kept].tolist(), strict=True))
+    keys, of_keys = _group_keys._named(
+        np.asarray(found)[kept], None, words, np.asarray(counts)[kept]
+    )
+    return dict(zip(keys, of_keys.tolist(), strict=True))
 
 
 NOBODY = {
