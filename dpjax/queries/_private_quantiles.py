@@ -118,7 +118,7 @@ def private_quantiles(
     capacity = slots_of(database, found)
     epsilon = _checks.positive("epsilon", epsilon)
     _checks.host_only("queries.private_quantiles", epsilon, "queries.quantile_scores")
-    cells = _cells(capacity, groups, epsilon)
+    cells = _distinct(low, high, _cells(capacity, groups, epsilon))
     searched = _searched(wanted, capacity, groups, epsilon)
 
     query = _histogram(low, high, cells)
@@ -172,9 +172,20 @@ def _histogram(low: float, high: float, cells: int) -> IntegerQuery:
 
 
 def _edges_of_cells(low: float, high: float, cells: int) -> np.ndarray:
-    """The edges of the cells, increasing also where neighboring floats are far apart."""
     share = np.arange(cells + 1) / cells
-    return np.unique(low * (1 - share) + high * share)
+    return low * (1 - share) + high * share
+
+
+def _distinct(low: float, high: float, cells: int) -> int:
+    """The number of cells, halved until all of their edges are different floats."""
+    while not np.all(np.diff(_edges_of_cells(low, high, cells)) > 0):
+        cells //= 2
+    if cells < 2:
+        raise ValueError(
+            f"bounds must be further apart in float64, got lower={low!r} and upper={high!r}:"
+            " subtract a public number from the column first"
+        )
+    return cells
 
 
 @functools.lru_cache(maxsize=64)

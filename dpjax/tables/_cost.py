@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import bisect
+from dpjax._files._ledger_chain import EPSILON_DIGITS
 from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN
@@ -54,6 +55,17 @@ class Cost:
         """Epsilon and delta of a statistic that is not asked for by its error."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
+
+    def split(self, parts: int) -> tuple[float, "Cost"]:
+        """One of several equal parts of epsilon, and the cost of the rest.
+
+        A ledger rounds each payment up to its digits. The part is rounded down to them, so both
+        payments together are no larger than one of the whole epsilon.
+        """
+        assert self.epsilon is not None
+        whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
+        part = math.floor(whole / parts / unit) * unit
+        return _down(part), dataclasses.replace(self, epsilon=_down(whole - part))
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
         """The smaller noise for an epsilon, or the least epsilon for an error."""

@@ -132,6 +132,11 @@ def _length(name: str, leaf: Any) -> int:
 
 def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """The entries of a column on the host, and which are not missing; None if none can be."""
+    if isinstance(leaf, (list, tuple)):  # NumPy would choose a dtype by looking at the entries.
+        raise TypeError(
+            f"{place} must be an array with a dtype, got a {type(leaf).__name__}: make one by"
+            " numpy.array(entries, dtype=...), of floats if some are missing"
+        )
     found = exact_column(place, leaf)
     check_usable(found)
     if isinstance(found, Texts):

@@ -61,8 +61,7 @@ _NO_INTERVAL = "its ends are powers of two, which hold most numbers of the colum
 Probabilities = float | Fraction | Sequence[float | Fraction]
 
 
-# bounds=None spends this part of epsilon on finding some: a power of two, so that it is exact.
-_PART_FOR_BOUNDS = 4
+_PARTS = 4  # bounds=None spends one of so many parts of epsilon on finding some.
 
 
 class Span(NamedTuple):
@@ -1022,7 +1021,7 @@ class PrivateTable:
             return Span(bounds_of(column, bounds, structure_of(self._frame)), cost, key, None)
         if cost.epsilon is None:
             raise ValueError("bounds must be given for an error: the noise depends on them")
-        part = cost.epsilon / _PART_FOR_BOUNDS
+        part, rest = cost.split(_PARTS)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         found = self.bounds(column, where=where, epsilon=part, key=keys[0])
         low, high = np.asarray(found.value, np.float64).tolist()
@@ -1031,7 +1030,6 @@ class PrivateTable:
                 f"bounds=None found no range of column {column!r} at epsilon={part:g}: too few rows"
                 " to tell; give bounds"
             )
-        rest = dataclasses.replace(cost, epsilon=cost.epsilon - part)
         return Span((low, high), rest, keys[1], found)
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:

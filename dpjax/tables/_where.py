@@ -11,6 +11,7 @@ from dpjax._core import _checks
 from dpjax._core._columns import for_functions, in_64_bits
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database, PyTree
+from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program, evaluate_alone
 from dpjax.queries._counts import of_each_record
 from dpjax.tables._frame import Frame
@@ -38,7 +39,7 @@ class _Asked(Mapping[str, PyTree]):
 
 
 def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
-    """Which slots satisfy a predicate, and a fingerprint of its program.
+    """Which slots satisfy a predicate, and a fingerprint of its program and its columns.
 
     The predicate sees one row at a time, in the same program in every slot, as that of
     `queries.counting_query`. So whether a row counts depends on this row alone.
@@ -59,7 +60,9 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
         return answers
 
     program = Program.trace("where", total, records)
-    return np.asarray(evaluate_alone(records, program=program)), program.fingerprint
+    # A program does not say which columns its operands are.
+    asked = digest(sorted(names), program.fingerprint)
+    return np.asarray(evaluate_alone(records, program=program)), asked
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax.accounting._prices import cost_of as cost_in_a_ledger
+from dpjax.tables._cost import cost_of
 
 REPLACE, ADD = dpjax.NeighboringRelation
 FRAME = {
@@ -21,6 +23,10 @@ def opened(tmp_path):
         return dpjax.Ledger(tmp_path / "ledger.db", **{"epsilon": 1, "delta": 1e-6} | settings)
 
     return opened
+
+
+def units_of(epsilon):
+    return cost_in_a_ledger(dpjax.Guarantee(epsilon))[0]
 
 
 def table(ledger=None, **settings):
@@ -45,8 +51,8 @@ def test_a_second_run_returns_what_was_paid_for(opened):
 
 
 def test_another_question_pays(opened):
-    with opened() as ledger:
-        asked = table(ledger)
+    with opened(epsilon=2) as ledger:
+        asked = dpjax.PrivateTable({**FRAME, "m": np.zeros(4, int)}, ledger=ledger, most_rows=8)
         for how in (
             {},
             {"by": KEYS},
@@ -56,6 +62,8 @@ def test_another_question_pays(opened):
             {"where": lambda row: row["x"] > 3},
             {"where": lambda row: row["g"] == "a"},
             {"where": lambda row: row["g"] == "b"},
+            {"where": lambda row: row["n"] > 1},
+            {"where": lambda row: row["m"] > 1},  # The same program, of another column.
         ):
             before = ledger.spent.epsilon
             asked.count(epsilon=0.1, **how)
@@ -65,8 +73,20 @@ def test_another_question_pays(opened):
         assert "#" not in repr(ledger.report())
         header, first, *_ = ledger.report().to_csv().splitlines()
         assert header == "time,what,name,version,guarantee,epsilon,delta,epsilon left,delta left"
-        assert ",0.1,0,0.9,0.000001" in first.replace("E-7", "e-7")
+        assert ",0.1,0,1.9,0.000001" in first.replace("E-7", "e-7")
         assert "count by g" in ledger.report()._repr_html_()
+
+
+def test_bounds_are_found_and_paid_for_with_all_that_is_left(opened):
+    """Both payments are rounded up to the digits of a ledger: .285 was not left of .38."""
+    for epsilon in (0.38, 0.05, 1 / 3):
+        part, rest = cost_of(epsilon, None, delta=None, budget=(0, 0), relation=ADD).split(4)
+        assert sum(map(units_of, (part, rest.epsilon))) == units_of(epsilon)
+    many = {"x": np.arange(1000.0) % 7}
+    with opened(epsilon=0.38, delta=0) as ledger:
+        found = dpjax.PrivateTable(many, ledger=ledger, most_rows=1000)
+        found.sum("x", bounds=None, share=1.0, key=dpjax.random.seeded_key(0))
+        assert ledger.remaining[0] == 0
 
 
 def test_a_new_ledger_is_under_the_relation_of_its_table(opened):
@@ -125,6 +145,11 @@ def test_what_is_wrong_is_refused_before_it_is_paid_for(what, opened):
         with pytest.raises(kind, match=told):
             ask(table(ledger))
         assert ledger.spent.epsilon == 0
+
+
+def test_a_list_is_refused_since_its_dtype_depends_on_its_entries():
+    with pytest.raises(TypeError, match="column 'x' must be an array with a dtype, got a list"):
+        dpjax.PrivateTable({"x": [1, 2]}, most_rows=8).sum("x", bounds=(0, 1), epsilon=1)
 
 
 def test_rows_and_lengths_are_checked():

@@ -202,3 +202,18 @@ def test_bad_arguments_are_refused():
         search(capacity=2**30)
     with pytest.raises(ValueError, match="integers of shape"):
         search()(key, np.zeros((3, 2)))
+
+
+def test_cells_are_as_many_as_there_are_floats_between_the_bounds():
+    """1024 cells of 8 floats had 9 edges, and the estimates were refused after the payment."""
+    column = 1e15 + np.arange(300) % 2
+    found = private_quantiles(
+        dpjax.random.seeded_key(0), column, 0.3, lower=1e15, upper=1e15 + 1, epsilon=50.0
+    )
+    low, high = found.interval()
+    assert low <= 1e15 + 0.125
+    assert high >= 1e15
+    with pytest.raises(ValueError, match="bounds must be further apart in float64"):
+        private_quantiles(
+            dpjax.random.seeded_key(0), column, 0.3, lower=1e15, upper=1e15 + 0.125, epsilon=50.0
+        )
