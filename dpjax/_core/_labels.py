@@ -35,7 +35,7 @@ class Labels:
     axes: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
 
     def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
-        """The axes of an array; None where an axis has no words."""
+        """The name and labels of each axis of an array; None for an axis without labels."""
         known = [*self.groups, *dict(self.axes).get(part, ())][:ndim]
         return [*known, *[None] * (ndim - len(known))]
 

@@ -53,8 +53,8 @@ class _Process:
             _TELLING.set_global(bool(self.blocks))
 
 
-# The blocks around the code that asks, outermost first. A task of asyncio starts with those around
-# its creator, a thread with none.
+# The `with ledger:` blocks around the code that is running, outermost first. A task of asyncio
+# inherits the blocks of the code that created it, and a new thread starts with none.
 _AROUND: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )

@@ -151,7 +151,7 @@ class RecordBounds:
 
 @dataclasses.dataclass(frozen=True)
 class PaddedRecordBounds(RecordBounds):
-    """Bounds on `PaddedRecords`; the last ones are those of `present`.
+    """Bounds on `PaddedRecords`. The last entry of `leaves` is the bound on `present`.
 
     Formal guarantees:
         `clamp` also gives every empty slot one public row, so nothing else depends on what it held.

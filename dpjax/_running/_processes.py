@@ -92,7 +92,7 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
 
 
 def _read(place: str) -> dict[int, str]:
-    """The text of each process at a place in the store."""
+    """What each process wrote under a directory of JAX's key-value store, by process index."""
     entries = _store().key_value_dir_get(place)
     return {int(key.rpartition("/")[2]): text for key, text in entries}
 

@@ -260,7 +260,7 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
 
 
 def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
-    """Gamma and confidence of the union of several events; marginal if one of them is."""
+    """Gamma and confidence of a union of events; the confidence is None if any event has none."""
     gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
     confidences = [float(event.confidence) for event in events if event.confidence is not None]
     doubt = sum((1 - Fraction(confidence) for confidence in confidences), Fraction(0))

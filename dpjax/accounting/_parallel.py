@@ -27,9 +27,9 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
     part. The releases on the other parts keep their distributions, and are independent of it. So
     the largest epsilon and the largest delta hold for all releases together.
 
-    A replaced record may leave one part and enter another, which changes the sizes of both. A
-    guarantee under replace-one does not cover that. Under replace-one, use
-    `group(parallel(...), 2)`.
+    Replacing a record may remove it from one part and add it to another, so a replace-one guarantee
+    for each part is not enough. For a guarantee under replace-one, pass guarantees under
+    add-or-remove-one: `group(parallel(...), 2)`.
 
     Args:
         *guarantees: one for the release on each part, under add-or-remove-one.

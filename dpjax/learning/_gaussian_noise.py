@@ -474,8 +474,8 @@ def guarantee(
     noise = given.noise if isinstance(given, AdaptiveNoiseState) else given
     if not isinstance(noise, NoiseState):
         raise TypeError(
-            "state must be that of gaussian_noise or adaptive_noise, the first of a chain's, got"
-            f" {_checks.described(state)}"
+            "state must be a state of gaussian_noise or adaptive_noise (for a state of"
+            f" optax.chain, pass its first element), got {_checks.described(state)}"
         )
     _checks.host_only("state", noise.step, "it outside")
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):

@@ -259,7 +259,8 @@ _OUTWARD = 1 + 1e-9
 # The most steps of the solver. Newton's steps sufficed in all tests, which is no proof, and float32
 # counts no further than 2^24.
 _MOST_STEPS = 1e7
-# A bound on the drawn scale over the planned one, without the charge for rounding to the grid.
+# An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
+# for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
 assert GAUSSIAN.lattice is not None
 _LATTICE = GAUSSIAN.lattice
@@ -300,8 +301,9 @@ def perturbation_plan(
     # Every share gives the same guarantee; only the variance depends on it.
     error = float(planned(0.5, 1.0).error)
     share = error / (error + 1 / (n * regularization))
-    # S follows from W, and W from sigma. A plan with S = 1 has more noise, so its ball is larger
-    # and also holds the minimizer of the final plan.
+    # The bound S on the pull depends on the radius W of the ball, and W depends on sigma. So plan
+    # with S = 1 first: that plan has more noise, so its ball is larger and also contains the
+    # minimizer of the final plan.
     radius = float(planned(share, 1.0).solver.radius)
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
     if plan.solver.most_steps > _MOST_STEPS:

@@ -243,9 +243,9 @@ def bernstein_matrix(degree: int) -> np.ndarray:
 def sup_norm_growth(degree: int, dims: int, order: int) -> float:
     """A bound on sup |polynomial| / max |lattice values|.
 
-    In one dimension it is nearly the norm of the operator: the largest value on n Chebyshev nodes,
-    divided by cos(pi degree / (2 n)), which covers the points between nodes (Ehlich and Zeller
-    1964).
+    In one dimension the bound is close to the norm of the operator. It is the maximum of the
+    Lebesgue function over n Chebyshev nodes, divided by cos(pi degree / (2 n)), which bounds the
+    maximum between the nodes (Ehlich and Zeller 1964).
     """
     if order == 1:
         return 1.0  # A convex combination.

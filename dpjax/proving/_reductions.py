@@ -76,7 +76,8 @@ def check_cut(x: Abstract) -> None:
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
         raise RefusalError(
-            "sums of public numbers that were cut to integers have no rule: use jnp.floor"
+            "a sum of public floats that were truncated to integers has no rule: use jnp.floor"
+            " instead of truncation"
         )
 
 

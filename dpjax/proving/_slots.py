@@ -68,7 +68,7 @@ class Tracked:
         return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
     def is_along(self, axis: int) -> bool:
-        """Whether an axis numbers the records, or the array does not vary along it."""
+        """Whether this is the axis of records; without one, whether the array is constant on it."""
         return self.slots.axis == axis if self.slots.axis is not None else self.is_alike(axis)
 
     def is_by_record(self) -> bool:

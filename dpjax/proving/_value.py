@@ -145,7 +145,7 @@ def difference(
 ) -> Difference:
     """The tightest bounds that follow from the given ones and from each other.
 
-    With an axis of records, the bounds are those of one row.
+    If `axis` is given, it is the axis of records, and the bounds are on the change of one row.
     """
     each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
     if whole:  # An integer of at most 2.3 is at most 2.

@@ -213,7 +213,8 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
     value = value[..., 0] if facts["scalar"] else value
-    # A quantile that was searched for further inside is at least where the counts allow it.
+    # The search took a more central quantile than one near 0 or 1. So clip the estimate to the
+    # interval that the counts allow for the quantile that was asked for.
     measured = {"edges": edges, "counts": counts}
     low, high = _of_ranks(None, measured, facts, _TRUSTED, False)
     return np.clip(value, low, high)

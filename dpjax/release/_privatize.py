@@ -188,8 +188,8 @@ class PrivateFunction:
             )
         if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
             raise ValueError(
-                "relation must be add-or-remove-one where records come in parts: how many there are"
-                " is private"
+                "relation must be add-or-remove-one for a database in parts, because the number of"
+                " its records is private"
             )
         totals = target.over(parts)
         described = TreeSpec.of(totals.shapes)

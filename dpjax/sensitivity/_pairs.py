@@ -239,7 +239,8 @@ class RandomPair:
     def bytes_of_a_database(self, device: Device | None) -> int:
         """The memory that the target needs for one more database."""
         terms = 0
-        if self.sums is not None and self.two_records is None:  # Both sums share these terms.
+        # The sums of both databases of a pair are made of the terms of n + 1 records.
+        if self.sums is not None and self.two_records is None:
             terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
         return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
 

@@ -189,7 +189,9 @@ def sample_sensitivity(
     several = isinstance(oracle, (list, tuple)) and not callable(oracle)
     oracles: list[Any] = [*oracle] if isinstance(oracle, (list, tuple)) and several else [oracle]
     if not oracles:
-        raise ValueError("oracle must be a function, or hold at least one, got none")
+        raise ValueError(
+            "oracle must be a function or a list of at least one function, got an empty list"
+        )
     if until is not None:
         _check_until(until, gamma, method, positions)
         method = "anytime"

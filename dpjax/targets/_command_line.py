@@ -35,8 +35,8 @@ _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
 _NAP = 0.05  # Seconds between two looks whether the program has ended.
 Process = subprocess.Popen[bytes]
-# A shell sets two limits, and then becomes the program. No file may grow beyond so many units of
-# 512 bytes, and if memory runs out, Linux kills this process first.
+# The shell sets two limits, then execs the program. `ulimit -f` caps every file at 524288 blocks of
+# 512 bytes (256 MiB), and the OOM score makes Linux kill this process first if memory runs out.
 _LIMITED = (
     "/bin/sh",
     "-c",

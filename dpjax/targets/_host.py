@@ -189,7 +189,10 @@ class _Evaluation(HostCall):
     workers: _Workers
 
     def __call__(self, origin: jax.typing.ArrayLike, database: Database) -> list[np.ndarray]:
-        """The leaves of the values; on private databases, only an interruption raises."""
+        """The leaves of the function's outputs, stacked over databases.
+
+        On private databases it raises only if the user interrupts it.
+        """
         try:
             # Only NumPy from here on: JAX may wait for this call, so it must not wait for JAX.
             origin = np.asarray(origin)

@@ -103,7 +103,7 @@ def test_a_statistic_that_does_not_add_up_refuses_batches(sources):
     replaced = dpjax.PrivateTable(
         sources["lazy"], most_rows=MOST, relation=dpjax.NeighboringRelation.REPLACE_ONE
     )
-    with pytest.raises(ValueError, match="must be add-or-remove-one where records come in parts"):
+    with pytest.raises(ValueError, match="must be add-or-remove-one for a database in parts"):
         replaced.mean("cost", **BOUNDS, epsilon=1.0, key=KEY)
     with pytest.raises(TypeError, match="column 'tags' must be numbers, texts, dates or times"):
         table.mean("tags", **BOUNDS, epsilon=1.0, key=KEY)

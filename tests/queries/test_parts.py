@@ -146,7 +146,7 @@ def test_only_queries_take_parts_and_only_where_their_number_is_private():
         dpjax.privatize(query, of_people)(KEY, in_parts({"p": np.arange(N)}))
     query = queries.histogram_query([0, 1])
     replace = dpjax.laplace(query.sensitivity("l1", relation=NeighboringRelation.REPLACE_ONE), 1.0)
-    with pytest.raises(ValueError, match="must be add-or-remove-one where records come in parts"):
+    with pytest.raises(ValueError, match="must be add-or-remove-one for a database in parts"):
         dpjax.privatize(query, replace)(KEY, parts)
 
 
