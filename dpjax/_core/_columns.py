@@ -230,7 +230,8 @@ def fingerprints(texts: Iterable[object]) -> np.ndarray:
 def as_text(entry: object) -> str | None:
     """An entry of a column of texts or objects; None if it is missing, or has no one text.
 
-    Whole numbers count as their digits: a column of objects may hold numbers, and that is private.
+    Numbers count as their digits: a column of objects may hold numbers, and that is private. Equal
+    numbers of several kinds have one text.
     """
     if isinstance(entry, str):
         return str(entry)
@@ -242,10 +243,20 @@ def as_text(entry: object) -> str | None:
         return None
     if isinstance(entry, (int, float, decimal.Decimal)):
         # NaN is not between these.
-        small = -_LARGEST < entry < _LARGEST
-        return str(int(entry)) if small and entry == int(entry) else None
+        if not -_LARGEST < entry < _LARGEST:
+            return None
+        return str(int(entry)) if entry == int(entry) else _digits_of(entry)
     # Pandas' mark of a missing date is a date, too, and differs from itself.
     return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
+
+
+def _digits_of(number: float | decimal.Decimal) -> str:
+    """The digits of a number that is not whole, without zeros at the end."""
+    exact = number if isinstance(number, decimal.Decimal) else decimal.Decimal(repr(number))
+    sign, digits, exponent = exact.as_tuple()
+    kept = "".join(map(str, digits)).rstrip("0")
+    shorter = int(exponent) + len(digits) - len(kept)
+    return str(decimal.Decimal((sign, tuple(map(int, kept)), shorter)))
 
 
 @frozen_pytree

@@ -10,7 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
 from dpjax.queries._padded_people import ROWS, THERE, padded_people
-from dpjax.queries._people import Truncation
+from dpjax.queries._truncation import Truncation
 
 Loss = Callable[[PyTree, PyTree], Any]
 

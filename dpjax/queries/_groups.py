@@ -402,7 +402,7 @@ def by(
         query: any `Query`, or the scores of quantiles; also a query that is by group already.
         column: holds the key of each record: the name of a column of a table, the index of a column
             of an array of shape (n, d) or of a tuple, or a function of one record. Texts of a table
-            compare with texts, and in a column of objects a whole number counts as its digits.
+            compare with texts, and in a column of objects a number counts as its digits.
             Integers compare exactly, and floats that are whole with them. A function must give an
             integer, a boolean or a text; `counting_query` says how it runs.
         keys: of the groups, public: integers of 64 bits or texts, distinct. A record with another

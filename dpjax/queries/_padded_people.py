@@ -11,7 +11,7 @@ from dpjax._core._frames import columns
 from dpjax._core._records import PaddedRecords, exact_records
 from dpjax._core._types import Database
 from dpjax.queries._groups import _columns as columns_of
-from dpjax.queries._people import Name, checked_truncation
+from dpjax.queries._truncation import Name, checked_truncation
 
 ROWS, THERE = "rows", "there"
 

@@ -17,8 +17,13 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._exact import _limbs
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
-from dpjax.mechanisms._selection import SelectionMechanism, permute_and_flip
+from dpjax.mechanisms._selection import (
+    SelectionMechanism,
+    log_prob_of_index,
+    permute_and_flip,
+)
 from dpjax.mechanisms._start import begin
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import LAPLACE
@@ -31,8 +36,9 @@ from dpjax.release._mechanism import SensitivityMechanism
 _SEARCH = 1 / 3
 # A selection far below its part costs nothing; this covers roundings of scales to float32.
 _OUTWARD = 1 + 2.0**-20
-# Below all scores, which are products of at most 2^30.
-_NEVER = -(2**31 - 2)
+# Scores, in ranks / b, are clamped here: no sooner than 10^6 ranks from the best edge.
+_WORST = 2**30
+_LEAST_LARGEST = 1000  # What the largest denominator b may be in a table of any size.
 
 
 class Node(NamedTuple):
@@ -95,8 +101,7 @@ class RankSearch(SensitivityMechanism):
     def nodes(self) -> list[Node]:
         """The order of the selections: the middle quantile first, then those on each side of it."""
         ends = (Fraction(0), *self.probabilities, Fraction(1))
-        # A score is an integer below the capacity times the denominator of a share.
-        largest = max(2, 2**30 // self.capacity)
+        largest = max(_LEAST_LARGEST, _WORST // self.capacity)
         found: list[Node] = []
 
         def search(left: int, right: int, depth: int) -> None:
@@ -170,8 +175,9 @@ class RankSearch(SensitivityMechanism):
 
         def select(edges: jax.Array, step: Any) -> tuple[jax.Array, None]:
             key, (at, left, right, a, b), calibration = step
-            scores = _scores_between(below, edges[left], edges[right], a, b)
-            edge = permute_and_flip_index(key, scores, calibration)
+            # An edge outside could make segments overlap, and a record in two of them costs twice.
+            scores, outside = _scores_between(below, edges[left], edges[right], a, b)
+            edge = permute_and_flip_index(key, scores, calibration, taken=outside)
             return edges.at[at].set(edge), None
 
         start = jnp.zeros(len(nodes) + 2, jnp.int32).at[-1].set(cells) + 0 * below[0]
@@ -201,8 +207,10 @@ class RankSearch(SensitivityMechanism):
         total = jnp.zeros(())
         for node in self.nodes:
             a, b = node.share.numerator, node.share.denominator
-            scores = _scores_between(below, ends[node.left], ends[node.right], a, b)
-            total += self.selection(node).log_prob(ends[node.at], scores)
+            scores, outside = _scores_between(below, ends[node.left], ends[node.right], a, b)
+            selection = self.selection(node)
+            logits = jnp.where(outside, -jnp.inf, selection._logits(scores))
+            total += log_prob_of_index(selection.rule.log_pmf(logits), ends[node.at])
         return total
 
     def facts(self, cells: int) -> dict[str, Any]:
@@ -256,7 +264,7 @@ def rank_search(
         Kaplan, Schnapp and Stemmer (2022), for the recursion; Smith (2011) for the scores.
     """
     sensitivity, epsilon = begin("l1", sensitivity, epsilon)
-    # Scores, in half ranks at the least, must not wrap around.
+    # Counts and their sums are int32.
     capacity = _checks.integer("capacity", capacity, least=1, most=2**29)
     return RankSearch(sensitivity, epsilon, probabilities, capacity)
 
@@ -294,15 +302,23 @@ def _between(below: jax.Array, edges: jax.Array) -> jax.Array:
 
 def _scores_between(
     below: jax.Array, left: jax.Array, right: jax.Array, a: Any, b: Any
-) -> jax.Array:
-    """Minus how far edges are from a share a / b of the records between two of them, in ranks / b.
+) -> tuple[jax.Array, jax.Array]:
+    """How well edges divide the records between two of them, and which edges are outside.
 
-    An edge outside has a score that is never selected.
+    A score is minus the distance from a share a / b of these records, in ranks / b.
     """
     places = jnp.arange(len(below), dtype=jnp.int32)
     inside = jnp.clip(below, below[left], below[right]) - below[left]
-    scores = -jnp.abs(b * inside - a * (below[right] - below[left]))
-    return jnp.where((places < left) | (places > right), _NEVER, scores)
+    wanted = _product(a, below[right] - below[left])
+    away = _limbs.subtract(_product(b, inside), wanted)
+    # A clamp moves no further than what it clamps.
+    scores = -jnp.abs(_limbs.to_integers(_limbs.clip(away, _WORST), jnp.int32))
+    return scores, (places < left) | (places > right)
+
+
+def _product(factor: Any, ranks: jax.Array) -> _limbs.Limbs:
+    """A product of two int32, in 64 bits."""
+    return _limbs.multiply(*map(_limbs.from_integers, (jnp.asarray(factor, jnp.int32), ranks)))
 
 
 def _scores_like(counts: Any) -> jax.ShapeDtypeStruct:

@@ -39,6 +39,7 @@ def permute_and_flip_index(
     scores: jax.Array,
     calibration: Calibration,
     log_base: LogBase | None = None,
+    taken: jax.Array | None = None,
 ) -> jax.Array:
     """The index of the largest score + exponential noise (report noisy max), in integers.
 
@@ -48,11 +49,21 @@ def permute_and_flip_index(
     go to the first option.
 
     The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
+
+    Args:
+        key: a typed key.
+        scores: shape (K,).
+        calibration: of the noise.
+        log_base: log weights of the options.
+        taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
-    gaps = _scaled_gaps(remaining_scores(scores, without_weight(log_base)), fit, log_base)
+    left_out = without_weight(log_base) if taken is None else taken
+    gaps = _scaled_gaps(remaining_scores(scores, left_out), fit, log_base)
+    if taken is not None:
+        gaps = _limbs.where(taken, _limbs.constant(_NO_WEIGHT), gaps)
     race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), gaps)
-    return _selected(_first_largest(race), scores, calibration, fit.scale, without_weight(log_base))
+    return _selected(_first_largest(race), scores, calibration, fit.scale, left_out)
 
 
 def exponential_index(

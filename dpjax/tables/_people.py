@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core._records import exact_records
-from dpjax.queries._people import Truncation, checked_truncation, contribution
+from dpjax.queries._people import contribution
+from dpjax.queries._truncation import Truncation, checked_truncation
 from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 

@@ -1,12 +1,7 @@
 """A private table, and its statistics by the names of columns."""
 
-import contextlib
 import dataclasses
-import functools
-import math
-import types
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
@@ -16,18 +11,15 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._labels import Axis, Labels
-from dpjax._core._open_ledgers import Account, told
-from dpjax._core._parts import Parts
+from dpjax._core._labels import Labels
+from dpjax._core._open_ledgers import Account
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
-from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
 from dpjax.mechanisms._additive import laplace
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._group_keys import known_groups
 from dpjax.queries._k_means import private_k_means
 from dpjax.queries._linear_regression import _line_query
 from dpjax.queries._moments import (
@@ -36,26 +28,24 @@ from dpjax.queries._moments import (
     _mean_and_covariance,
     private_mean,
     private_variance,
-    released_moments,
 )
 from dpjax.queries._private_quantiles import private_quantiles
 from dpjax.queries._private_release import Terms, released
-from dpjax.queries._query import IntegerQuery
-from dpjax.queries._second_moments import Moments, second_moments_query
+from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
-from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
+from dpjax.tables._asked_table import AskedTable, identity
 from dpjax.tables._bounds import Bounds, End, bounds_of
-from dpjax.tables._box import Box, box_of
-from dpjax.tables._cost import Cost, cost_of
+from dpjax.tables._box import box_of
+from dpjax.tables._cost import Cost
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
 from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
-from dpjax.tables._groups import By, Cells, buckets_of, cells_by, codes_of, keys_of
-from dpjax.tables._large_frame import LargeFrame, frame_of, in_parts, structure_of
-from dpjax.tables._people import check_of_people, people_of
-from dpjax.tables._question import Question, question_name
+from dpjax.tables._groups import By, Cells, buckets_of, codes_of, keys_of
+from dpjax.tables._large_frame import LargeFrame, frame_of, structure_of
+from dpjax.tables._people import people_of
+from dpjax.tables._question import Question
 from dpjax.tables._range import BUCKETS, powers_of, range_of
-from dpjax.tables._where import Where, rows_where
+from dpjax.tables._where import Where
 
 _NO_INTERVAL = "its ends are powers of two, which hold most numbers of the column"
 Probabilities = float | Fraction | Sequence[float | Fraction]
@@ -80,7 +70,7 @@ class Span(NamedTuple):
     found: Release | None
 
 
-class PrivateTable:
+class PrivateTable(AskedTable):
     """A table of private rows, and differentially private statistics of its columns.
 
         with dpjax.Ledger("study.db", epsilon=1.0, delta=1e-6) as ledger:
@@ -175,7 +165,7 @@ class PrivateTable:
         if ledger is not None and not isinstance(ledger, Account):
             raise TypeError(f"ledger must be a dpjax.Ledger, got {_checks.shown(ledger)}")
         _checks.choice("missing", missing, ("drop", "lower"))
-        self._missing: Literal["drop", "lower"] = missing
+        self._missing = missing
         self._name, self._given, self._ledger = name, frame, ledger
         self._frame = frame_of(frame, self.most_rows)
         self._people = people_of(person, rows, groups, order)
@@ -293,7 +283,7 @@ class PrivateTable:
         cost = self._cost(epsilon, share, error, delta=delta)
         axes = (*asked.cells.axes, (column, labels))
 
-        def cells_of(table: "PrivateTable", asked: Question) -> Cells:
+        def cells_of(table: AskedTable, asked: Question) -> Cells:
             return asked.cells.split(column, *buckets_of(table._frame[column], edges))
 
         return self._counted(asked, axes, cells_of, cost, key)
@@ -414,7 +404,7 @@ class PrivateTable:
         span = self._span(column, bounds, where, cost, key)
         low, high = span.ends
         asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
-        query = second_moments_query(_identity, dims=1, capacity=self.most_rows)
+        query = second_moments_query(identity, dims=1, capacity=self.most_rows)
         terms = self._terms(asked, span.cost, query)
         terms["missing"] = self._missing
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
@@ -542,7 +532,7 @@ class PrivateTable:
             asked = self._asked("top", [column], where=where, about=known)
             axes = ((column, known),)
 
-            def cells_of(table: "PrivateTable", asked: Question) -> Cells:
+            def cells_of(table: AskedTable, asked: Question) -> Cells:
                 del asked
                 return Cells(axes, codes_of(table._frame[column], known))
 
@@ -877,137 +867,6 @@ class PrivateTable:
         labels = Labels(asked.statistic, (), (("", (("end", ("lower", "upper")),)),))
         return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)
 
-    # How every statistic is asked, paid for and labeled.
-
-    def _of_moments(
-        self,
-        asked: Question,
-        box: Box,
-        cost: Cost,
-        key: Key,
-        finish: Callable[[Moments], Any],
-        facts: dict[str, Any],
-        kind: str = "moments",
-    ) -> Release:
-        """A statistic of the noisy averages and products of some columns."""
-        dims = len(box.columns)
-        query = second_moments_query(_identity, dims=dims, capacity=self.most_rows)
-        return released_moments(
-            key,
-            self._records(asked, lambda table, asked: asked.database(box.vectors(table._frame))),
-            _identity,
-            finish,
-            dims=dims,
-            terms=Terms(**self._terms(asked, cost, query)),
-            what=asked.what,
-            kind=kind,
-            facts=facts,
-        )
-
-    def _asked(
-        self,
-        statistic: str,
-        columns: Sequence[str],
-        *,
-        by: By | None = None,
-        where: Where | None = None,
-        about: object = (),
-    ) -> Question:
-        """The rows that a statistic of some columns counts, and its name."""
-        check_of_people(self._people, statistic)
-        frame, words, program = structure_of(self._frame), statistic, ""
-        again = functools.partial(
-            PrivateTable._asked,
-            statistic=statistic,
-            columns=columns,
-            by=by,
-            where=where,
-            about=about,
-        )
-        used = [frame[name] for name in columns]
-        present = np.arange(frame.slots) < frame.rows
-        if self._missing == "drop":
-            present = functools.reduce(np.logical_and, [column.known for column in used], present)
-        if where is not None:
-            satisfying, program = rows_where(where, frame)
-            present = present & satisfying
-        cells = cells_by(by, frame)
-        words += f" of {' and '.join(columns)}" if columns else ""
-        words += f" by {' and '.join(name for name, _ in cells.axes)}" if cells.axes else ""
-        words += " where" if where else ""
-        kinds = tuple((column.name, column.entries.dtype.str, column.is_text) for column in used)
-        asked = kinds, cells.axes, program, about, self._missing, str(self.relation), self._people
-        prefix = f"{self._name}: " if self._name else ""
-        name = question_name(prefix + words, *asked)
-        question = Question(statistic, words, name, cells, present, self.relation, again)
-        return question if self._people is None else self._people.asked(question, frame)
-
-    def _records(
-        self, asked: Question, make: Callable[["PrivateTable", Question], PaddedRecords]
-    ) -> PaddedRecords | Parts:
-        """The records of a statistic: those of the frame, or of each batch of a large one."""
-        if not isinstance(self._frame, LargeFrame):
-            return make(self, asked)
-        again = asked.again
-        return in_parts(self, self._frame, lambda table: make(table, again(table)))
-
-    def _leaf(self, column: str) -> PyTree:
-        """A column of numbers as a query takes it."""
-        found = self._frame[column]
-        found.numbers()  # Refuses texts.
-        return found.leaf() if self._missing == "drop" else found.with_gaps()
-
-    def _payer(self) -> Account | None:
-        """The ledger that pays, under the relation of the table; refused under another one."""
-        accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
-        account = accounts[0] if len(accounts) == 1 else self._ledger
-        if isinstance(account, Ledger):
-            account._pays_under(self.relation)
-            account._knows_records(self._name, self._given)
-        return account
-
-    def _cost(
-        self,
-        epsilon: float | None,
-        share: float | None,
-        error: float | None = None,
-        *,
-        delta: float | None,
-    ) -> Cost:
-        payer = self._payer()
-        budget = payer.budget if isinstance(payer, Ledger) else (Decimal(0), Decimal(0))
-        return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
-
-    def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
-        """What a private statistic of this query is asked with."""
-        epsilon, delta = cost.buys(query if asked.people is None else asked.people.integers(query))
-        terms = {"epsilon": epsilon, "delta": delta, "relation": self.relation}
-        return {**terms, "name": asked.name, "by": asked.by}
-
-    def _paid(self, ask: Callable[[Key], Release], key: Key | None) -> Release:
-        """A release that the ledger of the table pays for."""
-        with self._ledger or contextlib.nullcontext():
-            return ask(secure_key() if key is None else key)
-
-    def _released(
-        self,
-        asked: Question,
-        ask: Callable[[Key], Release],
-        key: Key | None,
-        axes: Mapping[str, tuple[Axis, ...]] = types.MappingProxyType({}),
-        *,
-        before: Release | None = None,
-    ) -> Release:
-        """A release with words for its numbers, and with the guarantee of what was found before."""
-        release = asked.labeled(self._paid(ask, key), axes)
-        if before is None or release.labels is None:
-            return release
-        together = compose(before.guarantee, release.guarantee)
-        low, high = (f"{end:g}" for end in np.asarray(before.value).tolist())
-        words = f"{release.labels.statistic}, found in [{low}, {high}]"
-        labels = dataclasses.replace(release.labels, statistic=words)
-        return dataclasses.replace(release, guarantee=together, labels=labels)
-
     def _span(
         self,
         column: str,
@@ -1031,45 +890,6 @@ class PrivateTable:
                 " to tell; give bounds"
             )
         return Span((low, high), rest, keys[1], found)
-
-    def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
-        """The keys that enough rows have, and their noisy counts."""
-        check_of_people(self._people, "keys that are not public")
-        epsilon, delta = cost.price()
-        if delta is None:
-            raise ValueError(
-                f"delta must be above 0 to find the keys of column {column!r}, which are private:"
-                " give one, or a ledger with one, or public keys"
-            )
-        added = self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
-        how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
-        entries = self._frame.entries_of(column, asked.present)
-        capacity = self.most_rows if added else None
-        return self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
-
-    def _counted(
-        self,
-        asked: Question,
-        axes: tuple[Axis, ...],
-        cells_of: Callable[["PrivateTable", Question], Cells],
-        cost: Cost,
-        key: Key | None,
-    ) -> Release:
-        """The number of rows that count in each cell of some axes."""
-        shape = tuple(len(keys) for _, keys in axes)
-        query = asked.of_people(histogram_query(math.prod(shape)))
-        private = privatize(Unchanging("count", query), cost.cheapest(query))
-        database = self._records(
-            asked,
-            lambda table, asked: PaddedRecords(cells_of(table, asked).codes, asked.present),  # pyright: ignore[reportArgumentType]
-        )
-        release = self._paid(lambda key: private(key, database, name=asked.name), key)
-        value, labels = release.value.reshape(shape), Labels(asked.statistic, axes)
-        return dataclasses.replace(release, value=value, labels=labels)
-
-
-def _identity(records: PyTree) -> PyTree:
-    return records
 
 
 def _parts(records: PyTree) -> tuple[Any, Any]:

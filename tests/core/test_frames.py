@@ -18,7 +18,7 @@ import pytest
 
 import dpjax
 from dpjax import queries
-from dpjax._core._columns import Numbers, Refused, Texts
+from dpjax._core._columns import Numbers, Refused, Texts, as_text
 from dpjax._core._frames import columns, dtype_of, exact_column, moments_of, table_of_columns
 from dpjax._core._moments import Moments
 from dpjax._core._records import exact_records
@@ -241,6 +241,24 @@ def test_entries_do_not_decide_how_objects_of_pandas_are_read():
             exact_column("column", column, named=False)
         told.add(str(refusal.value))
     assert len(told) == 1
+
+
+def test_numbers_in_a_column_of_objects_are_different_entries():
+    """Decimals of pandas were no entries unless they were whole, and counts of them were 0."""
+    kinds = [
+        decimal.Decimal("1.10"),
+        1.1,
+        decimal.Decimal("11E-1"),
+        decimal.Decimal("-0.070"),
+        -0.07,
+    ]
+    column = pd.Series([*kinds, 3.0, 3, decimal.Decimal("NaN"), math.nan, None], dtype=object)
+    texts = [as_text(entry) for entry in column]
+    assert texts == ["1.1", "1.1", "1.1", "-0.07", "-0.07", "3", "3", None, None, None]
+    table = dpjax.PrivateTable({"price": column}, most_rows=16)
+    assert int(table.count_distinct("price", epsilon=1e4, key=KEY).value) == 3
+    named = table.keys("price", epsilon=1e4, delta=0.4, key=KEY).value
+    assert named == ("-0.07", "1.1", "3")
 
 
 def test_all_that_holds_columns_is_a_table():

@@ -512,7 +512,7 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
             learning.guarantee(untaken, sampling, delta=1e-5)
     with pytest.raises(ValueError, match="state must be that of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
-    with pytest.raises(TypeError, match="state must be that of gaussian_noise"):
+    with pytest.raises(TypeError, match="state must be a state of gaussian_noise"):
         learning.guarantee((state,), sampling, delta=1e-5)
 
 

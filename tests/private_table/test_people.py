@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.queries._people import Truncation
+from dpjax.queries._truncation import Truncation
 from tables import for_each
 
 REPLACE, ADD = dpjax.NeighboringRelation

@@ -184,7 +184,7 @@ def test_padding_behind_what_xla_takes_away_is_not_summed(program):
 @pytest.mark.parametrize("program", CUT)
 def test_sums_of_public_numbers_that_were_cut_are_refused(program):
     """XLA multiplies .3 by 1, 2, 3, where the program adds up int(.3): the value was public."""
-    with pytest.raises(NoProofError, match="cut to integers"):
+    with pytest.raises(NoProofError, match="truncated to integers"):
         bound(lambda x: x + CUT[program](x))
 
 

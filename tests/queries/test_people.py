@@ -14,7 +14,8 @@ import pytest
 import dpjax
 from dpjax import queries
 from dpjax._core._columns import Numbers, Texts, fingerprints
-from dpjax.queries._people import Truncation, _exact_totals
+from dpjax.queries._people import _exact_totals
+from dpjax.queries._truncation import Truncation
 from tables import for_each
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -12,7 +12,7 @@ import dpjax
 from dpjax._core._accuracy import Accuracy, interval
 from dpjax.queries import padded_records, private_quantiles
 from dpjax.queries._private_quantiles import _estimates, _reach_of_excess
-from dpjax.queries._rank_search import Ranks, rank_search, thresholds
+from dpjax.queries._rank_search import Ranks, _scores_between, rank_search, thresholds
 
 ADDED = "add-or-remove-one"
 QUARTERS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
@@ -71,6 +71,39 @@ def test_draws_follow_the_stated_probabilities():
     # Sixteen frequencies all stay within 5 standard errors except for one key in 10^5.
     assert np.all(np.abs(seen - expected) < 5 * np.sqrt(expected / 4000) + 1e-3)
     assert np.abs(seen - np.roll(expected, 1)).max() > 0.1  # Power.
+
+
+def test_no_record_is_in_two_segments_of_one_depth():
+    """Edges are in order at any scale. Scores of many digits in few slots hardly differ in noise.
+
+    An edge outside of its segment was possible then: 22% of releases, whose segments overlapped.
+    What else reaches it: a small epsilon, and many groups.
+    """
+    digits = tuple(map(Fraction, ("0.1234567", "0.3456789", "0.7654321")))
+    counts = np.zeros(64, "int32")
+    counts[[10, 30]] = 50
+    mechanism = search(probabilities=digits, epsilon=0.05, capacity=100)
+    edges = mechanism(dpjax.random.seeded_key(4), np.tile(counts, (500, 1))).value.edges
+    assert np.all(np.diff(edges, axis=1) >= 0)
+    assert len(np.unique(edges)) > 60  # Power: the noise alone decides.
+    below = jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), "int32")
+    backwards = jnp.array([5, 3, 9], jnp.int32)
+    assert mechanism._log_prob_of_edges(backwards, below) == -np.inf
+    assert mechanism._log_prob_of_edges(jnp.sort(backwards), below) > -20
+
+
+def test_a_large_table_is_searched_for_the_quantile_that_was_asked_for():
+    """With room for 5 10^8 rows, .9 was rounded to 1, since scores had to fit into int32."""
+    mechanism = search(probabilities=(Fraction(9, 10),), capacity=2**29)
+    assert [node.share for node in mechanism.nodes] == [Fraction(9, 10)]
+    counts = np.full(10, 5 * 10**7, "int32")
+    edges = mechanism(dpjax.random.seeded_key(5), np.tile(counts, (20, 1))).value.edges
+    assert np.all(np.asarray(edges) == 9)
+    scores, _ = _scores_between(
+        jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), "int32"), 0, 10, 9, 10
+    )
+    exact = [-abs(10 * j * 5 * 10**7 - 9 * 5 * 10**8) for j in range(11)]
+    assert scores.tolist() == [max(score, -(2**30)) for score in exact]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,199 @@
+"""Which rows of a person count: the first ones, by integer sorts.
+
+docs/proofs/people.md has the proofs.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._columns import Numbers, Texts
+from dpjax._core._types import Database
+from dpjax.queries._groups import _keys_of as keys_of
+from dpjax.queries._groups import integer_keys
+from dpjax.targets._clamping import comparable
+
+_MOST_ROWS = 2**20
+Name: TypeAlias = str | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Truncation:
+    """Which rows of a person count; it depends on the rows of this person and their order alone.
+
+    Attributes:
+        person: the column of ids.
+        rows: how many rows count, in each of the person's groups.
+        groups: columns, and in how many of its groups a person counts.
+        order: the column whose increasing order says which rows are first; None for their places.
+        called: what the column of ids is called in print; None for its name.
+    """
+
+    person: Name
+    rows: int
+    groups: tuple[tuple[Name, int], ...] = ()
+    order: Name | None = None
+    called: str | None = None
+
+    def kept(self, records: Database, present: jax.Array) -> tuple[jax.Array, "Cells"]:
+        """Which rows count, and the person and groups of each."""
+        ids, known = codes_of(keys_of(self.person, records))
+        present, order = present & known, self._order(records)
+        columns: list[jax.Array] = []
+        for column, _ in self.groups:
+            codes, known = codes_of(keys_of(column, records))
+            columns.append(codes)
+            present &= known
+        for codes, (_, most) in zip(columns, self.groups, strict=True):
+            present &= _number_of_group(ids, codes, present, order) < most
+        cells = Cells((ids, *columns), order)
+        return present & (cells.rank(present) < self.rows), cells
+
+    def _order(self, records: Database) -> tuple[jax.Array, ...]:
+        if self.order is None:
+            return ()
+        column = keys_of(self.order, records)
+        if isinstance(column, Texts):
+            raise TypeError(f"order must be a column of numbers, got texts in {self.order!r}")
+        return (_increasing(column),)
+
+    @property
+    def unit(self) -> str:
+        """The privacy unit: all rows of a person."""
+        return f"person ({self.person if self.called is None else self.called})"
+
+    @property
+    def note(self) -> str:
+        """What a guarantee says about it."""
+        groups = "".join(f", in {most} of {column}" for column, most in self.groups)
+        return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """The person and the groups of every row, as codes, and an order of the rows of each cell."""
+
+    codes: tuple[jax.Array, ...]
+    order: tuple[jax.Array, ...]
+
+    def rank(self, present: jax.Array) -> jax.Array:
+        """The place of each row that is present, among those of its cell."""
+        return _ranks((~present, *self.codes), self.order)
+
+    def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
+        """At the first kept row of each cell the sum of the kept rows, added in their order.
+
+        Each sum is made of its own rows by the same additions. So other people do not change how
+        it is rounded.
+        """
+        n = kept.size
+        at = jnp.arange(n, dtype=jnp.int32)
+        starts, _, order = _sorted((~kept, *self.codes), self.order)
+        start = lax.cummax(jnp.where(starts, at, 0))
+        in_order = jnp.where(kept, numbers, 0)[order]
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            place = jnp.minimum(at + j, n - 1)
+            ours = (at + j < n) & (start[place] == at)
+            return total + jnp.where(ours, in_order[place], jnp.zeros_like(in_order))
+
+        totals = lax.fori_loop(1, min(rows, n), add, in_order)
+        return jnp.zeros_like(numbers).at[order].set(totals)
+
+
+def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
+    """The same int32 for equal entries of a column alone, and which entries are not missing."""
+    if isinstance(column, Texts):
+        words = jnp.asarray(column.words)
+        return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
+    with jax.enable_x64(True):
+        keys, known = integer_keys(column)
+        return _codes((keys,)), known
+
+
+def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
+    starts, _, order = _sorted(keys, ())
+    numbers = jnp.cumsum(starts, dtype=jnp.int32)
+    return jnp.zeros_like(numbers).at[order].set(numbers)
+
+
+def _increasing(column: jax.Array | Numbers) -> jax.Array:
+    """Codes in the order of the numbers of a column; missing ones are last."""
+    with jax.enable_x64(True):
+        if isinstance(column, Numbers):
+            numbers, known = column.exact()
+        else:
+            numbers, known = column, jnp.ones(column.shape, bool)
+        if jnp.issubdtype(numbers.dtype, jnp.floating):
+            numbers = comparable(numbers)
+            known &= ~jnp.isnan(numbers)
+        numbers = jnp.where(known, numbers, jnp.zeros_like(numbers))
+        return _codes((~known, numbers))
+
+
+def _sorted(
+    keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
+    """Rows by keys, then by order, then by place: where new keys begin, the keys, the rows."""
+    n = keys[0].size
+    at = jnp.arange(n, dtype=jnp.int32)
+    *found, rows = lax.sort((*keys, *order, at), num_keys=len(keys) + len(order) + 1)
+    starts = at == 0
+    for key in found[: len(keys)]:
+        starts |= jnp.concatenate([jnp.ones(1, bool), key[1:] != key[:-1]])
+    return starts, tuple(found[: len(keys)]), rows
+
+
+def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Array:
+    """The place of each row among those with equal keys."""
+    starts, _, rows = _sorted(keys, order)
+    at = jnp.arange(rows.size, dtype=jnp.int32)
+    return jnp.zeros_like(at).at[rows].set(at - lax.cummax(jnp.where(starts, at, 0)))
+
+
+def _number_of_group(
+    ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
+) -> jax.Array:
+    """For each row that is present, how many other groups its person opened before this group."""
+    starts, _, rows = _sorted((~present, ids, codes), order)
+    at = jnp.arange(rows.size, dtype=jnp.int32)
+    opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
+    number = _ranks((~opens, ids), order)
+    opener = lax.cummax(jnp.where(starts, at, 0))
+    return jnp.zeros_like(at).at[rows].set(number[rows][opener])
+
+
+def checked_truncation(
+    person: Name, rows: int, groups: Mapping[Any, int] | None, order: Name | None
+) -> Truncation:
+    """Which rows count, after a check of the arguments."""
+    check_name("person", person)
+    rows = _checks.integer("rows", rows, least=1, most=_MOST_ROWS)
+    if order is not None:
+        check_name("order", order)
+    if groups is not None and (not isinstance(groups, Mapping) or not groups):
+        raise TypeError(
+            'groups must give columns and in how many groups a person counts, as {"ward": 3}, got'
+            f" {_checks.shown(groups)}"
+        )
+    most = {
+        column: _checks.integer(f"groups[{column!r}]", number, least=1, most=_MOST_ROWS)
+        for column, number in (groups or {}).items()
+    }
+    for column in most:
+        check_name("groups", column)
+        if column == person:
+            raise ValueError(f"groups must be other columns than that of people, got {column!r}")
+    return Truncation(person, rows, tuple(most.items()), order)
+
+
+def check_name(name: str, column: object) -> None:
+    if isinstance(column, bool) or not isinstance(column, (str, int)):
+        raise TypeError(
+            f"{name} must be the name or index of a column, got {_checks.shown(column)}"
+        )
