@@ -1,3 +1,3 @@
-"""The version: checkpoints carry it, for another one may draw other pairs."""
+"""The version. Checkpoints carry it, because another version may draw other pairs."""
 
 __version__ = "1.0.0"

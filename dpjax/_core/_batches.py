@@ -27,7 +27,7 @@ class Batches:
     """A table in parts, each of which fits into memory.
 
     Attributes:
-        name: of the argument, for messages.
+        name: the name of the argument, for messages.
         like: gives a table of the same columns, which may be empty.
         tables: takes names of columns and a number of rows to a new iterator of tables, which may
             have more rows.

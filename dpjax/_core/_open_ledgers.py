@@ -88,7 +88,7 @@ class Drawing(NamedTuple):
     """A release that is one draw of a mechanism.
 
     Attributes:
-        mechanism: that draws.
+        mechanism: the mechanism that draws.
         numbers: how many get noise.
     """
 
@@ -106,7 +106,7 @@ class Payment(NamedTuple):
 
     Attributes:
         key: that draws it; None if dpjax does not draw it.
-        guarantee: of the release.
+        guarantee: the guarantee of the release.
         what: describes it in the history.
         request: under which a ledger keeps it; None without a name.
         drawing: may cost less than the guarantee; None if the release is not one draw.

@@ -20,7 +20,7 @@ class PairLoss:
     """The privacy loss of a release on a pair, as a function of how far its values are apart.
 
     Attributes:
-        family: of the curve.
+        family: the family of the curve.
         shift: takes the difference of the arrays that are released to their distance in units of
             the noise: a seminorm. For pure families it bounds the loss, for Gaussian noise it is
             the distance in standard deviations.

@@ -32,7 +32,7 @@ class Summed:
     """What a query adds up over records, which it takes in their place. It is as private as these.
 
     Attributes:
-        totals: of the query.
+        totals: the totals of the query.
         slots: that of `Parts`.
     """
 
@@ -45,7 +45,7 @@ class Unsummed:
     """A pass over parts that is still to be made, after the release is paid for.
 
     Attributes:
-        shapes: of the result.
+        shapes: the shapes of the result.
         compute: makes the pass.
     """
 

@@ -306,7 +306,7 @@ class Release:
 
     Attributes:
         value: the noisy value.
-        guarantee: of publishing it.
+        guarantee: the guarantee of publishing it.
         accuracy: how far the value may be off, which `interval` reads.
         labels: public words for its numbers, which `to_frame` and `plot` show; None without any.
 
@@ -480,7 +480,7 @@ class Release:
         """The release that `to_dict` was made of.
 
         Args:
-            saved: by `to_dict`, of this version of the format.
+            saved: the dict made by `to_dict`, of this version of the format.
 
         Returns:
             A `Release`. Arrays are NumPy's where JAX lacks their dtype: float64 without x64.

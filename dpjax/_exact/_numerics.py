@@ -82,8 +82,8 @@ def bisected(
     Args:
         before: takes a place from 0 to count - 1 for each element, an array of this shape, or one
             for all of them, to whether the entry there comes before the element.
-        count: of the entries.
-        shape: of the array.
+        count: the number of entries.
+        shape: the shape of the array.
     """
     if count == 0:
         return jnp.zeros(shape, jnp.int32)

@@ -52,8 +52,8 @@ class Chain:
     """The entries that this process has verified, and what follows from them.
 
     Attributes:
-        path: of the ledger, for messages.
-        budget: of epsilon and delta, in units.
+        path: the path of the ledger, for messages.
+        budget: the budget of epsilon and delta, in units.
         spent: sums over the entries, in units.
         entries: in order; the first holds the budget.
         releases: the number of the entry that holds a release, by the name of its request.

@@ -72,7 +72,7 @@ class LedgerFile:
     """Debits of one budget of (epsilon, delta), in integers.
 
     Attributes:
-        path: of the SQLite file, links resolved.
+        path: the path of the SQLite file, links resolved.
         chain: the entries that this process has verified, with their sums.
     """
 

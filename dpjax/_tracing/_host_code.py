@@ -76,7 +76,7 @@ class HostCode:
         """Freezes a function.
 
         Args:
-            function: of the user.
+            function: the user's function.
             version: a text that the user changes together with the function. It replaces the
                 fingerprint of the code.
             facts: returns other values that the function depends on, or raises.

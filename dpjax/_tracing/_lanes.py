@@ -95,7 +95,7 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
     """A user's function of one example as a program that can run under `vmap`.
 
     Args:
-        name: for messages.
+        name: the name in messages.
         function: returns one number.
         example: arrays or shapes like those of the example.
 

@@ -21,7 +21,7 @@ _LEVELS = range(-64, 65)
 
 
 class _Sums(NamedTuple):
-    """The sums over some releases: their zCDP, how many numbers get noise, and their guarantee."""
+    """Sums over some releases: their zCDP, how many numbers get noise, and their guarantee."""
 
     rho: Fraction = Fraction(0)  # Fractions, because sums of floats could round down.
     delta: Fraction = Fraction(0)
@@ -30,18 +30,18 @@ class _Sums(NamedTuple):
 
     @property
     def added(self) -> float:
-        """The sum of epsilons, which bounds the privacy loss where no release has a delta."""
+        """The sum of epsilons. It bounds the privacy loss if no release has a delta."""
         if self.together is None:
             return 0.0
         return float(self.together.epsilon) if self.together.delta == 0 else math.inf
 
 
 class _Adaptive:
-    """The releases so far, as filter and odometer count them.
+    """The releases so far, as counted by a filter or an odometer.
 
     Attributes:
-        _paying: a lock, held from the check of what is left until a release is paid. It has a slot,
-            so that `vars` of a budget holds values alone.
+        _paying: a lock, held from the check of the remaining budget until a release is paid. It is
+            in `__slots__`, so that `vars` of a budget holds only values.
     """
 
     __slots__ = ("__dict__", "_paying")
@@ -53,7 +53,7 @@ class _Adaptive:
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
         # delta pays for three things: the noise tables, the deltas of releases, and the conversion
-        # from zCDP, which gets this rest.
+        # from zCDP, which gets this remainder.
         self._slack = self.delta * (1 - SHARE) - self._reserved
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
@@ -64,20 +64,21 @@ class _Adaptive:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a filter or odometer cannot be copied or pickled: neither copy would know what the"
-            " other releases; keep one in one process, or a dpjax.Ledger for several"
+            " other has released; keep it in one process, or use a dpjax.Ledger for several"
         )
 
     def _refuse_forks(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
                 "a filter or odometer must be used in the process that made it, got a fork of it:"
-                " neither would know what the other releases; use a dpjax.Ledger"
+                " neither process would know what the other has released; use a dpjax.Ledger"
             )
 
     def _with(self, release: Mechanism | Guarantee) -> _Sums:
         """The sums with one more release, without adding it."""
         rho, delta, drawn, together = self._sums
-        drawn += self._dims * (not isinstance(release, Guarantee))  # A guarantee covers its noise.
+        # A guarantee already includes its noise tables.
+        drawn += self._dims * (not isinstance(release, Guarantee))
         release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
@@ -91,7 +92,7 @@ class _Adaptive:
 
 
 class PrivacyFilter(_Adaptive):
-    """Admits releases while a budget lasts; earlier releases may choose each of them.
+    """Admits releases while a budget lasts. Each release may depend on the results of earlier ones.
 
     Call `filter.admit(mechanism)` before every release. The budget is spent in zCDP, where many
     small releases cost far less than their sum of epsilons. A few large releases without a delta
@@ -99,21 +100,22 @@ class PrivacyFilter(_Adaptive):
     keep one in a file, or for several processes, use `dpjax.Ledger`.
 
     Attributes:
-        epsilon: of the budget.
-        delta: of the budget.
-        relation: which databases are neighbors. Answers must not choose it, so it is fixed at the
-            start.
+        epsilon: the epsilon of the budget.
+        delta: the delta of the budget.
+        relation: which databases are neighbors. It must not depend on answers, so it is fixed at
+            the start.
 
     Formal guarantees:
-        All admitted releases together are (epsilon, delta)-DP on a pair of databases on which the
-        samplings hold. Earlier releases may choose the order, the mechanisms and the moment to
-        stop. If the sum of rho admits the last release, the loss is that of a zCDP filter. If the
-        sum of epsilons admits it, the loss is at most epsilon (docs/proofs/adaptive.md). Refusals
-        depend on the guarantees alone.
+        All admitted releases together are (epsilon, delta)-DP on every pair of databases that the
+        sampled sensitivities cover. The order, the mechanisms and the moment to stop may depend on
+        earlier releases. If the last release was admitted by the sum of rho, the loss is that of a
+        zCDP filter. If it was admitted by the sum of epsilons, the loss is at most epsilon
+        (docs/proofs/adaptive.md). Refusals depend on the guarantees alone.
 
         *Sampled* sensitivities must be fixed in advance: their targets, sizes, norms and oracles,
         and the choice of those that are released. `filter.guarantee` adds the gammas of admitted
-        releases. If answers choose among several, the gammas of all candidates add.
+        releases. If answers decide which of several sensitivities is used, the gammas of all
+        candidates add.
 
         Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016), those in zCDP to
         Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
@@ -131,13 +133,14 @@ class PrivacyFilter(_Adaptive):
         """Makes a filter.
 
         Args:
-            epsilon: of the budget.
-            delta: of the budget, strictly between 0 and 1.
-            reserved: the part of delta that is kept for releases whose zCDP has a delta. Gaussian
-                and pure mechanisms need none.
+            epsilon: the epsilon of the budget.
+            delta: the delta of the budget, strictly between 0 and 1.
+            reserved: the part of delta that is set aside for releases whose zCDP has a delta.
+                Gaussian and pure mechanisms need no such part.
             dims: the largest number of coordinates in a release.
-            relation: which databases are neighbors; None for that of an open ledger, else
-                replace-one, which also takes releases under add-or-remove-one, at twice the shift.
+            relation: which databases are neighbors; None for the relation of an open ledger, else
+                replace-one. Replace-one also accepts releases under add-or-remove-one, and
+                doubles their shift.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -157,7 +160,7 @@ class PrivacyFilter(_Adaptive):
             BudgetExceededError: if too little is left; then nothing is spent.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
             ValueError: if its group size differs from earlier releases, or it is under replace-one
-                and this is not.
+                but this filter is not.
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
@@ -170,7 +173,7 @@ class PrivacyFilter(_Adaptive):
             if not concentrated and sums.added > self.epsilon:
                 raise BudgetExceededError(
                     f"this costs rho={float(sums.rho - self._sums.rho):.4g} and"
-                    f" delta={float(sums.delta - self._sums.delta):.4g}, and the budget has left"
+                    f" delta={float(sums.delta - self._sums.delta):.4g}, but the budget has left"
                     f" rho={self._most - float(self._sums.rho):.4g} and"
                     f" delta={self._reserved - float(self._sums.delta):.4g}"
                     + (f"; it does not cover noise for {sums.drawn} coordinates" if tables else "")
@@ -179,34 +182,38 @@ class PrivacyFilter(_Adaptive):
 
     @property
     def remaining(self) -> float:
-        """The part of the budget that is left: of rho or of epsilon, the larger part."""
+        """The fraction of the budget that is left, in rho or in epsilon, whichever is larger."""
         self._refuse_forks()
         added = self._sums.added / self.epsilon
         return max(0.0, 1 - min(added, float(self._sums.rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of all releases, also future ones; gamma covers those so far."""
+        """The guarantee of all releases, including future ones.
+
+        Its gamma covers only releases so far.
+        """
         self._refuse_forks()
         return self._promise(self.epsilon, self.delta)
 
 
 class PrivacyOdometer(_Adaptive):
-    """Reads the cost of all releases at any moment; earlier releases may choose each of them.
+    """Tells the cost of all releases at any moment. Each release may depend on earlier ones.
 
     Call `odometer.add(mechanism)` with every release. There is no budget, and the reading itself
     may decide when to stop.
 
     Attributes:
-        delta: of every reading.
+        delta: the delta of every reading.
         relation: which databases are neighbors, fixed at the start.
 
     Formal guarantees:
-        On a pair of databases on which the samplings hold, with probability at least 1 - delta the
-        privacy loss is below `reading.epsilon` at all moments at once. So a reading is a guarantee
-        even at a moment that the releases choose (docs/proofs/adaptive.md). The odometer splits
-        delta among 129 orders, and reads the best bound. If no release has a delta, it may read the
-        sum of epsilons. The part of delta for the deltas of releases is set aside at the start.
+        On a pair of databases that the sampled sensitivities cover, with probability at least 1 -
+        delta the privacy loss is below `reading.epsilon` at all moments at once. So a reading is a
+        guarantee even if earlier releases decide when to read it (docs/proofs/adaptive.md). The
+        odometer splits delta among 129 orders, and reports the best bound. If no release has a
+        delta, it may report the sum of epsilons. The part of delta for the deltas of releases is
+        set aside at the start.
 
         *Sampled* sensitivities as in `PrivacyFilter`.
     """
@@ -222,11 +229,12 @@ class PrivacyOdometer(_Adaptive):
         """Makes an odometer.
 
         Args:
-            delta: of every reading, strictly between 0 and 1.
+            delta: the delta of every reading, strictly between 0 and 1.
             reserved: the part of delta that is kept for the deltas of releases, as in a filter.
             dims: the largest number of coordinates in a release.
-            relation: which databases are neighbors; None for that of an open ledger, else
-                replace-one, which also takes releases under add-or-remove-one, at twice the shift.
+            relation: which databases are neighbors; None for the relation of an open ledger, else
+                replace-one. Replace-one also accepts releases under add-or-remove-one, and
+                doubles their shift.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -241,14 +249,14 @@ class PrivacyOdometer(_Adaptive):
             release: its mechanism, or its guarantee.
 
         Returns:
-            The reading after it.
+            The reading after this release.
 
         Raises:
             BudgetExceededError: if the release guarantees nothing, or its delta exceeds the
                 reserved delta that is left; do not make the release then.
             TypeError: if it is neither a mechanism nor a concrete guarantee.
             ValueError: if its group size differs from earlier releases, or it is under replace-one
-                and this is not.
+                but this odometer is not.
             RuntimeError: in a fork of the process that made it.
         """
         self._refuse_forks()
@@ -256,7 +264,7 @@ class PrivacyOdometer(_Adaptive):
             sums = self._with(release)
             if sums.delta > self._reserved:
                 raise BudgetExceededError(
-                    f"this has delta={float(sums.delta - self._sums.delta):.4g}, and the reserved"
+                    f"this has delta={float(sums.delta - self._sums.delta):.4g}, but the reserved"
                     f" delta has {self._reserved - float(self._sums.delta):.4g} left"
                 )
             self._sums = sums

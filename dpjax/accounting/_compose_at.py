@@ -31,29 +31,30 @@ def compose_at(
     data and without earlier releases of it. The same holds for epsilons, deltas and the number of
     releases. To choose them as you go, use `PrivacyFilter`.
 
-    On a pair of databases on which all samplings hold, the releases are differentially private, and
-    epsilon composes by the method. The gammas of the samplings add. Three methods use the epsilons
-    e_i of the guarantees. Here s is the part of delta that the deltas of the releases leave over:
+    On a pair of databases that all sampled sensitivities cover, the releases are differentially
+    private, and epsilon composes by the method. The gammas of the samplings add. Three methods use
+    the epsilons e_i of the guarantees. Here s is the part of delta that is left after the deltas of
+    the releases:
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;
-    - "optimal": the least possible epsilon: exact if few of the e_i differ, and within about 4% if
-      all do. It takes up to 10^4 releases.
+    - "optimal": the least possible epsilon: exact if there are few distinct e_i, and within about
+      4% if all are distinct. It takes up to 10^4 releases.
 
     Three methods use the mechanisms' noise:
 
-    - "zcdp": adds `mechanism.zcdp`. That rho is (Delta / sigma)^2 / 2 for Gaussian noise,
-      epsilon^2 / 8 for the exponential mechanism by its bounded range, and else epsilon^2 / 2;
+    - "zcdp": adds `mechanism.zcdp`. Its rho is (Delta / sigma)^2 / 2 for Gaussian noise, epsilon^2
+      / 8 for the exponential mechanism, and epsilon^2 / 2 for others;
     - "renyi" and "pld": Renyi divergences, and distributions of the privacy loss, by dp-accounting.
 
-    Neighboring relations mix as in `compose`. The methods that use noise count a release under
-    add-or-remove-one at twice the shift.
+    Neighboring relations are combined as in `compose`. The methods that use the noise double the
+    shift of a release under add-or-remove-one.
 
-    The result is never worse than that of `compose`, where delta covers the sum of deltas.
+    If delta is at least the sum of deltas, the result is never worse than that of `compose`.
 
     Args:
         *releases: a mechanism, or a guarantee, for each release.
-        delta: of the joint statement, strictly between 0 and 1.
+        delta: the delta of the joint statement, strictly between 0 and 1.
         method: see above.
         dims: the largest number of coordinates in a release. The tables of the noise leave out a
             small probability, and "zcdp", "renyi" and "pld" charge it for each coordinate.
@@ -96,7 +97,7 @@ def compose_at(
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:
         drawn = dims * sum(not isinstance(release, Guarantee) for release in releases)
-        # The method bounds ideal noise; the charge covers noise that is drawn from tables.
+        # The method bounds ideal noise. `charged` adds the cost of drawing noise from tables.
         ideal = _BY_NOISE[method](releases, delta * (1 - SHARE))
         epsilon, needed = charged(ideal, delta, drawn)
         epsilon = epsilon if needed <= delta else math.inf
@@ -105,7 +106,8 @@ def compose_at(
     if not math.isfinite(epsilon):
         raise ValueError(
             f"delta={delta:g} is too small: the deltas of the releases add up to"
-            f" {together.delta:g}, or the tables of the noise leave out more, at dims={dims}"
+            f" {together.delta:g}, or the noise tables miss more probability than delta, at"
+            f" dims={dims}"
         )
     return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
@@ -115,8 +117,8 @@ def _by_guarantee(
 ) -> float:
     """Epsilon by the guarantees alone.
 
-    An (epsilon, d_i)-DP release is as private as one that is epsilon-DP with probability 1 - d_i.
-    So the slack s solves 1 - (1 - s) prod (1 - d_i) = delta.
+    An (e_i, d_i)-DP release behaves like a release that is e_i-DP with probability 1 - d_i. So the
+    slack s solves 1 - (1 - s) prod (1 - d_i) = delta.
     """
     epsilons = [float(guarantee.epsilon) for guarantee in guarantees]
     deltas = [float(guarantee.delta) for guarantee in guarantees]
@@ -153,11 +155,11 @@ def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 
 
-# The optimum. Of all mechanisms with a given epsilon, randomized response is the worst one. Its
-# privacy loss is epsilon with probability e^epsilon / (1 + e^epsilon), and else -epsilon. Losses
-# add up to a sum L. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
+# The optimum. Of all epsilon-DP mechanisms, randomized response is the worst. Its privacy loss is
+# epsilon with probability e^epsilon / (1 + e^epsilon), and else -epsilon. Let L be the sum of all
+# losses. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
 
-# The most distinct sums of losses; where there are more, epsilons are rounded up to a common unit.
+# The most distinct sums of losses. If there are more, epsilons are rounded up to a common unit.
 _MOST_POINTS = 2**16
 _ROUNDING = 1e-9  # Covers a relative error of 2^-50 for each release.
 MOST_RELEASES = 10**4
@@ -166,8 +168,8 @@ MOST_RELEASES = 10**4
 def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     """The least joint epsilon at a delta, rounded up.
 
-    Exact if few epsilons differ, as for k equal ones. Otherwise every epsilon is first rounded up
-    to a multiple of one unit, which is at most a sixteenth of their average.
+    The result is exact if there are few distinct epsilons. Otherwise every epsilon is first rounded
+    up to a multiple of one unit, which is at most a sixteenth of their average.
     """
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
@@ -183,7 +185,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     total = math.fsum(epsilons)
 
     def delta_at(epsilon: float) -> float:
-        beyond = losses > epsilon  # Smaller losses add nothing to delta.
+        beyond = losses > epsilon  # Losses of at most epsilon add nothing to delta.
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300
@@ -209,7 +211,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
     steps = [
         (steps, steps * unit)
         for epsilon, count in counts.items()
-        # The factor keeps the division from rounding down below the next integer.
+        # The factor makes sure that a rounded division does not fall below the true ceiling.
         for steps in [math.ceil(epsilon / unit * (1 + 2**-50))] * count
     ]
     masses = _add_up(steps)
@@ -218,7 +220,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 
 
 def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
-    """Probabilities of sums of losses: entry i is the sum that lies 2 i units below the largest."""
+    """Probabilities of sums of losses: entry i is for 2 i units below the largest sum."""
     sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:
         shrunk = math.exp(-epsilon)

@@ -25,8 +25,8 @@ AccountingMethod = Literal["pld", "renyi"]
 def left_out_orders_hidden() -> Generator[None]:
     """Hides dp-accounting's warnings about left-out Renyi orders that this thread causes.
 
-    It leaves out an order whose series does not converge. Every other order still bounds epsilon,
-    so users need not act. Other messages pass, and so do those of other threads.
+    dp-accounting leaves out an order whose series does not converge. Every other order still bounds
+    epsilon, so users need not act. Other messages, and messages of other threads, pass.
     """
     thread = threading.get_ident()
 
@@ -41,10 +41,11 @@ def left_out_orders_hidden() -> Generator[None]:
         logger.removeFilter(passes)
 
 
-# dp-accounting composes these events once, whatever the count: PLDAccountant does in 0.6.0, and
-# RdpAccountant in later versions.
+# For these events, dp-accounting ignores the count and composes them only once: PLDAccountant in
+# version 0.6.0, RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
-# Their noise multiplier is relative to a sensitivity, so it means the same under both relations.
+# The noise multiplier of these events is relative to a sensitivity, so it means the same under both
+# relations.
 _OF_A_SENSITIVITY = (
     *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
     *("NoOpDpEvent", "NonPrivateDpEvent"),
@@ -64,25 +65,25 @@ def compose_events(
     """Composes releases by an accountant of dp-accounting.
 
     Args:
-        *events: events of dp-accounting, such as `mechanism.dp_event`; they may be composed.
-        delta: of the guarantee, in (0, 1).
+        *events: events of dp-accounting, such as `mechanism.dp_event`, including composed ones.
+        delta: the delta of the guarantee, in (0, 1).
         relation: which databases are neighbors; None for that of an open ledger, else replace-one.
             Noise multipliers are relative to the sensitivity under this relation, as in
-            `mechanism.dp_event`. If an event is sampled, or randomized response, all of them are
-            relative to the norm of one record's contribution. Replacing a record then changes twice
-            that norm.
+            `mechanism.dp_event`. But if any event is sampled or is randomized response, all
+            multipliers are relative to the norm of one record's contribution, and replacing a
+            record changes the sum by up to twice that norm.
         privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it. Events do
-            not say it, and must have been made for the same one.
+            not state their unit, and all of them must have been made for this one.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
-        A `Guarantee` with gamma 0, since events know no gamma: add it by `compose`.
+        A `Guarantee` with gamma 0, because events have no gamma. Add a gamma by `compose`.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if no event is given, or one is not an event of dp-accounting.
-        ValueError: if a parameter is out of range, an event holds NaN, rounding hides a Renyi
-            divergence, the accountant does not support an event under the relation, or randomized
+        ValueError: if a parameter is out of range, an event holds NaN, a Renyi divergence is lost
+            in rounding, the accountant does not support an event under the relation, or randomized
             response or the exponential mechanism is repeated more than 10^5 times.
 
     Formal guarantees:
@@ -125,13 +126,15 @@ def compose_events(
         except accounting.UnsupportedEventError as error:
             raise ValueError(f'method="{method}" has no {event} under {relation}') from error
     if method == "renyi" and min(accountant.rdp) < 0:
-        raise ValueError('events must not have divergences lost in rounding: use method="pld"')
+        raise ValueError(
+            'events have a Renyi divergence that is lost in rounding: use method="pld"'
+        )
     epsilon = accountant.get_epsilon(delta) * _OUTWARD
     return Guarantee(epsilon, delta, relation=relation, privacy_unit=privacy_unit)
 
 
 def compose_times(accountant: Any, event: Any, count: int) -> None:
-    """Composes an event `count` times, one by one where the accountant forgets the count."""
+    """Composes an event `count` times, one by one if the accountant would ignore the count."""
     if type(event).__name__ not in _COUNT_FORGOTTEN:
         accountant.compose(event, count)
         return
@@ -142,7 +145,7 @@ def compose_times(accountant: Any, event: Any, count: int) -> None:
 
 
 def _fields(event: object) -> dict[str, object]:
-    """The fields of an event by name; dp-accounting makes its events by attrs."""
+    """The fields of an event by name. Events of dp-accounting are attrs classes."""
     return {x.name: getattr(event, x.name) for x in getattr(event, "__attrs_attrs__", ())}
 
 
@@ -169,7 +172,8 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     """An event with half of every noise multiplier.
 
     Under replace-one, PLDAccountant reads a noise multiplier as relative to one contribution.
-    RdpAccountant reads it as relative to the change by a replaced record, which is two.
+    RdpAccountant reads it as relative to the change by a replaced record, which is two
+    contributions.
     """
     if isinstance(event, accounting.ComposedDpEvent):
         halved = [_of_two_contributions(accounting, one) for one in event.events]
@@ -182,12 +186,14 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     return type(event)(**fields)
 
 
-# For `compose_at`. Gaussian and Laplace noise enter as such, other releases by their guarantees.
+# For `compose_at`. Gaussian and Laplace noise are composed by their events, other releases by their
+# guarantees.
 
-# Bounds on the accountants' own rounding: a relative one for sums of 10^5 terms, and an absolute
-# one for the delta that Fourier transforms lose.
+# Bounds on the accountants' own rounding errors: the relative error of sums of 10^5 terms, and the
+# absolute error of Fourier transforms in delta.
 _ROUNDING, _TRANSFORMS = 1e-9, 1e-15
-_LARGEST_EPSILON = 500.0  # Exponentials overflow beyond, where adding epsilons is as good.
+# Exponentials would overflow above this. Adding epsilons is as good there.
+_LARGEST_EPSILON = 500.0
 
 
 def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
@@ -213,7 +219,10 @@ def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> floa
 
 
 def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """The joint epsilon by Renyi divergences; delta also pays for the deltas of guarantees."""
+    """The joint epsilon by Renyi divergences.
+
+    The deltas of guarantees are subtracted from delta.
+    """
     accounting = _checks.extra("dp_accounting", "accounting")
     accountant = accounting.rdp.RdpAccountant()
     spare = delta

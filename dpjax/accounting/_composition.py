@@ -2,8 +2,9 @@
 
 Host arithmetic in float64, rounded outward. docs/proofs/sampled-sensitivity.md proves composition.
 
-To replace a record is to remove one and to add another. So a guarantee under add-or-remove-one
-counts under replace-one as one for two steps. The converse does not hold: docs/proofs/groups.md.
+Replacing a record removes one and adds another. So under replace-one, a guarantee under
+add-or-remove-one counts as a guarantee for two steps. The converse does not hold:
+docs/proofs/groups.md.
 """
 
 import dataclasses
@@ -32,18 +33,19 @@ def compose(*guarantees: Guarantee) -> Guarantee:
     """Composes the guarantees of several releases on one database.
 
     Targets, sizes, norms and oracles must have been fixed without the private data and without
-    earlier releases of it. After a release the database is no longer a draw from the oracle. If the
-    first answer chooses the second target, pairs can exceed the estimate with probability .75,
-    where gamma said .057.
+    earlier releases of it. Given the result of a release, the database is no longer a draw from the
+    oracle. In an example where the first answer decides the second target, pairs exceed the
+    estimate with probability .75, although gamma is .057.
 
-    If the neighboring relations differ, the result is under replace-one. What was made under
-    add-or-remove-one counts at its price there: the guarantee's own if it is known, as for Gaussian
-    noise and DP-SGD, and else (2 epsilon, (1 + e^epsilon) delta). It must have gamma 0.
+    If the neighboring relations differ, the result is under replace-one. A guarantee under
+    add-or-remove-one is first converted to replace-one: to a known one, as for Gaussian noise and
+    DP-SGD, or else to (2 epsilon, (1 + e^epsilon) delta). It must have gamma 0.
 
     epsilon and delta add. gamma and 1 - confidence add over distinct samplings: each sampled
     sensitivity counts once, for any number of releases. If one sampling is marginal, so is the
-    result, and a (gamma, C) counts as marginal gamma + 1 - C. A guarantee that was changed by hand
-    may disagree with its samplings; then the worse statement counts.
+    result, and a sampling with gamma at confidence C counts as a marginal one with gamma + 1 - C.
+    If a guarantee was changed by hand and disagrees with its samplings, the weaker statement
+    counts.
 
     Args:
         *guarantees: one for each release.
@@ -103,7 +105,7 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
     from D to D' one record at a time.
 
     Args:
-        guarantee: for one person.
+        guarantee: the guarantee for one person.
         size: t, at least 1.
 
     Returns:
@@ -146,8 +148,10 @@ def group(guarantee: Guarantee, size: int) -> Guarantee:
 _PROCESSED = Accuracy.of(
     "",
     {
-        "why": "it was post-processed, and a function may move its errors in any way: map the ends"
-        " of the first release's interval, where the function is monotone"
+        "why": (
+            "it was post-processed, and the function may change the errors in any way: if the"
+            " function is monotone, apply it to the ends of the first release's interval"
+        )
     },
 )
 
@@ -156,8 +160,9 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
     """Applies a function to the value of a release, under the same guarantee.
 
     Args:
-        release: of a mechanism.
-        function: of its value, and of public things; not of the private database.
+        release: the release of a mechanism.
+        function: maps the value of the release to another value. It may use public information, but
+            not the private database.
 
     Returns:
         A `Release`.
@@ -187,10 +192,10 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
 
 
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
-    """The samplings of some guarantees, each once, in their weakest statements.
+    """The distinct samplings of some guarantees, each with its weakest statement.
 
-    A gamma that was written by hand, without a sampling, counts as a sampling of its own. Its
-    identity is random, so composing it with itself counts it twice.
+    A gamma that was written by hand, without a sampling, counts as a sampling of its own with a
+    random identity. So composing it with itself counts it twice.
     """
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
@@ -212,12 +217,12 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     A guarantee states gamma and confidence twice: in its own fields, and by its events together.
     They differ if a user changed one by hand, as by `dataclasses.replace`. Composition adds up
     events, so it would lose a gamma that was raised, or a confidence that was lowered, in the
-    fields. We charge the difference to the first event; any event would do, since they add up. It
-    is never negative: fields that promise more than the events change nothing.
+    fields. So the difference is added to the first event; any event would do, since they add up.
+    The difference is never negative: fields that promise more than the events are ignored.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
-    # A marginal guarantee must stay marginal. One marginal event makes the union marginal.
+    # A marginal guarantee must stay marginal. One marginal event makes the composition marginal.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = joint((first, *others))
@@ -225,8 +230,8 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # The events together are marginal, so the guarantee is compared as a marginal one: its
-        # doubt 1 - C counts as gamma, since marginal events hold no confidence.
+        # The events together are marginal, so the guarantee is converted to a marginal one for the
+        # comparison: its 1 - C is added to gamma, since marginal events have no confidence.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
@@ -235,7 +240,7 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     lowered = first.confidence
     if lowered is not None:  # C - more_doubt, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    # A gamma that was raised by hand may depend on all records.
+    # A gamma that was raised by hand may depend on all records, not only on the deciding ones.
     records = first.records if more_gamma == 0 else None
     return (SampledEvent(charged, lowered, first.identity, records), *others)
 
@@ -252,7 +257,7 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
-    """The same event as a marginal statement: the doubt 1 - C counts as gamma."""
+    """The same event as a marginal statement, with 1 - C added to gamma."""
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
@@ -270,7 +275,7 @@ def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
 
 
 def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
-    """The guarantee under another relation, rounded up; raises where it implies none.
+    """The guarantee under another relation, rounded up. Raises if it implies no such guarantee.
 
     A gamma is refused, since dpjax samples under replace-one alone. So a gamma under
     add-or-remove-one was written by hand, and the sizes of its random pairs are unknown.
@@ -280,14 +285,14 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         return known
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
-            f"guarantee is for databases that differ by {known.relation}, groups of"
-            f" {known.group_size}, which says nothing under {relation}, where the number of records"
-            f" is private, got {known}: make it under {relation}, or keep the budget under"
-            f" {NeighboringRelation.REPLACE_ONE}, as by Ledger(..., relation=), which takes both"
+            f"guarantee under {known.relation}, for groups of {known.group_size}, implies nothing"
+            f" under {relation}, where the number of records is private, got {known}: make it under"
+            f" {relation}, or keep the budget under {NeighboringRelation.REPLACE_ONE}, as by"
+            " Ledger(..., relation=), which accepts both"
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
-            f"guarantee must have gamma 0 to be one under {relation}, got {known}: its random pairs"
+            f"guarantee must have gamma 0 to hold under {relation}, got {known}: its random pairs"
             " have other sizes; sample under replace-one"
         )
     epsilon, delta = price_in_replace_one(known)
@@ -297,9 +302,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 
 
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
-    """Epsilon and delta under replace-one: the known ones of the release, or those of two steps.
+    """Epsilon and delta under replace-one: those that the release knows, or those of two steps.
 
-    Known ones are ignored if a user has changed the epsilon or delta that they belong to.
+    The known numbers are ignored if a user has changed the epsilon or delta that they belong to.
     """
     epsilon, delta = float(known.epsilon), float(known.delta)
     if known.replacing is not None and known.replacing[2:] == (epsilon, delta):
@@ -326,7 +331,7 @@ def times(value: Scalar, factor: int) -> float:
     """A multiple, rounded up."""
     number = float(value)
     if not number < 1e300:
-        return number * factor  # It may overflow to infinity, which promises nothing.
+        return number * factor  # It may overflow to infinity, which is no guarantee.
     return round_up(Fraction(number) * factor)
 
 
@@ -341,12 +346,12 @@ def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
 
 
 class _InReplaceOne:
-    """A mechanism under add-or-remove-one, seen by accountants as one under replace-one.
+    """Presents a mechanism under add-or-remove-one to accountants as one under replace-one.
 
     Attributes:
-        guarantee: of the release.
+        guarantee: the guarantee of the release.
         zcdp: rho and delta: two steps have 4 rho (Bun and Steinke 2016, Proposition 1.9).
-        dp_event: Laplace and Gaussian noise at a shift that is twice as long; None for others.
+        dp_event: that of Laplace or Gaussian noise with twice the shift; None for others.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -370,7 +375,10 @@ class _InReplaceOne:
 
 
 def release_under(release: Any, relation: NeighboringRelation) -> Any:
-    """A mechanism or guarantee under another relation; objects without a guarantee unchanged."""
+    """A mechanism or guarantee under another relation.
+
+    Objects without a guarantee are unchanged.
+    """
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
         return release
@@ -381,17 +389,17 @@ def release_under(release: Any, relation: NeighboringRelation) -> Any:
 
 
 def common_relation(releases: list[Guarantee]) -> NeighboringRelation:
-    """The relation of all releases, or replace-one, which takes both."""
+    """The relation of all releases, or replace-one if they differ."""
     relations = {release.relation for release in releases}
     return relations.pop() if len(relations) == 1 else NeighboringRelation.REPLACE_ONE
 
 
 def common_unit(releases: list[Guarantee]) -> str:
-    """The unit of privacy of all releases; refused if there are several."""
+    """The privacy unit that all releases share. Several units are refused."""
     units = dict.fromkeys(release.privacy_unit for release in releases)
     if len(units) > 1:
         raise ValueError(
-            "guarantees must have the same privacy unit, because a guarantee for one unit says"
+            "guarantees must have the same privacy unit, because a guarantee for one unit implies"
             f" nothing for another, got {' and '.join(map(repr, units))}: make all releases for one"
             " of them, and keep a ledger for each unit"
         )
@@ -405,15 +413,15 @@ SHARE = 2.0**-10  # The share of delta that pays for the noise tables.
 
 
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
-    """Turns (epsilon, delta (1 - 2^-10))-DP of ideal noise into (epsilon, delta) of drawn noise.
+    """Turns (epsilon, delta (1 - 2^-10)) of ideal noise into (epsilon, delta) of drawn noise.
 
     Outside of a mass m, drawn probabilities P' are within a factor e^c of the ideal P. So
     P'(S) <= e^c P(S) + m <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
 
     Args:
-        epsilon: of the ideal noise.
-        delta: of the final guarantee.
-        dims: how many numbers are drawn; 0 where no noise is drawn, and nothing is charged.
+        epsilon: the epsilon of the ideal noise.
+        delta: the delta of the final guarantee.
+        dims: how many noisy numbers are drawn. If it is 0, nothing is added.
     """
     if dims == 0:
         return epsilon, delta

@@ -20,7 +20,7 @@ class Concentration(NamedTuple):
     """delta-approximate rho-zCDP.
 
     Attributes:
-        rho: the Renyi divergence of every order a is at most a rho, outside of a rare event.
+        rho: the Renyi divergence of every order a is at most a * rho, outside of a rare event.
         delta: the probability of that event.
     """
 
@@ -29,7 +29,7 @@ class Concentration(NamedTuple):
 
 
 def concentration(release: object) -> Concentration:
-    """The cost of one release: by `zcdp` of a mechanism, or else by its guarantee."""
+    """The cost of one release: the mechanism's `zcdp`, or the cost implied by its guarantee."""
     known = getattr(release, "zcdp", None)
     if known is not None:
         rho, delta = map(float, known)
@@ -98,11 +98,12 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":
         return simple
-    # The simple conversion has the order 1 + sqrt(log / rho), and the best order is near it.
+    # The simple conversion uses the order 1 + sqrt(log / rho). The search starts there, because the
+    # best order is near.
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:
-        """At order 1 + e^x, rounded up."""
+        """The bound at order 1 + e^x, rounded up."""
         above, more = math.exp(x), math.log1p(math.exp(x))
         terms = (1 + above) * rho, log / above, -more / above, x - more
         return math.fsum(terms) + _ROUNDING * math.fsum(map(abs, terms))

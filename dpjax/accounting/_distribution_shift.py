@@ -1,4 +1,4 @@
-"""Guarantees for records that come from another distribution than the oracle's.
+"""Guarantees for records whose distribution differs from the oracle's.
 
 docs/proofs/distribution-shift.md has the proofs.
 """
@@ -29,11 +29,12 @@ def under_distribution_shift(
     n: int,
     records: int | None = None,
 ) -> Guarantee:
-    """Turns a guarantee under the oracle P into one for records that really come from Q.
+    """Turns a guarantee under the oracle's P into one for records that come from Q.
 
     Two databases that differ in t records have N = n + t records together. If two records decide
     the distance of a pair, records=2 makes N = 2 t. A pair exceeds the estimate with probability
-    gamma under P, and with probability q under Q. Give one bound for a single record:
+    gamma under P, and with probability q under Q. Give one of these bounds on the shift of a single
+    record:
 
         kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
         reverse_kl:  tau >= KL(Q || P),       kl(q || gamma) <= N tau
@@ -63,8 +64,8 @@ def under_distribution_shift(
             not fit a sampling of the guarantee.
 
     Formal guarantees:
-        Assumes i.i.d. records. gamma grows once for everything that the guarantee covers, so
-        compose first and shift last. A guarantee without samplings holds under any Q, and is
+        Assumes i.i.d. records. The shift is paid once for all releases that the guarantee covers,
+        so compose first and shift last. A guarantee without samplings holds under any Q, and is
         returned unchanged. For `kl` the result is never above Pinsker's gamma + sqrt(N tau / 2).
 
     Source:
@@ -90,7 +91,9 @@ def under_distribution_shift(
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)
     if name == "ratio" and bound < 1:
-        raise ValueError(f"ratio must be at least 1, which any dQ/dP reaches, got {bound}")
+        raise ValueError(
+            f"ratio must be at least 1, because dQ/dP averages to 1 under P, got {bound}"
+        )
     events = distinct_events([under_p])
     if not events:
         return under_p
@@ -98,8 +101,8 @@ def under_distribution_shift(
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
             "records must be how many records decide the distance of a pair, got"
-            f" records={records}, but samplings say {[event.records for event in events]}: leave it"
-            " out"
+            f" records={records}, but the samplings have {[event.records for event in events]}:"
+            " leave it out"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
@@ -123,15 +126,15 @@ def _worst(name: str, gamma: float, bound: float, records: int) -> float:
         return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
     if name == "reverse_kl":
         if gamma == 0:
-            return 0.0  # What is impossible under P is so under Q, as KL(Q || P) is finite.
+            # KL(Q || P) is finite, so an event that is impossible under P is impossible under Q.
+            return 0.0
         return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))
-    # The factor (1 + c)^N or W^N. It may overflow to infinity, which promises nothing.
+    # The factor (1 + c)^N or W^N. It may overflow to infinity, which is no guarantee.
     exponent = _up(records * _up(math.log(bound) if name == "ratio" else math.log1p(bound)))
     if name == "ratio":
         return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
     distance = _up(math.expm1(exponent)) if exponent < 700 else math.inf
-    # Roots first: a product of two tiny numbers would be rounded to 0. Near gamma = 1, where the
-    # bound falls as gamma grows, it is above 1.
+    # Square roots are taken first, because a product of two tiny numbers would underflow to 0.
     spread = _up(math.sqrt(gamma) * math.sqrt(1 - gamma))
     moved = _up(math.sqrt(distance) * spread)
     return min(1.0, sum_up((gamma, moved)))
@@ -156,7 +159,7 @@ def _least_divergence(a: float, b: float) -> float:
 
 
 def _term(weight: float, log_a: float, log_b: float) -> tuple[float, float]:
-    """A term of the divergence, and a number that its rounding error is proportional to."""
+    """A term of the divergence, and a number proportional to its rounding error."""
     return weight * (log_a - log_b), weight * (abs(log_a) + abs(log_b))
 
 

@@ -1,7 +1,8 @@
 """The guarantee of all steps of a run of DP-SGD: host arithmetic around dp-accounting.
 
 The noise multiplier z is sigma over the norm bound of one record's contribution. Replacing a record
-moves the sum by up to twice that bound. Each accountant must be told so in its own way.
+moves the sum by up to twice that bound. The accountants of dp-accounting represent this factor
+differently.
 """
 
 import bisect
@@ -22,19 +23,21 @@ from dpjax.accounting._compose_events import AccountingMethod, left_out_orders_h
 from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
 from dpjax.random._noise import GAUSSIAN
 
-# Orders of Renyi divergences: dense where the best order of most runs lies.
+# Orders of Renyi divergences, densest where the best order lies for most runs.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
-# The search for a noise multiplier begins with loss intervals that are wider by this factor.
+# The search for a noise multiplier starts with loss intervals that are wider by this factor.
 _COARSE = 16.0
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
-# The noise multiplier that a search returns reaches at least this share of the epsilon asked for.
+# The noise multiplier that a search returns must spend at least this fraction of the requested
+# epsilon.
 _MET = 0.99
-# The largest share of delta for noise and batches that do not have their ideal distributions.
+# The largest fraction of delta that pays for the difference between real and ideal noise and
+# batches.
 _LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
-# Beyond this one, dp-accounting takes the logarithm of 0 for batches of a fixed size.
+# Above this noise multiplier, dp-accounting takes the logarithm of 0 for batches of a fixed size.
 _MOST_WITHOUT_REPLACEMENT = 1e7
 
 
@@ -79,13 +82,14 @@ def dp_sgd(
         sampling: how batches are drawn.
         noise_multiplier: z, the standard deviation of the noise over the norm bound.
         steps: the number of steps.
-        delta: of the guarantee, in (0, 1).
+        delta: the delta of the guarantee, in (0, 1).
         dims: how many numbers get noise in a step: the size of all parameters.
         relation: which databases are neighbors; None for that of an open ledger, else
             add-or-remove-one. Batches of a fixed size need replace-one. Under add-or-remove-one,
-            both neighbors lie in the n slots of the sampling, and one of them leaves one slot
-            empty. n is public, and so are the rate and all else of the sampling.
-        privacy_unit: what the sampling draws, as `Guarantee` has it; "record" for examples.
+            both neighbors are stored in the n slots of the sampling, and one neighbor leaves one
+            slot empty. n, the rate and everything else about the sampling are public.
+        privacy_unit: the unit that the sampling draws, as in `Guarantee`; "record" for single
+            examples.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
 
     Returns:
@@ -98,20 +102,21 @@ def dp_sgd(
             that exceed their capacity use up delta, or losses are too large to compute.
 
     Formal guarantees:
-        (epsilon, delta)-DP of the joint distribution of all steps, rounded up. Each step may be
-        chosen with knowledge of the earlier ones. docs/proofs/dp-sgd.md has the proof, and what it
-        assumes. The guarantee pays for the following:
+        (epsilon, delta)-DP of the joint distribution of all steps, rounded up. Each step may depend
+        on the results of earlier steps. docs/proofs/dp-sgd.md has the proof and its assumptions.
+        The guarantee includes the cost of the following:
 
         - the discretization of dp-accounting, which is pessimistic;
-        - batches that exceed their capacity: (1 + e^epsilon) p for every step, if one does so with
-          probability p; the same for equal random words, which order a batch;
+        - batches that exceed their capacity: (1 + e^epsilon) p for every step, where p is the
+          probability of exceeding the capacity; the same for ties among the random words that order
+          a batch;
         - mass that convolutions may lose: 1e-15 of delta for every step, with "pld";
         - the distance between the tables of the noise and the normal distribution, for every
           coordinate of every step.
 
         For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times that
-        of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors gives
-        another case of the same formula.
+        of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors gives a
+        second case of the same formula.
 
     Source:
         Abadi et al. (2016); Mironov, Talwar and Zhang (2019) and Wang, Balle and Kasiviswanathan
@@ -163,8 +168,8 @@ def dp_sgd_noise_multiplier(
 
     Args:
         sampling: how batches are drawn.
-        epsilon: of the guarantee, finite, above 0.
-        delta: of the guarantee, in (0, 1).
+        epsilon: the epsilon of the guarantee, finite, above 0.
+        delta: the delta of the guarantee, in (0, 1).
         steps: the number of steps.
         dims: how many numbers get noise in a step.
         relation: which databases are neighbors, as for `dp_sgd`.
@@ -178,10 +183,11 @@ def dp_sgd_noise_multiplier(
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, or no noise reaches the guarantee; or if batches
             that exceed their capacity take more than a tenth of delta at this epsilon. The message
-            then names a capacity that is enough. Or if epsilons with "renyi" leave out this one.
+            then names a large enough capacity. Or if "renyi" jumps over this epsilon.
 
     Formal guarantees:
-        With this noise multiplier `dp_sgd` has at most this epsilon. That is checked at the end.
+        With this noise multiplier `dp_sgd` has at most this epsilon. The function checks this at
+        the end.
 
     Source:
         See `dp_sgd`.
@@ -199,7 +205,7 @@ def dp_sgd_noise_multiplier(
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
-    # With so much noise only charges are left.
+    # With this much noise, only the costs of tables and batches are left.
     if run.epsilon(_MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
@@ -208,7 +214,7 @@ def dp_sgd_noise_multiplier(
         )
     if method == "renyi":
         z = _least(run.epsilon, target, 1.0)
-        # This epsilon jumps where no order is large enough.
+        # Where even the largest order is too small, epsilon jumps as the noise changes.
         reached = run.epsilon(z)
         if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
@@ -233,7 +239,7 @@ class _Run(NamedTuple):
     method: AccountingMethod
 
     def checked(self) -> Self:
-        """The same run, with the relation that it inherits; refuses what is out of range."""
+        """The same run with its relation filled in. Refuses parameters out of range."""
         relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", self.method, get_args(AccountingMethod))
         steps = _checks.integer("steps", self.steps, least=1, most=10**9)
@@ -265,10 +271,11 @@ class _Run(NamedTuple):
 
     @property
     def missed_anyway(self) -> float:
-        """The probability that noise leaves its tables, or that random words are equal.
+        """The probability that noise is outside of its tables, or two random words are equal.
 
         If two words are equal, the order of a batch is not uniform. The bound is a union over pairs
-        of 128-bit words: of all records for batches of a fixed size, otherwise of those in a batch.
+        of 128-bit words: over all records for batches of a fixed size, otherwise over the records
+        in a batch.
         """
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
@@ -277,7 +284,7 @@ class _Run(NamedTuple):
 
     @property
     def missed(self) -> float:
-        """The same, or that a batch exceeds its capacity, in any step."""
+        """The probability of `missed_anyway`, or that a batch exceeds its capacity in any step."""
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway
@@ -288,10 +295,10 @@ class _Run(NamedTuple):
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
         """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
 
-        Outside of a mass m, densities of the two runs are within a factor e^loss. Then
-        (epsilon, delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run,
-        where delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. The charge grows with epsilon,
-        so the loop looks for a fixed point, from below.
+        Outside of a mass m, densities of the two runs are within a factor e^loss. Then (epsilon,
+        delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run, where
+        delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. The subtracted part of delta grows
+        with epsilon, so the loop approaches the fixed point from below.
         """
         sampling = self.sampling
         if _delta_of_one_step(sampling, z, self.replaced, self._largest_epsilon()) > self.delta:
@@ -319,10 +326,10 @@ class _Run(NamedTuple):
         raise NoEpsilonError(self._used_up())
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which more than a tenth of delta pays for non-ideal draws.
+        """Refuses an epsilon at which non-ideal noise and batches would use over a tenth of delta.
 
-        Below a tenth, the least noise hardly depends on it. Above, that noise might reach a smaller
-        epsilon as well.
+        Up to a tenth, the least noise hardly depends on this part of delta. Above a tenth, the same
+        noise might reach a smaller epsilon as well.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
@@ -333,7 +340,7 @@ class _Run(NamedTuple):
         return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
     def _largest_epsilon(self) -> float:
-        """An epsilon at which nothing of delta is left for the ideal run."""
+        """An epsilon at which no delta is left for the ideal run."""
         return max(0.0, math.log(self.delta) - math.log(self.missed))
 
     def _used_up(self, epsilon: float | None = None) -> str:
@@ -351,7 +358,7 @@ class _Run(NamedTuple):
             )
         advice = "a smaller epsilon" if epsilon else "more noise"
         return (
-            f"{stated} the noise or a batch leaves its distribution with probability"
+            f"{stated} the noise or a batch deviates from its ideal distribution with probability"
             f" {self.missed:.2g}; use {advice} or a larger delta"
         )
 
@@ -365,16 +372,16 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 
 def least_capacity(n: int, rate: float, rare: float) -> int:
     """The least number of slots that a batch exceeds with a probability of at most `rare`."""
-    # By search: SciPy's own inverse fails where the rate is small.
+    # SciPy's own inverse fails for small rates, so a bisection finds the number.
     exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
     return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
 
 
 def _least(promised: Callable[[float], float], target: float, start: float) -> float:
-    """The least z with promised(z) <= target, at most .1% above it, or .01; `promised` falls.
+    """The least z with promised(z) <= target, within .1%, or .01; `promised` must be decreasing.
 
-    The secant method in logarithms. Each point lies slightly beyond the estimated root, on the side
-    of the farther end, so both ends of the bracket move.
+    It uses the secant method in logarithms. Each new point is moved slightly past the estimated
+    root, toward the farther end of the bracket, so that both ends keep moving.
     """
     z, least = math.log(start), math.log(_LEAST_NOISE)
     below, above = (-math.inf, math.inf), (math.inf, 0.0)
@@ -430,8 +437,9 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
     else:
         event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
         divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
-    # At low rates rounding hides a divergence, and may make it negative: dp-accounting computes it
-    # as a logarithm of nearly 1. Its error at all orders is below 1e-13 times the rate (measured).
+    # At low rates a divergence may be lost in rounding, or even be negative, because dp-accounting
+    # computes it as the logarithm of a number near 1. The measured error at all orders is below
+    # 1e-13 times the rate.
     divergences = np.maximum(divergences, 0) + 1e-13 * sampling.rate
     composed = divergences * (steps * _OUTWARD)
 
@@ -444,9 +452,9 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
 def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
     """The divergence of (1 - q) N(0, 1) + q N(1 / z, 1) from (1 - q) N(0, 1) + q N(-1 / z, 1).
 
-    The trapezoidal rule converges faster than any power for such functions. At small z it would be
-    slow, and sampling helps little. There we return the divergence without sampling, which is an
-    upper bound.
+    For such functions the trapezoidal rule converges faster than any power. At small z it would
+    need many points, while sampling hardly reduces the divergence. There the function returns the
+    divergence without sampling, which is an upper bound.
     """
     if z < _LEAST_INTEGRATED:
         return 2 * order / z**2

@@ -20,15 +20,17 @@ _FARTHEST = 1e150
 
 @dataclasses.dataclass(frozen=True)
 class PairCurve:
-    """An upper bound on the divergence of all releases on a pair, as a function of its stretch.
+    """A bound on the divergence of all releases on a pair, as a function of its stretch.
 
     Attributes:
-        family: of the releases without Gaussian noise, together.
+        family: the family of the releases without Gaussian noise, together.
         loss: their joint loss on a pair of stretch 1.
-        deviations: of the Gaussian releases, the distance in standard deviations at stretch 1.
+        deviations: for the Gaussian releases together, the distance in standard deviations at
+            stretch 1.
         slack: the loss that the noise tables add.
         missed: the mass that the noise tables miss.
-        chances: the logarithm of a factor on the chances of sampled losses, for their rounding.
+        chances: the logarithm of a factor on the probabilities of sampled losses, which covers
+            their rounding.
     """
 
     family: LossFamily
@@ -44,7 +46,7 @@ class PairCurve:
         return (largest <= epsilon) & (self.deviations == 0)
 
     def delta(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """The divergence at epsilon, rounded up, which grows with the stretch; arrays broadcast."""
+        """The divergence at epsilon, rounded up. It grows with the stretch. Arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
         epsilon = self._charged(epsilon)
@@ -52,17 +54,17 @@ class PairCurve:
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """What a release of this privacy loss adds to the divergence; it grows with the loss."""
+        """What an output of this privacy loss adds to the divergence; increasing in the loss."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """Caps epsilon: a divergence falls with it, but the charge for the tables grows."""
+        """Caps epsilon, because the cost of the tables grows with it while the divergence falls."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """From the divergence of ideal noise to that of noise from tables."""
+        """Turns the divergence of ideal noise into that of noise from tables."""
         missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
@@ -70,7 +72,7 @@ class PairCurve:
         pure, deviations = self.loss * stretch, self.deviations * stretch
         if self.deviations == 0:
             return _FAMILIES[self.family](pure, epsilon)
-        # Randomized response with the losses +-pure dominates every pure mechanism.
+        # Randomized response with losses of +-pure dominates every mechanism without a delta.
         up = 1 / (1 + np.exp(-pure))
         return up * gaussian(deviations, epsilon - pure) + (1 - up) * gaussian(
             deviations, epsilon + pure
@@ -78,12 +80,12 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Laplace noise, shifted by `a` scales in total."""
+    """The divergence of Laplace noise that is shifted by `a` scales in total."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 
 def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Losses that lie in some interval of length a."""
+    """The largest divergence if all losses lie in some interval of length a."""
 
     def at(e: np.ndarray) -> np.ndarray:
         above = np.where(a > e, a, 1.0)
@@ -94,17 +96,17 @@ def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Losses of at most a in magnitude: randomized response is the worst."""
+    """The largest divergence if losses are at most a in magnitude: that of randomized response."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum(e - a, 0)) / (1 + np.exp(-a)))
 
 
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """Normal noise that is shifted by mu standard deviations, rounded up."""
+    """The divergence of normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
-    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond, logarithms are infinite.
+    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond this, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
-    # The difference of two nearly equal numbers loses digits, and that error is added.
+    # The difference of two nearly equal numbers loses digits. A bound on this error is added.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):
         found = np.exp(high) * np.minimum(-np.expm1(np.minimum(low - high, 0)) + error, 1.0)

@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 _WIDEST = 40  # Characters of a name in print.
 
-# What follows it in a name is a fingerprint of all that was asked, and not for readers.
+# In a name, the text after this mark is a fingerprint of the request, which reports do not show.
 FINGERPRINT = " #"
 _COLUMNS = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerReport:
-    """What was published, when, under what, what it cost and what is left; by `Ledger.report`.
+    """What was published, when, at which cost, and what is left; made by `Ledger.report`.
 
     Attributes:
-        history: the payments, as `Ledger.history` has them.
-        budget: of epsilon and delta.
-        path: of the ledger.
+        history: the payments, as `Ledger.history` returns them.
+        budget: the budget of epsilon and delta.
+        path: the path of the ledger.
 
     Formal guarantees:
         Those of `Ledger.history`. Costs and sums are exact decimals.
@@ -83,10 +83,10 @@ class LedgerReport:
         return _checks.extra("pandas", "sweep").DataFrame(self.rows)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The rows as comma-separated values with a line of titles, also into a file.
+        """The rows as comma-separated values with a header. It can also write them to a file.
 
         Args:
-            path: of the file; None writes none.
+            path: the path of a file to write; None for no file.
 
         Returns:
             The text.
@@ -112,7 +112,7 @@ class LedgerReport:
         return "\n".join([self._title(), *(lines if self.history else [])])
 
     def _words(self) -> list[list[str]]:
-        """Titles and rows as they print, without columns that are empty."""
+        """Titles and rows as printed, without empty columns."""
         _, delta = self.budget
         rows: list[tuple[str, ...]] = [
             ("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")
@@ -143,7 +143,7 @@ def _decimal(number: object) -> Decimal:
 
 
 def _plain(number: object) -> str:
-    """A decimal with all of its digits: in positional notation unless that is long."""
+    """A decimal with all of its digits, in positional notation unless that would be long."""
     text = format(_decimal(number), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if len(text) <= 14 else str(_decimal(number).normalize())
@@ -163,41 +163,43 @@ class Ledger(Account):
     before is refused.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         version: a public name for the state of the database.
 
     Formal guarantees:
         All releases together have the guarantee `ledger.spent`, under the relation of the ledger,
-        and its epsilon and delta never exceed the budget. Under replace-one, a release that was
-        made under add-or-remove-one costs what it promises there, see `dpjax.accounting.compose`.
-        Under add-or-remove-one, releases under replace-one are refused. The sum is that of basic
-        composition, so earlier releases may choose later ones. gamma and the confidence have no
-        budget. They add up only for releases that were fixed in advance, see
-        `dpjax.accounting.compose`. A number of a guarantee counts as the decimal that Python prints
+        and its epsilon and delta never exceed the budget. In a replace-one ledger, a release that
+        was made under add-or-remove-one costs its converted guarantee, see
+        `dpjax.accounting.compose`. An add-or-remove-one ledger refuses releases under replace-one.
+        Costs add up by basic composition, so later releases may depend on earlier ones. gamma and
+        the confidence have no budget. They add up only for releases that were fixed in advance, see
+        `dpjax.accounting.compose`. Each epsilon and delta counts as the decimal that Python prints
         for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for delta. The float64
-        may be larger by a part of 2^-53, which the noise covers. Sums are exact.
+        itself may be larger by a relative 2^-53, which the noise covers. Sums are exact.
 
         A debit is on the disk before noise is drawn, for any number of processes. If a process is
-        killed, or a release fails, it may have paid without a release. A file is refused if it is
-        corrupted, truncated, not a ledger, read-only, or has several names (hard links). It has a
-        high-water mark, a file of the same name with `.mark` at the end. A file that is older than
-        its mark, or has none, is refused too. No file can know that both were restored, copied or
-        removed together. So exclude them from snapshots and backups that are restored as a whole.
-        Keep them on a disk of the machine: SQLite's write-ahead log does not work on network file
-        systems. Let only people write to them whom you trust: nothing is signed.
+        killed or a release fails, the budget may have been spent without a release. A file is
+        refused if it is corrupted, truncated, not a ledger, read-only, or has several names (hard
+        links). It has a high-water mark, a file of the same name with `.mark` at the end. A file
+        that is older than its mark, or that has no mark, is refused too. But a ledger cannot notice
+        if both files were restored, copied or removed together. So exclude them from snapshots and
+        backups that are restored as a whole. Keep them on a disk of the machine: SQLite's
+        write-ahead log does not work on network file systems. Only people whom you trust should be
+        able to write to them, because nothing is signed.
 
-        Refusals depend on the ledger, the guarantee and the key alone. A release is returned again
-        only for an equal name, version, target, mechanism and structure of the records. The ledger
-        never looks at the records, since a change of them may be private. So two columns or groups
-        need two names. After the records change, open the ledger under another `version`, or it
-        returns the old release. Names are public: do not choose them by looking at records, not
-        even at the groups in them.
+        Refusals depend on the ledger, the guarantee and the key alone. An earlier release is
+        returned only for an equal name, version, target, mechanism and structure of the records.
+        The ledger never looks at the records, because whether they changed may be private. So give
+        two columns or groups two names. After the records change, open the ledger under another
+        `version`; otherwise it returns the old release. Names are public: do not choose them by
+        looking at records, not even at the groups in them.
 
-        `with` covers all threads of the process while the block is open, as that of
-        `dpjax.random.KeyLedger` does. Where two budgets are open, a thread that has opened neither
-        is refused: say which one pays, by `with` in the thread or by `ledger=`. A fork has the
-        blocks that were open in its parent. `with` does not cover programs that were compiled ahead
-        of time (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
+        While a `with` block is open, it covers all threads of the process. The same holds for
+        `dpjax.random.KeyLedger`. If two budgets are open, a release in a thread that has opened
+        neither is refused: say which one pays, by `with` in the thread or by `ledger=`. A forked
+        process inherits the blocks that are open in its parent. `with` does not cover programs that
+        were compiled ahead of time (`jit(f).lower(...).compile()`), other processes, and
+        `mechanism.unpaid_draw`.
     """
 
     def __init__(
@@ -212,15 +214,16 @@ class Ledger(Account):
         """Opens a ledger, or makes a new one.
 
         Args:
-            path: of an SQLite file, one for each private database. A budget must outlive the
-                program, so ":memory:", "" and URIs are refused.
-            epsilon: the budget, which never changes; above 0. A float counts as it prints.
+            path: the path of an SQLite file, one for each private database. A budget must outlive
+                the program, so ":memory:", "" and URIs are refused.
+            epsilon: the budget, which never changes; above 0. A float counts as the decimal that it
+                prints.
             delta: likewise, at least 0 and below 1.
             version: a public name for the state of the database. All versions share the budget.
-            relation: which databases are neighbors, for the whole budget. What is made inside of
-                `with ledger:` inherits it. None is that of the file. A new file is under
-                replace-one, or under the relation of a `dpjax.PrivateTable` that is made with it;
-                the first release fixes that.
+            relation: which databases are neighbors, for the whole budget. Mechanisms made inside of
+                `with ledger:` inherit it. None takes the relation of the file. A new file is under
+                replace-one, or under the relation of a `dpjax.PrivateTable` that uses it; the first
+                release fixes the relation.
 
         Raises:
             TypeError: if a parameter has another type.
@@ -241,7 +244,7 @@ class Ledger(Account):
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
         asked = None if relation is None else str(NeighboringRelation(relation))
         self._file = LedgerFile(file, budget, relation=asked, made_under=asked)
-        # Of a file that does not say, before its first debit.
+        # The relation of a file that states none, before its first debit.
         self._undecided = NeighboringRelation(relation or NeighboringRelation.REPLACE_ONE)
         self._records: dict[str, object] = {}
         self.path = self._file.path
@@ -253,7 +256,7 @@ class Ledger(Account):
         return self._undecided if stored is None else stored
 
     def _stored_relation(self) -> NeighboringRelation | None:
-        """The relation that the file says; None before the first debit of one that says none."""
+        """The relation that the file states; None if it states none and has no debit."""
         if self._file.chain.relation is None:
             self._file.update()
         stored = self._file.chain.relation
@@ -263,7 +266,7 @@ class Ledger(Account):
         """Puts a new budget under a relation, unless it is under one already.
 
         Args:
-            relation: of the releases that this ledger will pay for.
+            relation: the relation of the releases that this ledger will pay for.
 
         Raises:
             ValueError: if the ledger is under another relation.
@@ -274,24 +277,24 @@ class Ledger(Account):
         elif stored is not relation:
             raise ValueError(
                 f"relation must be that of the ledger {self.path.name}, which is under {stored} and"
-                f" stays so, got {relation}: give relation=dpjax.NeighboringRelation.{stored.name},"
-                " or take another ledger"
+                f" cannot change, got {relation}: give"
+                f" relation=dpjax.NeighboringRelation.{stored.name}, or use another ledger"
             )
 
     def _knows_records(self, name: str, records: object) -> None:
-        """Notes that a name stands for some records; refuses other ones under the same name.
+        """Notes that a name stands for some records. Refuses other records under the same name.
 
         Args:
-            name: of the records.
-            records: that it stands for, in this process; they are not looked at.
+            name: the name of the records.
+            records: the object that the name stands for in this process. Its contents are not read.
 
         Raises:
             ValueError: if the name stands for other records.
         """
         if self._records.setdefault(name, records) is not records:
             raise ValueError(
-                f"name={name!r} stands for another table in this ledger, whose releases would be"
-                " returned for this one: give each table a name of its own, as in"
+                f"name={name!r} already stands for another table in this ledger, whose releases"
+                " would be returned for this table: give each table its own name, as in"
                 ' PrivateTable(frame, name="patients", ...)'
             )
 
@@ -323,8 +326,8 @@ class Ledger(Account):
             Dicts of time (UTC), what (the name of the target or mechanism), version, epsilon and
             delta (the cost), spent_epsilon and spent_delta (the sums so far), guarantee (in words),
             gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
-            kept (whether the ledger holds the release). They hold nothing private if your names are
-            public: the names of records, and of functions, which are in `what`.
+            kept (whether the ledger stores the release). They reveal nothing private as long as
+            your names of records and functions are public.
         """
         self._file.update()
         rows: list[dict[str, object]] = []
@@ -356,17 +359,19 @@ class Ledger(Account):
         return rows
 
     def charge(self, guarantee: Guarantee, *, key: jax.Array | None = None, what: str = "") -> None:
-        """Pays for a release that dpjax does not draw. Every call pays, since no release is kept.
+        """Pays for a release that dpjax does not draw.
+
+        Every call pays, because no release is stored.
 
         Args:
-            guarantee: of the release.
+            guarantee: the guarantee of the release.
             key: a typed key of this release, which no other release may use.
             what: a public description, for the history.
 
         Raises:
             TypeError: if the guarantee or the key is traced, or of another kind.
             ValueError: if the guarantee is a batch or NaN, or its group size or its privacy unit
-                differs from the ledger's, or it is under replace-one and the ledger is not, or the
+                differs from the ledger's, or it is under replace-one but the ledger is not, or the
                 key was used before.
             BudgetExceededError: if too little is left.
             LedgerError: if the file cannot be trusted, or cannot be written.
@@ -378,7 +383,7 @@ class Ledger(Account):
         self._debit(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
-        """A block whose releases are about disjoint parts of the records, and cost their maximum.
+        """A block for releases on disjoint parts of the records, which together cost the maximum.
 
             with ledger.parallel("cut") as part:
                 slots = queries.padded_records(table, capacity=100_000)
@@ -387,13 +392,13 @@ class Ledger(Account):
                         queries.private_mean(dpjax.random.secure_key(), records, ...)
 
         Args:
-            column: a public name of the division into parts, such as that of a column. With the
-                name of a part and that of a release, it names the records for the ledger.
+            column: a public name for the division into parts, such as the name of a column. It is
+                combined with the name of a part and of a release, to name the records in the
+                ledger.
 
         Returns:
-            `Parts`, whose page states the guarantee. The releases themselves are under
-            add-or-remove-one, which they inherit. If the ledger is under replace-one, the block
-            costs twice as much.
+            `Parts`, which states the guarantee. Releases inside of the block are under
+            add-or-remove-one. If the ledger is under replace-one, the block costs twice as much.
 
         Raises:
             TypeError: if the name is not a text.
@@ -402,18 +407,19 @@ class Ledger(Account):
         return Parts(self, column, self._debit)
 
     def share(self, fraction: float | str | Decimal) -> Share:
-        """A part of the whole budget, for releases that are accounted together.
+        """A fraction of the whole budget, for releases that are accounted together.
 
-        `with ledger.share(0.25):` pays for the releases inside. The ledger pays for the part as a
-        whole before the first noise is drawn, and not at all if nothing is released. Without a
-        delta in the budget, each release pays its own, and the rest stays in the ledger.
+        `with ledger.share(0.25):` pays for the releases inside. The ledger pays the whole share
+        before the first noise is drawn, and nothing if nothing is released. If the budget has no
+        delta, each release pays for itself instead, and the rest stays in the ledger.
 
         Args:
-            fraction: of the budget, above 0 and at most 1. A float counts as it prints.
+            fraction: the fraction of the budget, above 0 and at most 1. A float counts as it
+                prints.
 
         Returns:
-            A `Share`: a Gaussian release of `share.epsilon` and `share.delta` costs all of it, and
-            k releases of which each has sqrt(k) times that noise.
+            A `Share`. One Gaussian release at `share.epsilon` and `share.delta` costs all of it. So
+            do k releases with sqrt(k) times that noise each.
 
         Raises:
             TypeError: if the fraction is no number.
@@ -425,11 +431,11 @@ class Ledger(Account):
         return self._shares(self._file.chain.budget, part, 1)[0]
 
     def split(self, parts: int) -> list[Share]:
-        """Equal parts of what is left, which are accounted together.
+        """Equal parts of the remaining budget, which are accounted together.
 
-        With a delta, Gaussian releases add up by squares: each of 4 parts has half of the mu of the
-        whole, not a quarter. The first release in any part pays for all of them. Without a delta,
-        each part has its share of epsilon, and each release pays its own.
+        With a delta, the squares of Gaussian releases' mu add up: each of 4 parts has half of the
+        mu of the whole, not a quarter. The first release in any part pays for all parts. Without a
+        delta, each part has its share of epsilon, and each release pays for itself.
 
         Args:
             parts: how many, at least 1.
@@ -450,7 +456,7 @@ class Ledger(Account):
 
     def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        # In a smaller part with a delta, float64 would not tell mu exactly enough.
+        # For a smaller part with a delta, float64 would not resolve mu.
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
@@ -461,7 +467,7 @@ class Ledger(Account):
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
-        """What was published, when, under what, what it cost, and what is left.
+        """What was published, when, at which cost, and what is left.
 
         Returns:
             A `LedgerReport`: it prints as a table, and `to_frame()` makes a pandas DataFrame.
@@ -474,7 +480,7 @@ class Ledger(Account):
 
     def _debit(self, release: Payment, price: Amount | None = None) -> None:
         """Writes a debit to the file: what the guarantee costs, or another price."""
-        # `compose` gives samplings without an identity a new one, which the file keeps from now on.
+        # `compose` gives samplings without an identity a new one. The file stores it.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

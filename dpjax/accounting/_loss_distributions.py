@@ -1,7 +1,8 @@
 """Epsilon of composed steps by the privacy loss distributions of dp-accounting.
 
-dp-accounting discretizes losses, which is pessimistic at every width. Two traps remain, which this
-module avoids: convolutions by FFT lose mass, and small noise or many steps need too much memory.
+dp-accounting discretizes losses, which is an upper bound at every width. This module avoids two
+remaining problems: convolutions by FFT lose mass, and small noise or many steps need too much
+memory.
 """
 
 import math
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4
-# Intervals of losses get wider to keep their number below this one. Larger losses are refused.
+# The largest number of loss intervals, which get wider to stay below it; and the largest loss,
+# above which a run is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Bounds the mass that convolutions by FFT lose: the total mass is off by 1e-16 in each step, and is
-# raised to the power of the number of steps.
+# Bounds the mass that convolutions by FFT lose. The total mass of one step is off by 1e-16, and it
+# is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# dp-accounting raises a number of outcomes to the power of the steps, which would overflow beyond.
+# dp-accounting raises the number of outcomes to the power of the steps, which would overflow above
+# this number of steps.
 _MOST_AT_ONCE = 1000
 
 
 class NoEpsilonError(ValueError):
-    """No finite epsilon is known at a delta."""
+    """No finite epsilon is known at the given delta."""
 
 
 def epsilons_by_losses(
@@ -44,16 +47,16 @@ def epsilons_by_losses(
     """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
 
     Args:
-        kind: of sampling.
+        kind: the kind of sampling.
         rate: the probability that a record is in a batch.
         z: the noise multiplier.
         steps: the number of mechanisms.
         replaced: whether neighbors replace a record, instead of adding or removing it.
-        coarseness: a factor for the width of the intervals. Wide ones are fast and bound epsilon,
-            too.
+        coarseness: a factor on the width of the intervals. Wide intervals are fast and bound
+            epsilon, too.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # The standard deviation of the noise, over the distance that a record moves the sum.
+    # The standard deviation of the noise over the distance that a record moves the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -88,7 +91,7 @@ def epsilons_by_losses(
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:
-    """The width of the intervals of losses, wider where memory would not hold the default.
+    """The width of the loss intervals. It is increased if the default would need too much memory.
 
     Every width gives a valid bound.
     """
@@ -104,7 +107,7 @@ def _interval(sigma: float, rate: float, steps: int) -> float:
 def _self_composed(
     distribution: "PrivacyLossDistribution", steps: int
 ) -> "PrivacyLossDistribution":
-    """Composes in stages, which keeps the powers in dp-accounting finite."""
+    """Composes in stages, so that powers in dp-accounting do not overflow."""
     if steps <= _MOST_AT_ONCE:
         return distribution.self_compose(steps)
     whole, rest = divmod(steps, _MOST_AT_ONCE)
@@ -115,10 +118,11 @@ def _self_composed(
 def _fixed_size(
     accounting: ModuleType, rate: float, sigma: float, interval: float
 ) -> "PrivacyLossDistribution":
-    """The losses of a Gaussian mechanism of sensitivity 1 on a subset, when a record is replaced.
+    """The losses of a Gaussian mechanism of sensitivity 1 on a random subset, under replace-one.
 
-    dp-accounting makes them from hockey-stick divergences on a grid of epsilons. Those at negative
-    epsilons follow from the positive ones, since swapping the neighbors mirrors the curve.
+    dp-accounting makes the loss distribution from hockey-stick divergences on a grid of epsilons.
+    Divergences at negative epsilons follow from the positive ones, since swapping the neighbors
+    mirrors the curve.
     """
     # The log ratio of densities exceeds this with a probability of only e^-50.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
@@ -127,7 +131,7 @@ def _fixed_size(
     inner = np.log1p(np.expm1(epsilons) / rate)
     tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
     mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # Divergences are at least 0. The last term covers rounding below the true value.
+    # Divergences are at least 0. The last term covers rounding errors that make them too small.
     upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
     upper = np.minimum.accumulate(upper)
     lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]

@@ -23,13 +23,13 @@ from dpjax.accounting._prices import Amount, cost_of
 def parallel(*guarantees: Guarantee) -> Guarantee:
     """Composes releases on disjoint parts of one database, under add-or-remove-one.
 
-    The part of a record must depend on that record alone. Adding or removing a record changes one
-    part. The releases on the other parts keep their distributions, and are independent of it. So
-    the largest epsilon and the largest delta hold for all releases together.
+    Which part a record belongs to must depend on that record alone. Then adding or removing a
+    record changes one part, and the releases on other parts keep their distributions. So the
+    largest epsilon and the largest delta hold for all releases together.
 
-    Replacing a record may remove it from one part and add it to another, so a replace-one guarantee
-    for each part is not enough. For a guarantee under replace-one, pass guarantees under
-    add-or-remove-one: `group(parallel(...), 2)`.
+    Replacing a record may remove it from one part and add it to another, so replace-one guarantees
+    for the parts are not enough. For a result under replace-one, use `group(parallel(...), 2)` with
+    guarantees under add-or-remove-one.
 
     Args:
         *guarantees: one for the release on each part, under add-or-remove-one.
@@ -39,8 +39,8 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, or if one is under replace-one, a batch, NaN, for
-            groups of more than one, or for another privacy unit than a record.
+        ValueError: if no guarantee is given, or if one is under replace-one, a batch or NaN, or for
+            groups of several records, or if its privacy unit is not a record.
 
     Formal guarantees:
         (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t, or for all
@@ -72,24 +72,23 @@ class Parts:
     """Releases about disjoint parts of the records; made by `ledger.parallel`.
 
     `with parts("Fair"):` pays for the releases inside, which must be about this part alone, and
-    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. The ledger pays in full
-    for a release inside the block that names no part, as if there were no block.
+    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. For a release inside the
+    block that names no part, the ledger pays in full, as if there were no block.
 
     Attributes:
         column: the public name of the division.
 
     Formal guarantees:
-        Each record must be in one part, or in none, and its part must depend on that record alone:
-        `queries.split_by` makes such parts, and others are the caller's promise. Releases must be
-        under add-or-remove-one, since sizes of parts are private. For all of them together, under
-        add-or-remove-one, the ledger pays the largest epsilon and the largest delta of a part. A
-        replaced record may leave one part and enter another, or change within one. So under
-        replace-one it pays 2 epsilon and (1 + e^epsilon) delta. docs/proofs/groups.md has the
-        proof. Earlier releases may choose later ones, also of other parts.
-
-        What a release adds to these costs is on the disk before its noise is drawn. So after a
-        crash or an exception the ledger has paid for all that was published. The sums of the parts
-        are in memory: another block, or another process, pays anew. A fork is refused.
+        Each record must be in at most one part, and its part must depend on that record alone.
+        `queries.split_by` makes such parts; for other parts, you promise this. Releases must be
+        under add-or-remove-one, since sizes of parts are private. For all releases together, an
+        add-or-remove-one ledger pays the largest epsilon and the largest delta of a part. A
+        replaced record may leave one part and enter another, or change within one. So a replace-one
+        ledger pays 2 epsilon and (1 + e^epsilon) delta. docs/proofs/groups.md has the proof.
+        Earlier releases may choose later ones, also of other parts. What a release adds to these
+        costs is on the disk before its noise is drawn. So after a crash or an exception the ledger
+        has paid for all that was published. The sums of the parts are in memory: another block, or
+        another process, pays anew. A fork is refused.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # Otherwise nobody would pay for a release that names no part.
+        # Without this, no budget would pay for a release that names no part.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -120,7 +119,7 @@ class Parts:
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays for a release of a part, as far as it raises the joint cost of all parts."""
+        """Pays the amount by which a release of a part raises the joint cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
@@ -136,7 +135,7 @@ class Parts:
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
             self._pay(release._replace(guarantee=promised, what=what), due)
-            # Only after the debit: if it fails, nothing is published.
+            # Updated only after the debit: if the debit fails, nothing is published.
             self._of_part, self._paid = of_part, paid
 
     def _together(self, of_part: dict[str | int, Amount]) -> Amount:
@@ -159,7 +158,8 @@ class Part(Account):
         part: its public name or key.
 
     Formal guarantees:
-        The guarantees of `Parts`. A named release is kept under division, part and name.
+        The guarantees of `Parts`. A named release is stored under the names of the division, the
+        part and the records.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Amount: TypeAlias = tuple[int, int]
 
 
 def cost_of(promised: Guarantee) -> Amount:
-    """The cost of a guarantee, rounded up; raises if no budget can pay for it."""
+    """The cost of a guarantee, rounded up. Raises if no budget can pay for it."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
         raise BudgetExceededError(f"no budget pays for a release with {promised}")
     return (
@@ -29,7 +29,7 @@ def cost_of(promised: Guarantee) -> Amount:
 
 
 def units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
-    """A number as a multiple of 10^-digits; a float counts as the decimal that it prints."""
+    """A number as a multiple of 10^-digits. A float counts as the decimal that it prints."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise TypeError(
             f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"

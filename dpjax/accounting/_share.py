@@ -24,19 +24,19 @@ _MARGIN = 1e-6  # Covers the rounding of the functions below, in float64.
 class Pool:
     """A part of a budget that several shares spend together.
 
-    Without a delta, costs are epsilons, in units of the ledger. Every release pays its own, and the
-    rest stays in the ledger. With a delta, costs are squares of mu, see `Share`. The first release
-    pays for the whole pool, and later ones pay nothing.
+    Without a delta, costs are epsilons, in units of the ledger. Every release pays for itself, and
+    the rest stays in the ledger. With a delta, costs are squares of mu, see `Share`. The first
+    release pays for the whole pool, and later releases pay nothing.
 
     Attributes:
-        pay: writes a debit to the file: of a price, or of the guarantee.
+        pay: writes a debit to the file, of a given price or of a guarantee's cost.
         whole: the epsilon and delta of the pool, in units.
         epsilon: the same, as a float.
         delta: the same, as a float.
-        relation: of the ledger.
+        relation: the relation of the ledger.
         most: the largest sum of costs.
         spent: the sum of costs so far.
-        drawn: how many numbers got noise so far.
+        drawn: how many numbers have been given noise so far.
         used: whether a release was paid for.
     """
 
@@ -50,7 +50,7 @@ class Pool:
         self.epsilon, self.delta = map(float, as_decimals(*whole))
         self.most = Fraction(whole[0])
         if self.delta > 0:
-            # The rest of epsilon and delta pays for the noise tables.
+            # A fraction SHARE of epsilon and delta pays for the noise tables.
             mu = largest_mu(self.epsilon * (1 - SHARE), self.delta * (1 - SHARE))
             self.most = Fraction(mu) ** 2
         self.spent, self.drawn, self.used = Fraction(0), 0, False
@@ -79,7 +79,7 @@ class Pool:
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """The debit of the next release; None for the price of its guarantee."""
+        """The debit of the next release; None for the cost of its guarantee."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -89,28 +89,28 @@ class Share(Account):
     """A part of a budget; made by `ledger.share` or `ledger.split`.
 
     `with share:` pays for the releases inside, and `dpjax.privatize(..., ledger=share)` for those
-    of one function. Named releases are those of the ledger.
+    of one function. Named releases are stored in the ledger.
 
     Attributes:
-        epsilon: of a Gaussian release that costs the whole share, with `delta`; without a delta, of
-            any release.
+        epsilon: the epsilon of a release that costs the whole share: of a Gaussian release at
+            `delta`, or of any release if the budget has no delta.
         delta: likewise.
-        pure_epsilon: of a release without a delta that costs the whole share.
+        pure_epsilon: the epsilon of a release without a delta that costs the whole share.
 
     Formal guarantees:
-        All releases in the shares of one `share` or `split` together cost the ledger the part of
-        its epsilon and delta that was asked for, at most. A share of a budget without a delta adds
-        up epsilons, and every release pays its own.
+        All releases in the shares of one `share` or `split` together cost the ledger at most the
+        requested part of its epsilon and delta. A share of a budget without a delta adds up
+        epsilons, and every release pays for itself.
 
         A share with a delta adds up squares of mu, the sensitivity over the scale of Gaussian
         noise. The first release debits the whole part, before its noise is drawn, and nothing is
-        paid back. A smaller cost, read off at the end, would depend on the answers, and would be no
-        guarantee. A part that was never used costs nothing. If a process is killed, the rest of its
-        shares is lost.
+        paid back. A smaller cost, determined at the end, would depend on the answers, and would not
+        be a guarantee. A share that was never used costs nothing. If a process is killed, the rest
+        of its shares is lost.
 
-        All releases of such a part are together a random function of one draw of Gaussian noise of
-        the largest mu that is (epsilon, delta)-DP, less what the tables of the noise need. They may
-        stand between other releases of the ledger. docs/proofs/adaptive.md has the proof. gamma is
+        All releases of such a share together can be simulated from a single Gaussian release, with
+        the largest mu that is (epsilon, delta)-DP after the cost of the noise tables. Other
+        releases of the ledger may come in between. docs/proofs/adaptive.md has the proof. gamma is
         as for the ledger.
     """
 
@@ -128,7 +128,7 @@ class Share(Account):
 
     @property
     def relation(self) -> NeighboringRelation:
-        """That of the ledger."""
+        """The relation of the ledger."""
         return self._pool.relation
 
     @property
@@ -175,9 +175,9 @@ class Share(Account):
 
 
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
-    """The mu of a release, rounded up; None if it is neither Gaussian nor without a delta.
+    """The mu of a release, rounded up; None if it has a delta but is not Gaussian.
 
-    Replacing a record shifts noise that is calibrated to add-or-remove-one twice as far.
+    Noise that is calibrated to add-or-remove-one is shifted twice as far by a replaced record.
     """
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
@@ -186,7 +186,8 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
         return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
-    # Solves Phi(mu / 2) = 1 / (1 + e^-epsilon), by the smaller tail.
+    # Solves Phi(mu / 2) = 1 / (1 + e^-epsilon), in terms of the smaller tail, which keeps its
+    # digits.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
@@ -200,7 +201,7 @@ def _logit_of_half(mu: float) -> float:
 def _log_delta(epsilon: float, mu: float) -> float:
     """Log of the delta of Gaussian noise: Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - ...)."""
     first, second = scipy.special.log_ndtr([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
-    # In logarithms, the difference of both terms keeps its digits where they are tiny.
+    # In logarithms, the difference keeps its digits even if both terms are tiny.
     gap = min(epsilon + second - first, -1e-300)
     return float(first + math.log(-math.expm1(gap)))
 
@@ -213,8 +214,8 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """An epsilon at which Gaussian noise is calibrated to at most this mu, rounded down."""
-    # At a smaller epsilon, noise of this mu is not (epsilon, delta)-DP.
+    """An epsilon at which calibrated Gaussian noise has at most this mu, rounded down."""
+    # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)
 

@@ -41,7 +41,8 @@ class RocCurve:
     Attributes:
         members: scores of members, in ascending order.
         non_members: scores of non-members, in ascending order.
-        confidence: of the limits; None if scores are not independent, and no limits exist.
+        confidence: the confidence of the limits; None if scores are not independent, and no limits
+            exist.
 
     Formal guarantees:
         Limits are exact for any distributions, also with ties. Those of `limits` and `corners` hold
@@ -175,9 +176,9 @@ def roc_curve(
     Args:
         scores: numbers, higher for members; NaN counts as the lowest.
         members: booleans of the same shape: whether a score belongs to a member.
-        confidence: of the limits, in (0, 1). It needs one score from each training, such as those
-            of `membership_trials`. Scores of many records under one model depend on each other, as
-            do those of `lira` and `rmia`: give None, and the curve has no limits.
+        confidence: the confidence of the limits, in (0, 1). It needs one score from each training,
+            such as those of `membership_trials`. Scores of many records under one model depend on
+            each other, as do those of `lira` and `rmia`: give None, and the curve has no limits.
 
     Returns:
         A `RocCurve`.
@@ -242,7 +243,7 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
     positive rates.
 
     Args:
-        guarantee: of one release, or of several by `dpjax.accounting.compose`.
+        guarantee: the guarantee of one release, or of several by `dpjax.accounting.compose`.
         categories: K, at least 2. Under add-or-remove-one it must be 2: present or absent.
 
     Returns:
@@ -290,7 +291,7 @@ class ClaimComparison:
             confidence; 0 if the attack shows nothing.
         false_positive_rate: its upper limit, at the threshold that shows the largest epsilon.
         true_positive_rate: its lower limit, at that threshold.
-        confidence: of all limits together.
+        confidence: the confidence of all limits together.
 
     Formal guarantees:
         Those of `compare_with_claim`, which makes it.
@@ -323,7 +324,7 @@ def highest_true_positive_rate(guarantee: Guarantee, false_positive_rates: Array
     The rate is the smaller of e^epsilon FPR + s and 1 - e^-epsilon (1 - s - FPR), and at most 1.
 
     Args:
-        guarantee: of a release, under replace-one.
+        guarantee: the guarantee of a release, under replace-one.
         false_positive_rates: numbers in [0, 1].
 
     Returns:
@@ -361,7 +362,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
     Args:
         curve: of the independent scores of `membership_trials`.
-        guarantee: of the attacked releases, under replace-one.
+        guarantee: the guarantee of the attacked releases, under replace-one.
 
     Returns:
         A `ClaimComparison`.

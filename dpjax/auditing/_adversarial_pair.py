@@ -222,11 +222,11 @@ def adversarial_pair(
         target: pure JAX, of a pytree of arrays with leading axis n.
         records: shapes and dtypes of a database: a pytree of `jax.ShapeDtypeStruct`, or of arrays,
             whose numbers are ignored.
-        bounds: of each coordinate of a record: `(low, high)`, both included, for all arrays; or a
-            tree like the records, of such pairs and of `dpjax.proving.Ball(radius)`, which bounds
-            the l2 norm of a record.
+        bounds: the bounds of each coordinate of a record: `(low, high)`, both included, for all
+            arrays; or a tree like the records, of such pairs and of `dpjax.proving.Ball(radius)`,
+            which bounds the l2 norm of a record.
         norm: as for `dpjax.sample_sensitivity`.
-        steps: of the search, at least 1.
+        steps: the number of steps of the search, at least 1.
         restarts: databases to start from, at least 1.
 
     Returns:

@@ -183,10 +183,11 @@ def audit(
         neighbor: another input; the bound is about this pair, in both directions.
         pairs: candidates for the worst pair, instead of `value` and `neighbor`: an iterable of
             pairs, or a function from a key to one. A pilot with its own samples chooses.
-        delta: at which to bound epsilon; by default the delta of `mechanism.guarantee`, or 0.
+        delta: the delta at which to bound epsilon; by default the delta of `mechanism.guarantee`,
+            or 0.
         at_epsilon: to bound delta at this epsilon instead.
         samples: the number of outputs of each value, at least 100; the pilot uses more.
-        confidence: of the bound, in (0, 1).
+        confidence: the confidence of the bound, in (0, 1).
         jit: whether to compile the mechanism, or to run its operations one by one. The last bits of
             noise in floating point depend on that.
 
@@ -258,10 +259,10 @@ def audit_curve(
         mechanism: as for `audit`.
         value: an input of the mechanism.
         neighbor: another input.
-        delta: at which to bound epsilon, as for `audit`.
+        delta: the delta at which to bound epsilon, as for `audit`.
         at_epsilon: to bound delta at this epsilon instead.
         samples: the number of outputs of each value, for every audit.
-        confidence: of every single bound.
+        confidence: the confidence of every single bound.
         jit: whether to run the mechanism compiled, as for `audit`.
 
     Returns:

@@ -48,7 +48,7 @@ class ConformanceReport:
 
     Attributes:
         mechanism: its type.
-        guarantee: of the tested mechanism.
+        guarantee: the guarantee of the tested mechanism.
         draws: the number of releases that were tested against `log_prob`.
         moves: the number of other values that these draws were compared with.
         ratio_error: the largest difference from 1 of a mean likelihood ratio, over these values.
@@ -158,7 +158,7 @@ def check_conformance(
         neighbor: another value, within `sensitivity` of it in the mechanism's norm. At that
             distance the check of the guarantee is sharp.
         sensitivity: a global bound, or None for a mechanism without one.
-        epsilon: of the tested mechanism.
+        epsilon: the epsilon of the tested mechanism.
         draws: the number of draws that test the distribution.
 
     Returns:
@@ -495,7 +495,7 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     outcomes of integers that are drawn most often, each with a normal density of the floats.
 
     Args:
-        outputs: of the mechanism, a batch.
+        outputs: the outputs of the mechanism, a batch.
         log_probs: log p of each.
 
     Returns:

@@ -51,7 +51,7 @@ class Event:
     """A set of outputs, learned or given.
 
     Attributes:
-        description: of the set, in words.
+        description: the description of the set, in words.
         predicate: maps a batch of outputs, a tree of arrays with a leading axis, to booleans.
 
     Formal guarantees:

@@ -45,7 +45,7 @@ class RecordGammas:
         certain: for each record, the number of pairs that certainly do.
         pairs: J, drawn for each record.
         drawn: whether the records were drawn from the oracle.
-        confidence: of all limits together.
+        confidence: the confidence of all limits together.
 
     Formal guarantees:
         Those of `dpjax.gamma_by_record`.
@@ -151,7 +151,7 @@ def gamma_by_record(
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
             from the pairs of that function.
         target: as for the sampled sensitivity.
-        oracle: of independent records, from `dpjax.oracles`.
+        oracle: an oracle of independent records, from `dpjax.oracles`.
         sensitivity: sampled at positions="last", or a bound.
         n: records of a database, at least 1.
         records: K records, a pytree of arrays with leading axis K; or K, to draw them.

@@ -29,7 +29,7 @@ def one_run_epsilon(
         canaries: m, at least 1.
         guesses: r, at most m.
         correct: v, at most r.
-        delta: at which epsilon is bounded, in [0, 1).
+        delta: the delta at which epsilon is bounded, in [0, 1).
         p: the probability that the bound is above the truth, in (0, 1/2).
 
     Returns:

@@ -50,7 +50,7 @@ class PrivacyProfile:
         default_delta: the sum of the mechanisms' deltas.
         n: records of a database.
         m: number of pairs.
-        confidence: of all statements together.
+        confidence: the confidence of all statements together.
         band: limits of the distribution of stretches. A pair of stretch 1 loses exactly epsilon.
         curve: the divergence of a pair, by its stretch.
         identity: the fingerprint of the sampling.

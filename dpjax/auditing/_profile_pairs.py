@@ -272,7 +272,7 @@ def joint_loss(
     Args:
         joint: the releases.
         moved: for each release, the differences of its arrays.
-        key: for the noise.
+        key: the key of the noise.
         values: for each release, its arrays. Without them, selections get their largest loss.
     """
     parts = list(enumerate(zip(joint.losses, moved, strict=True)))

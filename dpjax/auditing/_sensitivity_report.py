@@ -26,7 +26,7 @@ class SensitivityReport:
     """One sensitivity by a proof, by a search and by samples; it prints as a table.
 
     Attributes:
-        norm: of distances.
+        norm: the norm of distances.
         proved: the proved sensitivity; None without a proof.
         adversarial: two neighbors that are far apart.
         sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
@@ -83,8 +83,8 @@ def sensitivity_report(
         norm: "l1", "l2" or "linf".
         oracle: as for `dpjax.sample_sensitivity`; without one nothing is sampled.
         gammas: where to sample, each above 0 and below 1.
-        steps: of the search, as for `dpjax.auditing.adversarial_pair`.
-        restarts: of the search.
+        steps: the number of steps of the search, as for `dpjax.auditing.adversarial_pair`.
+        restarts: the number of restarts of the search.
 
     Returns:
         A `SensitivityReport`, which prints as a table. If there is no proof, or sampling is

@@ -38,7 +38,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
     """Values in which one coordinate moved up or down, each with a description.
 
     Args:
-        norm: of distances.
+        norm: the norm of distances.
         most: the largest distance from the value.
         value: a pytree of arrays.
         neighbor: another one. It shows how far to move if the norm counts coordinates.

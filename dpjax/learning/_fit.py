@@ -94,12 +94,12 @@ def fit(
         parameters: to start from; made without the private records.
         database: a pytree of arrays, or a table, with a common leading axis of n records, or
             `PaddedRecords` with n slots.
-        optimizer: of optax, without noise, such as `optax.adam(1e-3)`.
+        optimizer: an optimizer of optax, without noise, such as `optax.adam(1e-3)`.
         epochs: at least 1.
         batch_size: the expected size of a batch if no slot is empty, public.
         clip_norm: as for `clipped_gradients`.
-        delta: of the guarantee, in (0, 1).
-        epsilon: of the guarantee; gives the least noise multiplier for it.
+        delta: the delta of the guarantee, in (0, 1).
+        epsilon: the epsilon of the guarantee; gives the least noise multiplier for it.
         noise_multiplier: instead of epsilon.
         relation: which databases are neighbors; None for that of the ledger, else as for
             `accounting.dp_sgd`. n is public under both.

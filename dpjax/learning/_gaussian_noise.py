@@ -44,7 +44,7 @@ class NoiseState(TrainingState):
     """The state of the noise between two steps, with all that `learning.guarantee` must know.
 
     Attributes:
-        key: of the next step's noise. It does not reveal earlier keys.
+        key: the key of the next step's noise. It does not reveal earlier keys.
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
             norm bound. It is a record of the past: changing it changes no noise.
@@ -289,7 +289,7 @@ class AdaptiveNoiseState:
 
     Attributes:
         noise: the `NoiseState`, which `learning.guarantee` takes.
-        clip_norm: of the next step, public; for `clipped(..., clip_norm=)`.
+        clip_norm: the clip norm of the next step, public; for `clipped(..., clip_norm=)`.
 
     Formal guarantees:
         None of its own.
@@ -322,7 +322,7 @@ def adaptive_noise(
         noise_multiplier: z, of the whole step.
         batch_size: B, the expected size of a batch, public.
         initial_clip_norm: of the first step, from 1e-10 to 1e10.
-        quantile: of the gradients' norms, in (0, 1). The clip norm moves to it.
+        quantile: the quantile of the gradients' norms, in (0, 1). The clip norm moves to it.
         learning_rate: above 0.
         count_noise: sigma_b, above z / 2; B / 20, but at least z, if None.
         noise: "exact", or "float" for sweeps where nothing is published.
@@ -429,9 +429,9 @@ def guarantee(
     guarantee is that of the actual training, not of a plan.
 
     Args:
-        state: of `gaussian_noise` or `adaptive_noise`, after the last step.
+        state: the state from `gaussian_noise` or `adaptive_noise`, after the last step.
         sampling: drew the batches.
-        delta: of the guarantee, in (0, 1).
+        delta: the delta of the guarantee, in (0, 1).
         relation: which databases are neighbors, as for `accounting.dp_sgd`.
         privacy_unit: what the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.

@@ -46,7 +46,7 @@ class Layer(NamedTuple):
     """An operation between a parameter and something else.
 
     Attributes:
-        name: of the layer.
+        name: the name of the layer.
         why: why its norms are cheap.
         takes: whether an equation, with the parameter at this operand, is such a layer. It has two
             operands, and x is the other one.

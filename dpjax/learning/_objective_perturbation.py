@@ -70,14 +70,14 @@ class ObjectivePerturbation:
     Made by `learning.objective_perturbation`. Jit-able, and vmap-able over keys.
 
     Attributes:
-        epsilon: of the guarantee.
-        delta: of the guarantee.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
         regularization: lambda, as a float of `dtype`.
         plan: the numbers of the mechanism: `linear_scale`, of the noise in the linear term,
             `output_scale`, of the noise on the weights, and the `error` that the latter hides.
         n: number of records.
         dims: number of features.
-        dtype: of the computation.
+        dtype: the dtype of the computation.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -104,7 +104,7 @@ class ObjectivePerturbation:
                 open claims it.
             database: {"x": (n, dims) features, "y": (n,) labels, positive or not}. Features outside
                 of the unit ball are scaled into it, and NaN counts as 0.
-            name: of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
+            name: the name of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
         Returns:
             A `Release` of the weights, shape (dims,).
@@ -196,7 +196,7 @@ def objective_perturbation(
         dims: number of features, at least 1. Append a constant feature for an intercept.
         epsilon: finite, above 0.
         delta: in (0, 1), and above what the tables of the noise miss, about 1e-35 dims e^epsilon.
-        dtype: of the computation; float64 needs JAX's x64.
+        dtype: the dtype of the computation; float64 needs JAX's x64.
 
     Returns:
         An `ObjectivePerturbation`: `training(key, database)` releases w, shape (dims,). Its `plan`

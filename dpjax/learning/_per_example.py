@@ -38,7 +38,7 @@ class Use(NamedTuple):
 
     Attributes:
         layer: the kind of operation.
-        equation: of the program.
+        equation: the equation of the program.
         operand: the place of the parameter among the equation's operands.
         moves: equations that take the parameter to that operand.
     """
@@ -223,7 +223,8 @@ class PerExample(NamedTuple):
     Attributes:
         losses: shape (batch,).
         aux: the second result of the loss, with a leading axis of examples.
-        squared_norms: by the number of a parameter, in any order; each of shape (batch,).
+        squared_norms: squared norms by the number of a parameter, in any order; each of shape
+            (batch,).
         total: takes factors of shape (batch,), for each parameter, to the sum, a list of arrays.
         terms: an upper bound on the number of roundings in a squared norm.
     """
@@ -247,7 +248,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     """The gradients of a batch, formed for each example only where no layer gives the norm.
 
     Args:
-        program: of the loss of one example.
+        program: the program of the loss of one example.
         given: the arguments in front of the examples.
         examples: with a leading axis of the batch.
     """

@@ -32,7 +32,7 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     With several clip norms it holds for each of them, and so for the root of the sum of squares.
 
     Args:
-        leaves: of the parameters.
+        leaves: the leaves of the parameters.
         terms: roundings of a squared norm, of all parameters together.
         part: examples of a microbatch, that are added up in floats.
         batch: all examples.
@@ -70,10 +70,10 @@ class Digits(NamedTuple):
     """How sums of microbatches are written as integers, digit by digit.
 
     Attributes:
-        dtype: of the sums.
+        dtype: the dtype of the sums.
         bits: of a digit, few enough that the digits of a whole batch add up without overflow.
         length: how many digits a number has.
-        exponent: of a power of two above the clip norm, and at most twice as large.
+        exponent: the exponent of a power of two above the clip norm, and at most twice as large.
     """
 
     dtype: np.dtype
@@ -86,7 +86,7 @@ class Digits(NamedTuple):
         """The digits for sums of a dtype.
 
         Args:
-            dtype: of the sums.
+            dtype: the dtype of the sums.
             clip_norm: all sums that are added up have the same one.
             batch: all examples.
         """

@@ -217,7 +217,7 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
 
     Args:
         n: number of records, public.
-        batch_size: of every batch, from 1 to n; public.
+        batch_size: the batch size of every batch, from 1 to n; public.
 
     Returns:
         A `BatchSampling`.

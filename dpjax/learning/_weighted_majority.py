@@ -30,8 +30,8 @@ class WeightedMajorityRun:
 
     Attributes:
         choices: int32 of shape (T,), the expert that was followed at each step.
-        losses: of shape (T,), of the choices.
-        expected_losses: of shape (T,), over the randomness of the choices.
+        losses: the losses of shape (T,), of the choices.
+        expected_losses: the expected losses of shape (T,), over the randomness of the choices.
         regret: the average loss of the choices, minus that of the best expert.
         expected_regret: the same of the expected losses.
 
@@ -289,8 +289,8 @@ class PrivateWeightedMajority(SensitivityMechanism):
 
     Attributes:
         sensitivity: the losses of one step are replaced.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
         learning_rate: eta.
         steps: T.
 
@@ -318,7 +318,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         jax.random.fold_in(key, t), -total)`, with the total of the earlier units.
 
         Args:
-            losses: of some steps, one after the other along the leading axis, or of one.
+            losses: the losses of some steps, one after the other along the leading axis, or of one.
 
         Returns:
             An int32 array of the same shape.
@@ -377,7 +377,8 @@ class PrivateWeightedMajority(SensitivityMechanism):
         Args:
             confidence: the probability, at least, that the bound is kept; in (0, 1).
             shape: (T, k); it is needed where simultaneous.
-            simultaneous: for all experts at all steps, instead of for each one of them.
+            simultaneous: whether the bound holds for all experts at all steps, instead of for each
+                one of them.
 
         Returns:
             A scalar, a sum of losses in units of their grid.

@@ -1,4 +1,4 @@
-"""The sparse vector technique: finds the queries above a threshold, and pays only for those.
+"""The sparse vector technique: finds the queries above a threshold, and pays only for these.
 
 docs/proofs/sparse-vector.md has the proofs.
 """
@@ -44,12 +44,13 @@ class SparseVectorState:
     """The secret state of an `AboveThreshold` between two queries.
 
     Attributes:
-        key: for the noise to come.
+        key: the key of the noise to come.
         noisy_threshold: in steps of the grid.
         remaining: the number of positive answers that are left.
 
     Formal guarantees:
-        None of its own. The promise fails if one state answers two queries, or if a state is shown.
+        None of its own. The mechanism's guarantee fails if one state answers two queries, or if a
+        state is published.
     """
 
     key: Key
@@ -66,8 +67,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
 
     Attributes:
         sensitivity: the largest change of any query, norm "linf".
-        epsilon: of the guarantee, for all answers together.
-        threshold: that queries are compared with.
+        epsilon: the epsilon of the guarantee, for all answers together.
+        threshold: the number that queries are compared with.
         positives: the number of positive answers that are given.
         monotone: whether one record moves all queries in the same direction.
 
@@ -101,7 +102,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # Used for shapes and dtypes alone. The draw rounds integers to the grid without this cast.
+        # Only the shape and dtype of this cast are used. The draw rounds integers to the grid
+        # directly.
         return value.astype(jnp.result_type(float))
 
     @property
@@ -178,7 +180,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         A state answers one query only. Use the returned state for the next one.
 
         Args:
-            state: of `start`, or of the step before.
+            state: the state from `start`, or of the step before.
             query: its answer on the private database, a real scalar. One record moves it by at most
                 the sensitivity. NaN counts as 0.
 
@@ -255,7 +257,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             confidence: in (0, 1).
             shape: (K,), for K queries; simultaneous bounds need it, or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of answers.
-            simultaneous: for the first K comparisons at once, instead of for each one.
+            simultaneous: whether the bound holds for the first K comparisons at once, instead of
+                for each one.
 
         Returns:
             A scalar in the units of the answers; it covers the rounding to the grid.
@@ -266,7 +269,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
-        # Half of the tail is for the noise of the threshold, half for the noise of the queries.
+        # Half of the failure probability is for the noise of the threshold, half for that of the
+        # queries.
         line = noise.threshold.scale * -math.log(tail)
         # Rounding moves a query, the threshold and both noises by half a step each.
         steps = 2 * power_of_two(noise.numbers.exponent, jnp.result_type(float))
@@ -283,11 +287,11 @@ def above_threshold(
 ) -> AboveThreshold:
     """The sparse vector technique: finds c queries above a threshold, at a cost that grows with c.
 
-    Compares q_i + nu_i >= T + rho for one query after the other, until c of them were above. rho is
-    drawn once, and nu_i for every query. Queries below cost nothing, however many there are. The
-    Laplace noises have scales Delta / epsilon_1 and 2 c Delta / epsilon_2. The split
-    epsilon_2 = (2c)^(2/3) epsilon_1 gives their difference the least variance. Monotone queries
-    need c instead of 2c.
+    Compares q_i + nu_i >= T + rho for one query after the other, until c of them were above. The
+    noise rho is drawn once, and nu_i for every query. Queries below the threshold cost nothing,
+    however many there are. The Laplace noises have scales Delta / epsilon_1 and 2 c Delta /
+    epsilon_2. The split epsilon_2 = (2c)^(2/3) epsilon_1 gives their difference the least variance.
+    Monotone queries need c instead of 2c.
 
     Only positions are released. To release the c numbers too, spend another epsilon:
     `dpjax.laplace(c * Delta, other)` on `queries[release.value]` (Algorithm 7). Do not publish
@@ -324,7 +328,7 @@ def above_threshold(
 
         Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): those
         without noise on queries, without a limit on positive answers, or that release q_i + nu_i.
-        If the noise on queries does not grow with c, the true cost is (1 + 6c) / 4 epsilon. With
+        If the noise on queries does not grow with c, the true cost is epsilon (1 + 6c) / 4. With
         one noise for all queries, answers are exact relative to each other.
 
     Source:
@@ -342,7 +346,7 @@ def above_threshold(
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
     if sensitivity.zero_allowed:
         raise ValueError(
-            "sensitivity must be above 0, got one that may be 0: compare without noise"
+            "sensitivity must be above 0, got one that may be 0: if it is 0, compare without noise"
         )
     line = _checks.finite("threshold", threshold)
     if _checks.is_traced(line):
@@ -375,7 +379,7 @@ def _step(
 
 @functools.lru_cache
 def _half_rule() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes above 0, and log weights for the density of standard Laplace noise."""
+    """The positive quadrature nodes, and their log weights under the standard Laplace density."""
     nodes, log_weights = legendre_rule(_NODES)
     ends = _REACH * np.linspace(0, 1, _PANELS + 1) ** 2
     half = np.diff(ends)[:, None] / 2

@@ -1,4 +1,4 @@
-"""Additive noise of one scale: Laplace, Gaussian, and any other that is log-Lipschitz in a norm."""
+"""Additive noise of one scale: Laplace, Gaussian, and other noise with a Lipschitz log density."""
 
 import dataclasses
 import math
@@ -33,11 +33,11 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     """Adds noise to every coordinate of a pytree; made by `additive`, `laplace` or `gaussian`.
 
     Attributes:
-        sensitivity: that the noise is calibrated to.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        scale: of the noise, in the units of the value.
-        norm: in which the sensitivity is measured.
+        sensitivity: the sensitivity that the noise is calibrated to.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
+        scale: the scale of the noise, in the units of the value.
+        norm: the norm in which the sensitivity is measured.
         noise: the distribution at scale 1.
         dims: the only number of coordinates that it releases, or None for any number.
 
@@ -116,10 +116,10 @@ def additive(
             guarantee says that it is not private.
         delta: 0, or a number in (0, 1) that the multiplier takes into account.
         multiplier: scale over sensitivity. With GAUSSIAN noise it must leave (1 - 2^-24) delta, for
-            the mass that the noise's tables miss. It gets float64 on the host, also in `jax.numpy`.
-            If a parameter is traced, it gets the floats of the program, so write it in `jax.numpy`
-            then. What it loses in rounding is measured and added to the scale, and a formula that
-            cancels is refused.
+            the mass that the noise's tables miss. It is called on the host with float64 numbers,
+            even if it is written in `jax.numpy`. If a parameter is traced, it is called with the
+            floats of the program, so it must be written in `jax.numpy`. Its rounding error is
+            measured and added to the scale. A formula with catastrophic cancellation is refused.
         dims: the number of coordinates that a multiplier was made for. Values of another size are
             refused. None if the multiplier is right for any number of coordinates.
 
@@ -129,8 +129,8 @@ def additive(
     Raises:
         TypeError: if epsilon or the sensitivity is not a number.
         ValueError: if a parameter is out of range, the sensitivity is in another norm, or the
-            multiplier loses more than a part of 2^-20 in float64, or of 2^-10 in the floats of a
-            program.
+            multiplier has a relative rounding error above 2^-20 in float64, or above 2^-10 in the
+            floats of a program.
 
     Formal guarantees:
         You promise that the noise at scale multiplier(epsilon, delta), shifted by any vector of
@@ -138,10 +138,11 @@ def additive(
         that its log density changes by at most the norm of the shift. The rest follows:
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation.
 
-        What a multiplier loses in rounding is measured, not proved. In float64, by second
-        differences over many widths around the parameters, for epsilon from 1e-9 on. Traced, by
-        comparison with float64 at 256 parameters, with epsilon from 2^-14 to 64 and a traced delta
-        from 2^-60 to 1/4 or 0; others give NaN. Eight times the largest loss is added.
+        The rounding error of a multiplier is measured, not proved. Concrete parameters: second
+        differences in float64 over many widths around them, for epsilon of at least 1e-9. Traced
+        parameters: comparison with float64 at 256 points, with epsilon from 2^-14 to 64 and a
+        traced delta of 0 or from 2^-60 to 1/4; outside of these ranges the result is NaN. Eight
+        times the largest measured error is added.
 
     Source:
         Rubinstein and Aldà (2017), Definition 9.
@@ -161,13 +162,16 @@ def additive(
             ' grid, got "hamming"'
         )
     if norm == "range":
-        raise ValueError("norm must not be the range: a shift of all coordinates shows in a sum")
+        raise ValueError(
+            'norm must not be "range": it is 0 for a shift of all coordinates, which the noise'
+            " would not hide"
+        )
     if isinstance(norm, NoiseShape):
         raise ValueError(
             "norm must be monotone in the magnitudes of the coordinates, unlike a NoiseShape:"
             " draw noise of a shape by dpjax.shaped_gaussian"
         )
-    # Tables that miss some mass need a delta above 0 to charge it to.
+    # Tables that miss some mass of the noise need a delta above 0, which pays for that mass.
     missed = noise.lattice is not None and noise.lattice.certificate.delta > 0
     if missed or _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
@@ -213,7 +217,7 @@ def laplace(
 
         `dp_event` is the event of the scalar mechanism, for vectors too. Proof: let two coordinates
         shift by a >= b, in units of the scale. One coordinate that shifts by a + b dominates them.
-        At t >= 0, its hockey-stick divergence is 1 - exp((t - a - b) / 2). Let s = t - a. The
+        For t >= 0, its hockey-stick divergence is 1 - exp((t - a - b) / 2). Let s = t - a. The
         divergence of the two coordinates is smaller: by (b - s) exp((s - b) / 2) / 4 if |s| <= b,
         and by b exp((s - b) / 2) / 2 if s < -b. For negative t, use symmetry.
 
@@ -253,9 +257,9 @@ def gaussian(
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
         epsilon: finite, above 0. For the classical calibration at most 1: above, its noise is too
             small.
-        delta: at most 1 - 1e-9 (traced: .999). For every coordinate that is released, the tables of
-            the noise allow from about 2e-28 exp(epsilon) to about 1 - 5e-7. Other values raise, or
-            give NaN if traced.
+        delta: at most 1 - 1e-9 (traced: .999). The tables of the noise also require that delta,
+            divided by the number of released coordinates, is at least about 2e-28 exp(epsilon), and
+            that delta is at most about 1 - 5e-7. Other values raise, or give NaN if traced.
         calibration: "analytic" or "classical".
         noise: "exact", or "float" for sweeps where nothing is published.
 

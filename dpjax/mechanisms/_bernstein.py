@@ -40,8 +40,8 @@ class BernsteinPolynomial:
     sum_{i < h} (I - B)^i v.
 
     Attributes:
-        values: on the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims; coordinate i
-            lies along axis i.
+        values: the values on the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims;
+            coordinate i lies along axis i.
         order: h; 1 is the plain Bernstein polynomial.
 
     Formal guarantees:
@@ -129,9 +129,9 @@ def evaluate_on_lattice(
     The lattice is {0, 1/degree, ..., 1}^dims; coordinate i lies along axis i.
 
     Args:
-        target: takes a database to a function, which takes points of [0, 1]^dims, shape (dims,), to
-            scalars, or to a tuple of scalars for one lattice each.
-        degree: of the polynomial, at least 1.
+        target: maps a database to a function. That function maps points of [0, 1]^dims, shape
+            (dims,), to scalars, or to a tuple of scalars, each of which gets a lattice.
+        degree: the degree of the polynomial, at least 1.
         dims: number of coordinates, at least 1.
 
     Returns:
@@ -202,7 +202,7 @@ def approximate_bernstein(
 
     Args:
         function: takes points of shape (dims,) in [0, 1]^dims to scalars.
-        degree: of the polynomial, at least 1.
+        degree: the degree of the polynomial, at least 1.
         dims: number of coordinates, at least 1.
         order: h of the operator I - (I - B)^h, at least 1.
 
@@ -276,8 +276,8 @@ def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
         t = x[coordinate]
 
         def combine(_: int, c: jax.Array, t: jax.Array = t) -> jax.Array:
-            # `roll` wraps the first entry around to the end. It moves inward by one place a step,
-            # and never reaches the first place, which is returned.
+            # `roll` wraps the first entry around to the end. This wrong entry moves inward by one
+            # place a step, and never reaches the first place, which is returned.
             return (1 - t) * c + t * jnp.roll(c, -1, axis=0)
 
         coefficients = lax.fori_loop(0, coefficients.shape[0] - 1, combine, coefficients)[0]
@@ -293,9 +293,9 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     on the cube.
 
     Attributes:
-        sensitivity: of the lattice values, norm "linf".
-        epsilon: of the guarantee.
-        degree: of the polynomial in each coordinate.
+        sensitivity: the sensitivity of the lattice values, norm "linf".
+        epsilon: the epsilon of the guarantee.
+        degree: the degree of the polynomial in each coordinate.
         dims: number of coordinates.
         order: h of the operator I - (I - B)^h.
         noise: the distribution of the noise in lattice values.
@@ -324,7 +324,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """One lattice, whatever the shape."""
+        """One lattice. The shape is ignored."""
         del shape
         return jax.ShapeDtypeStruct(self.lattice_shape, dtype)
 
@@ -365,7 +365,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Of the lattice values; `everywhere` means the polynomials at all points of the cube."""
+        """Error bounds of the lattice values, or of the polynomials on the cube if `everywhere`."""
         bounds = super()._errors(arrays, calibration, quantile, everywhere=everywhere)
         growth = sup_norm_growth(self.degree, self.dims, self.order) if everywhere else 1.0
         return jax.tree.map(lambda bound: growth * bound, bounds)

@@ -34,10 +34,10 @@ _NODES = 100
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
 # The tables of the noise may miss this part of delta, see `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
-# A release of more numbers would not fit into memory. `epsilon_of_multiplier` handles no larger
-# delta, for which `Calibration.covers` has another condition.
+# A release of more numbers would not fit into memory. For a larger delta, `Calibration.covers` has
+# another condition, which `epsilon_of_multiplier` does not handle.
 _MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
-# Outward margins on sigma. They cover the error of the root that is found in float64, or float32.
+# Outward margins on sigma. They cover the error of the numerical root, in float64 and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
 
@@ -58,8 +58,8 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
 def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
     """The epsilon that a Gaussian mechanism with this multiplier promises, rounded up.
 
-    None if the margin for the tables of the noise does not cover it. The scale that is really drawn
-    covers it too, by "The scale that covers everything" in docs/proofs/exact-noise.md: the charges
+    None if the margin for the tables of the noise does not cover it. The drawn scale has this
+    epsilon too, by "The scale that covers everything" in docs/proofs/exact-noise.md: the charges
     for rounding and for tables shrink as sensitivity and epsilon grow.
     """
     lattice = GAUSSIAN.lattice
@@ -67,7 +67,7 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
         return None
     numbers = _MOST_NUMBERS if dims is None else dims
     missed = numbers * lattice.certificate.delta
-    # As `Calibration.largest_epsilon` has it.
+    # The same formula as in `Calibration.largest_epsilon`.
     largest = math.log(min(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
     if not largest > 0 or analytic_multiplier(largest, delta) > multiplier:
         return None

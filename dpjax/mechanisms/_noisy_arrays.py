@@ -1,4 +1,4 @@
-"""Bases of mechanisms with integer noise: their grid, and the scale that is really drawn."""
+"""Bases of mechanisms with integer noise: their grid, and the scale that is drawn in the end."""
 
 import abc
 import dataclasses
@@ -47,7 +47,7 @@ class OnGrid(abc.ABC):
     the arrays that get noise. By default it is the identity.
 
     Attributes:
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
 
     Formal guarantees:
         None of its own. The scale that a `Calibration` fits covers rounding to the grid and the
@@ -93,7 +93,7 @@ class OnGrid(abc.ABC):
             self._check_fit(arrays, calibration)
 
     def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
-        """Refuses concrete parameters that no grid can carry for arrays of this size."""
+        """Refuses concrete parameters if no grid can hold the noise of arrays of this size."""
         assert self._lattice is not None
         if calibration.zero_allowed or _checks.is_traced(calibration.scale):
             return
@@ -101,8 +101,8 @@ class OnGrid(abc.ABC):
             if not calibration.fits(self._lattice, dtype):
                 raise ValueError(
                     f"epsilon={float(calibration.epsilon):g} is too small for a value of"
-                    f" {calibration.coordinates} coordinates of {dtype}: no grid can carry the"
-                    f" noise, of scale {float(calibration.scale):g}"
+                    f" {calibration.coordinates} coordinates of {dtype}: no grid can hold noise of"
+                    f" scale {float(calibration.scale):g}"
                 )
 
     def _asked(
@@ -115,7 +115,7 @@ class OnGrid(abc.ABC):
             value = self._example(shape, jax.dtypes.canonicalize_dtype(dtype))
         elif shape is not None or dtype is not None:
             raise ValueError(
-                f"like has shapes and dtypes of its own: leave out shape={shape}, dtype={dtype}"
+                f"like already has shapes and dtypes: leave out shape={shape}, dtype={dtype}"
             )
         else:
             value = _checks.real_shapes("like", like)
@@ -132,12 +132,12 @@ class OnGrid(abc.ABC):
         """The grid that arrays are rounded to before noise: a power of two, 1 for integers.
 
         Args:
-            shape: of the value, of JAX's default float; () unless told.
+            shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`; 0 where nothing is
-            rounded: for noise in floats, and without noise.
+            A scalar in the units of the value, one for every array of `like`. It is 0 where nothing
+            is rounded: for noise in floats, and without noise.
         """
         arrays, calibration = self._asked(shape, like)
 
@@ -156,25 +156,24 @@ class OnGrid(abc.ABC):
     def effective_scale(
         self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
     ) -> PyTree:
-        """The scale that is really drawn: the nominal scale b, and a little more.
+        """The scale of the noise that is drawn: the nominal scale b, and a little more.
 
-        For selections, it is the gap of scores that makes an option e times less likely. The scale
-        covers rounding to the grid, and the certificate of the noise's tables. Let T be the number
+        For selections, it is the gap of scores that makes an option e times less likely. The excess
+        pays for rounding to the grid, and for the errors of the noise's tables. Let T be the number
         of lattice points in a scale: 2^43, or 2^35 for Gaussian noise. Let ||1|| be the norm of a
-        vector of ones. For floats, the scale exceeds b by at most .01% and
-        2.5 sqrt(b ||1|| / (T Delta)), if that is below 10%. For Laplace noise on d coordinates this
-        is 8.5e-7 sqrt(d / epsilon). Integers are not rounded, and their scale exceeds b by at most
-        .01% and 2 b / T.
+        vector of ones. For floats, the scale exceeds b by at most .01% and 2.5 sqrt(b ||1|| / (T
+        Delta)), if that is below 10%. For Laplace noise on d coordinates this is 8.5e-7 sqrt(d /
+        epsilon). Integers are not rounded, and their scale exceeds b by at most .01% and 2 b / T.
 
         Args:
-            shape: of the value, of JAX's default float; () unless told.
+            shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, the value: a pytree of arrays or
                 `jax.ShapeDtypeStruct`s.
 
         Returns:
             A scalar in the units of the value, one for every array of `like`. All arrays share the
             nominal scale, but the integer that divides the noise is rounded for each dtype. NaN
-            where no grid can carry the noise.
+            where no grid can hold the noise.
         """
         arrays, calibration = self._asked(shape, like)
         return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration), arrays)
@@ -193,7 +192,7 @@ def as_number(scalar: Scalar) -> Scalar:
 
 
 def whole(bound: Scalar) -> Scalar:
-    """A bound on an integer, rounded down: the integer satisfies that too."""
+    """A bound on an integer, rounded down. The integer cannot exceed the rounded bound either."""
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
@@ -203,7 +202,7 @@ KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, GAUSSIAN)}
 
 
 def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
-    """A bound, in scales, that all of `together` coordinates of noise keep at a confidence.
+    """A bound, in scales of the noise, that `together` coordinates all satisfy at a confidence.
 
     Each of d independent coordinates may exceed it with probability 1 - confidence^(1/d).
     """
@@ -224,7 +223,7 @@ def around_noise(
         noise: the distribution at scale 1.
         leaves: the size of each array, and whether it holds integers.
         scales: of the noise in each array.
-        steps: of the grid of each array.
+        steps: the number of steps of the grid of each array.
         **facts: other public facts, such as bounds on the values.
     """
     known = KNOWN_NOISE.get(noise.name)
@@ -240,12 +239,13 @@ def around_noise(
 
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
-    """A bound on the error of each array, which `together` coordinates keep at once."""
+    """A bound on the error of each array that `together` coordinates satisfy simultaneously."""
     quantile = noise_quantile(KNOWN_NOISE[facts["noise"]], confidence, together)
 
     def bound(array: dict[str, Any]) -> np.ndarray:
         noise = np.asarray(array["scale"]) * quantile
-        # Errors of integers are integers. For floats, the value and the noise are rounded.
+        # Errors of integers are integers. For floats, the value and the noise are each rounded by
+        # half a step.
         return np.floor(noise + 0.5) if array["whole"] else noise + np.asarray(array["step"])
 
     return [bound(array) for array in facts["arrays"]]
@@ -269,14 +269,14 @@ def _around_noise(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """The array in float64. The integer that marks a bad traced parameter becomes NaN."""
+    """The array in float64. The integer that stands for a bad traced parameter becomes NaN."""
     if not np.issubdtype(array.dtype, np.signedinteger):
         return array.astype(np.float64)
     return np.where(array == np.iinfo(array.dtype).min, np.nan, array.astype(np.float64))
 
 
 def rounding_to(dtype: np.dtype) -> float:
-    """The relative rounding error of a float of this dtype, and of a few operations in float64."""
+    """A bound on the relative error of rounding to this dtype after a few operations in float64."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
@@ -295,11 +295,11 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     `grids` for outputs and `clamped` for values, so a subclass with a map overrides these two.
 
     Attributes:
-        sensitivity: of the arrays that get noise.
-        epsilon: of the guarantee.
-        norm: in which the sensitivity is measured.
+        sensitivity: the sensitivity of the arrays that get noise.
+        epsilon: the epsilon of the guarantee.
+        norm: the norm in which the sensitivity is measured.
         noise: the distribution at scale 1.
-        scale: of the noise.
+        scale: the scale of the noise.
 
     Formal guarantees:
         None of its own.
@@ -399,13 +399,13 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     ) -> tuple[PyTree, PyTree]:
         """The interval in which nothing is clamped; a value outside is released as the nearer end.
 
-        For floats it is 2^93 steps of the grid. For a vector of 10^9 numbers at epsilon 1, these
-        are more than 10^15 sensitivities, where float64 no longer resolves a sensitivity. For
-        integers it is the range of the released dtype.
+        For floats it is 2^93 steps of the grid. For a vector of 10^9 numbers at epsilon 1, that is
+        more than 10^15 sensitivities. Numbers of this size have float64 spacings wider than a
+        sensitivity. For integers it is the range of the released dtype.
 
         Args:
-            shape: of the value; () unless told.
-            dtype: of the value; by default JAX's default float.
+            shape: the shape of the value; () by default.
+            dtype: the dtype of the value; by default JAX's default float.
             like: instead of both, a pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
@@ -463,10 +463,12 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         in its last place.
 
         Args:
-            confidence: the probability, at least, that a coordinate keeps the bound; in (0, 1).
-            shape: of the value, of JAX's default float; () unless told.
+            confidence: the bound holds for each coordinate with at least this probability; in (0,
+                1).
+            shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: for all coordinates of all arrays at once, instead of for each one.
+            simultaneous: whether the bound holds for all coordinates of all arrays at once, instead
+                of for each one.
 
         Returns:
             A scalar in the units of the value, one for every array of `like`.
@@ -505,7 +507,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
         steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
-        # A step of the grid in every coordinate, in units of the noise.
+        # Rounding may move every coordinate by a step of the grid. In units of the noise, this is
         moved = [
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
@@ -547,7 +549,7 @@ def _log_prob(
     Args:
         output: the array.
         center: the number to which noise was added, in the dtype of the computation.
-        scale: of the noise.
+        scale: the scale of the noise.
         noise: the distribution at scale 1.
         end: the largest magnitude of a release.
 
@@ -565,9 +567,11 @@ def _log_prob(
         # Subtracted as integers, because floats would lose the last digits.
         error, half = _integer_difference(output, center, scale.dtype) / scale, 0.5 / scale
         mass = noise.log_interval(error - half, error + half)
-        # In float32 the ends of a narrow interval coincide: there, the density times the width.
+        # In float32 the two ends of a narrow interval may coincide. So its probability is computed
+        # as the density times the width.
         inside = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(scale), mass)
-    # Numbers beyond the largest release are clamped to it. So the two ends have a probability.
+    # Numbers beyond the largest release are clamped to it, so each end has the probability of a
+    # tail.
     low, high = output <= -end, output >= end
     tail = noise.log_cdf(jnp.where(low, error, -error) + half)
     possible = (output >= -end) & (output <= end)
@@ -583,7 +587,7 @@ def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) 
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """A message: delta does not cover the error of the tables. It says which number to change."""
+    """The message that delta does not cover the tables' error. It says which number to change."""
     missed = (
         f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
         f" {calibration.coordinates} coordinates"
@@ -591,7 +595,7 @@ def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -
     epsilon, largest = float(calibration.epsilon), calibration.largest_epsilon(lattice, delta)
     if 0 < largest < epsilon:
         return (
-            f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows {largest:.3g} at"
-            f" most: {missed}, and e^epsilon times that must be small against delta"
+            f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows at most"
+            f" {largest:.3g}: {missed}, and e^epsilon times that must be far below delta"
         )
     return f"delta={delta!r} is too close to 0 or 1 at epsilon={epsilon:g}: {missed}"

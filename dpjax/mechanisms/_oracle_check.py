@@ -29,12 +29,14 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    """Counts of an oracle's records in public bins, without noise. Compared by content.
+    """Counts of an oracle's records in public bins, without noise.
+
+    Two instances are equal if their contents are.
 
     Attributes:
-        edges: between the bins.
-        mean: of the counts.
-        variance: of the counts.
+        edges: the edges between the bins.
+        mean: the mean of the counts.
+        variance: the variance of the counts.
         simulated: counts of drawn databases, shape (simulations, bins).
     """
 
@@ -55,11 +57,11 @@ class _Expected:
 
 @frozen_pytree
 class OraclePlausibility:
-    """Noisy counts of the records in public bins, and how often the oracle deviates more.
+    """Noisy counts of the records in public bins, and how rarely the oracle deviates as much.
 
     Attributes:
-        p_value: the share of databases that deviate at least as much, counting this one too.
-        counts: of the records in the bins, with noise; integers that may be negative.
+        p_value: the share of databases, including this one, that deviate at least as much.
+        counts: the counts of the records in the bins, with noise; integers that may be negative.
 
     Formal guarantees:
         Those of the mechanism that released it. A small p-value refutes the oracle. A large one
@@ -79,8 +81,8 @@ class OracleCheck(SensitivityMechanism):
 
     Attributes:
         sensitivity: one record changes, norm "hamming".
-        epsilon: of the guarantee.
-        score: of a record.
+        epsilon: the epsilon of the guarantee.
+        score: the score of a record.
         expected: counts of the oracle's records in the bins.
 
     Formal guarantees:
@@ -140,12 +142,12 @@ class OracleCheck(SensitivityMechanism):
             off = counts.astype(jnp.float32) - expected.mean
             return jnp.sum(jnp.square(off) / variance)
 
-        # Sums may round differently alone and in a batch. The factor makes equal counts deviate
-        # equally.
+        # A sum may round differently alone and in a batch. The factor makes sure that equal counts
+        # still count as deviating as much.
         least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
         as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
         p_value = (1 + as_much) / float(1 + len(simulated))
-        # A bad traced epsilon shows in both.
+        # A bad traced epsilon becomes NaN in the p-value, and -1 in the counts.
         bad = ~(jnp.asarray(self.epsilon) > 0)
         return OraclePlausibility(jnp.where(bad, jnp.nan, p_value), jnp.where(bad, -1, counts))
 
@@ -184,7 +186,7 @@ class OracleCheck(SensitivityMechanism):
         Args:
             key: a typed key of `dpjax.random`.
             alternative: draws databases as the oracle does.
-            level: of the p-value, below which the oracle counts as refuted.
+            level: the level of the p-value, below which the oracle counts as refuted.
             trials: the number of databases that are drawn.
 
         Returns:
@@ -237,8 +239,8 @@ def check_oracle(
         refutes the oracle, if the records come from another one.
 
     Raises:
-        TypeError: if the oracle has no `log_prob` and no score is given, or something is no
-            function or number.
+        TypeError: if the oracle has no `log_prob` and no score is given, or an argument has the
+            wrong type.
         ValueError: if a number is out of range; at a release, if there are not n records.
 
     Formal guarantees:
@@ -246,11 +248,11 @@ def check_oracle(
         move by 2 in l1, and the rest is computed from them and public numbers. A ledger pays for it
         like for any other release.
 
-        If the database is a draw from the oracle, P(p_value <= a) <= a, over the draws here, there,
-        and the noise: the counts of all databases are exchangeable. The edges come from other
-        draws, so they need not be the true quantiles. The test can only refute. A release under the
-        oracle loses nothing by it: the probability that a pair is bad and released is at most gamma
-        still.
+        If the database is a draw from the oracle, P(p_value <= a) <= a, over the databases drawn
+        here, the private database and the noise, because the counts of all databases are
+        exchangeable. The edges come from other draws, so they need not be the true quantiles. The
+        test can only refute an oracle. You may test first and release only if the oracle passes:
+        the probability that a pair is bad and is released remains at most gamma.
 
     Source:
         Barnard (1963) for the test; Awan and Wang (2022), Kazan et al. (2023) and Canonne et al.
@@ -267,7 +269,7 @@ def check_oracle(
     """
     key = sampling_key(key)
     if _checks.is_traced(key):
-        raise TypeError("key must be known: make the check outside of jit and vmap")
+        raise TypeError("key must be concrete: make the check outside of jit and vmap")
     n = _checks.integer("n", n, least=1)
     simulations = _checks.integer("simulations", simulations, least=19)
     cuts = tuple(float(_checks.fraction("quantiles", x)) for x in quantiles)
@@ -286,7 +288,7 @@ def check_oracle(
 
 
 def _program_of(score: Score, database: Database) -> Program:
-    """The score of one record as a program, whose lanes under `vmap` stay apart."""
+    """The score of one record as a program that never mixes records under `vmap`."""
     if isinstance(score, Program):
         return score
     record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
@@ -338,7 +340,7 @@ def _simulated(
 
     piloted = np.asarray(simulate(pilots))
     mean = piloted.mean(axis=0)
-    # Counts of a few databases may happen to be equal, so the variance gets a lower limit.
+    # Counts of a few databases may coincide by chance, so the variance gets a lower limit.
     variance = np.maximum(piloted.var(axis=0), np.maximum(mean * (1 - mean / n), 1.0))
     databases = np.asarray(simulate(jax.random.split(key_databases, simulations)))
     return _Expected(edges, mean.astype(np.float32), variance.astype(np.float32), databases)

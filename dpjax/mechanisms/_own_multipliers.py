@@ -3,7 +3,7 @@
 The rounding error of the formula is measured, and several times that error is added to the scale.
 Concrete parameters are evaluated in float64 on the host, and the formula is compared with itself at
 nearby parameters. Traced parameters are evaluated in the float dtype of the program, and float32 is
-compared with float64 at many parameters. A formula that cancels is refused.
+compared with float64 at many parameters. A formula with catastrophic cancellation is refused.
 """
 
 import math
@@ -20,17 +20,18 @@ from dpjax._exact._numerics import compute_dtype
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
 
-# A smaller relative error needs no margin: the scale that is really drawn covers it.
+# A smaller relative error needs no margin, because the drawn scale already exceeds the nominal one
+# by more.
 _COVERED = 2.0**-40
 _FACTOR = 8  # The margin over the largest error that was measured.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
 # Steps from 2^-8 to 2^-48. The step up is longer than the step down by an irrational factor. Equal
 # steps could miss errors that are symmetric about the center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
-# For smaller epsilon, a formula might subtract numbers up to 745, the largest |log| of a float, and
-# lose all digits at every parameter nearby.
+# For smaller epsilon, a formula that subtracts logarithms, which reach 745 in float64, could lose
+# all digits at every nearby parameter. The comparison would then find no error.
 _LEAST_EPSILON = 1e-9
-# Traced parameters that are tried; others give NaN.
+# The ranges in which traced parameters are tested. Others give NaN.
 _EPSILONS, _DELTAS = (2.0**-14, 2.0**6), (2.0**-60, 2.0**-2)
 _TRIED = 256
 
@@ -42,7 +43,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     if epsilon < _LEAST_EPSILON:
         raise ValueError(
             f"epsilon must be at least {_LEAST_EPSILON:g} for a multiplier of your own, got"
-            f" {epsilon}: below, its rounding errors cannot be measured"
+            f" {epsilon}: its rounding errors cannot be measured below that"
         )
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -114,7 +115,7 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
     around = None
-    # Both dtypes get parameters that the shorter one holds exactly.
+    # Both dtypes get the same parameters, which the shorter dtype represents exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
         with jax.ensure_compile_time_eval():
@@ -128,7 +129,7 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise TypeError(
             "multiplier must be written in jax.numpy if its parameters are traced, got one that"
-            " needs their values: or make the mechanism outside of jit"
+            " needs their values: rewrite it, or make the mechanism outside of jit"
         ) from error
     errors = around if around is not None else np.abs(short / exact - 1)
     worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))
@@ -142,6 +143,6 @@ def _between(generator: np.random.Generator, low: float, high: float) -> np.ndar
 
 def _cancels(loss: str) -> str:
     return (
-        f"multiplier loses {loss}, because numbers near each other are subtracted in it: write the"
-        " formula without that, as 1 / (sqrt(a) - sqrt(b)) is (sqrt(a) + sqrt(b)) / (a - b)"
+        f"multiplier loses {loss}, because it subtracts nearly equal numbers: rewrite the formula,"
+        " for example 1 / (sqrt(a) - sqrt(b)) as (sqrt(a) + sqrt(b)) / (a - b)"
     )

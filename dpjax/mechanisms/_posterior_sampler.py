@@ -28,9 +28,9 @@ class PosteriorSampler(SelectionMechanism):
 
     @property
     def temperature(self) -> Scalar:
-        """The likelihood is raised to the power 1 / temperature: max(1, sensitivity / epsilon).
+        """max(1, sensitivity / epsilon). The likelihood is raised to the power 1 / temperature.
 
-        At 1 a draw of the posterior itself is private enough, up to the rounding that
+        At temperature 1 a draw from the posterior itself is private enough, up to the rounding that
         `effective_scale` shows.
         """
         needed = self._most_range / self.epsilon
@@ -47,7 +47,8 @@ def posterior_sampler(
 
     Parameter k is drawn with probability ~ prior_k exp(log p(D | theta_k) / temperature): an
     exponential mechanism with the log likelihood as score and the prior as base. A record that
-    changes all log likelihoods alike changes no probability, so their range counts.
+    changes all log likelihoods equally changes no probability, so the sensitivity is measured in
+    the norm "range".
 
     Args:
         sensitivity: a `Sensitivity` of the log likelihoods in the norm "range", or a number, taken
@@ -63,17 +64,17 @@ def posterior_sampler(
         the lowest likelihood.
 
     Raises:
-        TypeError: if log_prior is a function, which stands for parameters without a list. A Markov
-            chain that has run for finitely many steps is no draw from the posterior. It would cost
-            e^epsilon + 1 times its total variation distance as delta, on the worst database, and no
-            diagnostic bounds that.
+        TypeError: if log_prior is a function instead of a list of weights. A continuous posterior
+            would need a Markov chain, and after finitely many steps a chain is not an exact draw.
+            That would add a delta of e^epsilon + 1 times its total variation distance on the worst
+            database, which no diagnostic bounds.
         ValueError: as for `dpjax.exponential`, or if the norm is not "range", or the sensitivity 0.
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by the proof in
         docs/proofs/posterior-sampler.md, and epsilon^2 / 8-zCDP for each draw. So k draws at
         epsilon / k each are epsilon^2 / (8 k)-zCDP: see `dpjax.accounting.compose_at` with "zcdp".
-        A wrong model makes the posterior useless, and not less private.
+        A wrong model makes the posterior useless, but not less private.
 
     Source:
         Mir (2012); Dimitrakakis, Nelson, Mitrokotsa and Rubinstein (2014, 2017); Wang, Fienberg and
@@ -97,7 +98,7 @@ def posterior_sampler(
     if callable(log_prior):
         raise TypeError(
             "log_prior must be log weights of a public list of parameters, got a function: a"
-            " Markov chain is no draw from the posterior, and its distance from one has no"
+            " Markov chain does not draw exactly from the posterior, and its error has no"
             " certified bound; pass draws from the prior as parameters, and zeros"
         )
     sensitivity, epsilon = begin("range", sensitivity, epsilon)

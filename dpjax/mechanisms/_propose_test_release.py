@@ -31,14 +31,14 @@ from dpjax.random._grid_fit import GridFit
 from dpjax.random._noise import LAPLACE
 from dpjax.random._release import integer_fit, laplace_steps, steps_to_float
 
-# The proposed bound has between 2^11 and 2^12 steps of the grid, rounded down.
+# The grid is chosen such that the proposed bound, rounded down, has 2^11 to 2^12 steps.
 _BOUND_BITS = 12
-# The least bound, over upper - lower. So lower and upper are less than 2^30 steps apart.
+# The least ratio of the bound to upper - lower. So lower and upper are less than 2^30 steps apart.
 _LEAST_BOUND = 2.0**-17
 # Covers the float32 roundings of the least distance.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
-# The least epsilon, and the least epsilon / `scales`. So the scale of the noise of an answer is at
-# most 2^41 steps, and `least_distance` is below 2^30.
+# The least epsilon, and also the least epsilon / `scales`. So the noise of an answer has a scale of
+# at most 2^41 steps, and `least_distance` is below 2^30.
 _LEAST_EPSILON = 2.0**-28
 
 
@@ -63,17 +63,18 @@ class Reply:
 
 @made_by_factory
 class ProposeTestRelease(QuantileMechanism):
-    """Answers if the proposed bound holds far around a database; made by `propose_test_release`.
+    """Answers only far from databases that break the bound; made by `propose_test_release`.
 
     Attributes:
         sensitivity: one record changes, norm "hamming".
-        epsilon: of the guarantee.
-        delta: of the guarantee.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
         scales: log(1 / (2 delta)). The noisy distance must exceed this many scales of its noise.
-        bound: on the local sensitivity, as proposed.
-        lower: of the records.
-        upper: of the records.
-        probabilities: of the quantile, or of the two quantiles whose difference is released.
+        bound: the bound on the local sensitivity, as proposed.
+        lower: the lower bound of the records.
+        upper: the upper bound of the records.
+        probabilities: the probabilities of the quantile, or of the two quantiles whose difference
+            is released.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -129,7 +130,10 @@ class ProposeTestRelease(QuantileMechanism):
         return records.steps[ranks[1]] - records.steps[ranks[0]]
 
     def _center(self, records: OrderedRecords, statistic: jax.Array) -> Limbs:
-        """The statistic in steps above 0. A single quantile was counted from the lower bound."""
+        """The statistic in steps above 0.
+
+        `statistic` counts a single quantile from the lower bound.
+        """
         if len(self.probabilities) == 1:
             return records.absolute(statistic)
         return _limbs.from_integers(statistic)
@@ -155,10 +159,10 @@ class ProposeTestRelease(QuantileMechanism):
         return Reply(jnp.float32(0), power_of_two(self._exponent, jnp.float32))
 
     def distance(self, value: Value) -> jax.Array:
-        """The replacements until the bound fails, as private as the records.
+        """How many records must be replaced until the bound fails. It is as private as the records.
 
-        Run it on public or drawn records, to choose a bound. If it is below `least_distance`, the
-        test will rarely pass.
+        To choose a bound, call this on public or simulated records. If it is below
+        `least_distance`, the test will rarely pass.
 
         Args:
             value: an array of records, shape (n,).
@@ -198,7 +202,7 @@ class ProposeTestRelease(QuantileMechanism):
         # The noise and each quantile are rounded by half a step.
         steps = noise + (1 + len(self.probabilities)) / 2
         bound = as_number(steps * power_of_two(self._exponent, jnp.float32))
-        # Ranges are at most upper - lower.
+        # A difference of two quantiles is at most upper - lower.
         largest = max(abs(self.lower), abs(self.upper), self.upper - self.lower)
         return bound + rounding_of_a_release(largest + bound)
 
@@ -214,20 +218,21 @@ def propose_test_release(
 ) -> ProposeTestRelease:
     """Propose-test-release for a quantile or an interquantile range.
 
-    You propose a bound on the local sensitivity. The mechanism counts the replacements that it
-    takes until the bound fails, and adds noise to this distance. If that exceeds log(1 / (2 delta))
-    scales of the noise, it releases the statistic with noise of scale 2 bound / epsilon. Otherwise
-    it releases that there is no answer.
+    You propose a bound on the local sensitivity. The mechanism counts how many records must be
+    replaced until the bound fails, and adds noise to this distance. If the noisy distance exceeds
+    log(1 / (2 delta)) scales of the noise, it releases the statistic with noise of scale 2 bound /
+    epsilon. Otherwise it releases that there is no answer.
 
     Args:
         epsilon: finite, above 0. Half of it pays for the test.
         delta: in (0, 1).
-        bound: the proposed one, in the units of the records. It must be public: choose it on public
-            data, or by the noise that you accept. At least 2^-17 of upper - lower.
-        lower: of the records, which are clamped; public.
-        upper: of the records, public.
-        probability: p, for the ceil(p n)-th smallest record, as in `targets.quantile`; or two of
-            them, for a difference: (0.25, 0.75) is the interquartile range.
+        bound: the proposed bound, in the units of the records. It must be public: choose it from
+            public data, or by the noise that you accept. It must be at least 2^-17 (upper - lower).
+        lower: the lower bound of the records, which are clamped; public.
+        upper: the upper bound of the records, public.
+        probability: p, for the ceil(p n)-th smallest record, as in `targets.quantile`; or two
+            probabilities, for the difference of their quantiles: (0.25, 0.75) is the interquartile
+            range.
 
     Returns:
         A `ProposeTestRelease`: `mechanism(key, records)` takes numbers of shape (n,), NaN as lower,
@@ -259,7 +264,7 @@ def propose_test_release(
     low, high = check_bounds(lower, upper)
     proposed = _checks.positive("bound", bound)
     least, most = _LEAST_BOUND * (high - low), high - low
-    # On the host if possible: as a leaf, a tiny delta would be rounded up.
+    # Computed on the host if possible, because float32 would round a tiny delta.
     scales = _scales(delta)
     in_range = (least <= proposed) & (proposed <= most)
     carried = (epsilon >= _LEAST_EPSILON) & (epsilon >= _LEAST_EPSILON * scales)

@@ -19,7 +19,7 @@ from dpjax.release._mechanism import SensitivityMechanism
 
 
 class LocalMechanism(SensitivityMechanism):
-    """A mechanism on values with one answer of each person. It draws for each answer alone."""
+    """A mechanism on arrays with one answer per person. It randomizes each answer separately."""
 
     sensitivity: Sensitivity
     epsilon: Scalar
@@ -60,10 +60,10 @@ class LocalMechanism(SensitivityMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> int:
-        """The most lies in the report of one answer, or of all answers of a shape, at a confidence.
+        """A bound on the number of lies, for one answer or simultaneously for all, at a confidence.
 
         Args:
-            confidence: the probability, at least, that there are no more; in (0, 1).
+            confidence: the bound holds with at least this probability; in (0, 1).
             shape: shape of the value.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
             simultaneous: over all the answers, instead of for each one of them.
@@ -106,7 +106,7 @@ class RandomizedResponse(LocalMechanism):
 
     Attributes:
         sensitivity: one answer changes, norm "hamming".
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         lie_weight: each lie has probability lie_weight / 2^32.
         categories: number of possible answers.
 
@@ -178,9 +178,10 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
         ValueError: if one of them is out of range, or epsilon is too small for K (below K^2 2^-32).
 
     Formal guarantees:
-        epsilon-DP when one answer changes. Each entry of a value is the answer of another person. A
-        person who gives t entries gets t epsilon. With `dpjax.privatize`, you promise that one
-        record of the database moves one entry of the target's value. Exact given uniform bits.
+        epsilon-DP when one answer changes. Each entry of a value must be the answer of a different
+        person. A person who gives t answers is protected at t epsilon only. With `dpjax.privatize`,
+        you promise that one record of the database moves one entry of the target's value. Exact
+        given uniform bits.
 
     Source:
         Warner (1965); Kairouz, Bonawitz and Ramage (2016) for K categories.
@@ -200,7 +201,7 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
 
 def two_coins(categories: int = 2) -> RandomizedResponse:
-    """The protocol of two coins: at tails the truth, at heads a uniform answer, true or not.
+    """The two-coin protocol: tails reports the truth, heads a uniformly random answer.
 
     The truth has probability 1/2 + 1/(2 K), and each lie 1/(2 K), rounded up to a multiple of
     2^-32. This is randomized response at epsilon ln(K + 1). For K = 2 the second coin says yes or
@@ -234,12 +235,13 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
-    """Refuses an epsilon above 22 (NaN if traced), where lies would need less than 2^-32."""
+    """Refuses an epsilon above 22 (NaN if traced): a lie would be likelier than it should be."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
         raise ValueError(
-            f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: lies are multiples of 2^-32"
+            f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: the probabilities of lies"
+            " are multiples of 2^-32"
         )
     return epsilon
 
@@ -247,7 +249,7 @@ def within_a_word(epsilon: Scalar) -> Scalar:
 def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     """2^32 times the probability of each lie, rounded up; 0 if a traced epsilon is too small.
 
-    At most floor(2^32 / K), since a lie may not be likelier than the truth.
+    The result is at most floor(2^32 / K), since a lie may not be likelier than the truth.
     """
     most = 2**32 // count
     if isinstance(epsilon, float):
@@ -275,7 +277,7 @@ class UnaryEncoding(LocalMechanism):
 
     Attributes:
         sensitivity: one answer changes, norm "hamming".
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         truth_weight: the bit of the true category is 1 with probability truth_weight / 2^32.
         lie_weight: another bit is 1 with probability lie_weight / 2^32.
         categories: number of possible answers.
@@ -307,7 +309,8 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # The weight of a 0 is 2^32 minus the weight of a 1, which is its negative in uint32.
+            # The weight of a 0 is 2^32 minus the weight of a 1. In uint32 that is minus the weight
+            # of a 1.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
                 for of_true, of_others in ((truth, lie), (-truth, -lie))
@@ -318,7 +321,7 @@ class UnaryEncoding(LocalMechanism):
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
     def _most_lies(self, confidence: float, answers: int) -> float:
-        each = (1 + confidence) / 2  # For true bits that are lost, and for others that are set.
+        each = (1 + confidence) / 2  # Split between lost true bits and false bits that are set.
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)
         lost = scipy.stats.binom.ppf(each, answers, 1 - truth)
         return lost + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie)
@@ -354,10 +357,10 @@ def unary_encoding(
         ValueError: if one of them is out of range, or epsilon is too small (below 10^-13).
 
     Formal guarantees:
-        epsilon-DP when one answer changes, in the sense of `randomized_response`. Another answer
-        changes two bits. Let p and q be the probabilities of a 1 as they are drawn, for the true
-        category and for others. No report gets likelier by more than p (1 - q) / (q (1 - p)), which
-        is at most e^epsilon. Exact given uniform bits.
+        epsilon-DP when one answer changes, in the sense of `randomized_response`. A changed answer
+        changes two bits. Let p be the drawn probability of a 1 for the true category, and q for
+        other categories. No report gets likelier by more than a factor of p (1 - q) / (q (1 - p)),
+        which is at most e^epsilon. Exact given uniform bits.
 
     Source:
         Wang, Blocki, Li and Jha (2017), section 4.3; Erlingsson, Pihur and Korolova (2014) for

@@ -49,7 +49,8 @@ class SelectionRule:
     """How to select: draws of an index, and their log probabilities.
 
     Attributes:
-        draw: draws an index by `draw(key, scores, calibration)`. A fourth argument has log weights.
+        draw: draws an index by `draw(key, scores, calibration)`. An optional fourth argument gives
+            log weights.
         draw_in_floats: the same with noise in floats.
         log_pmf: maps scores / temperature, shape (K,), to log probabilities, shape (K,).
         bounded_range: whether all privacy losses of a pair lie in an interval of length epsilon.
@@ -99,7 +100,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     Attributes:
         sensitivity: how far scores move, norm "linf" or "range".
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         rule: how to select.
         exact: whether the noise is exact; noise in floats promises nothing.
         log_base: log weights of the responses; None for equal ones.
@@ -120,7 +121,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity: "linf" or "range", for several `sum_of_group_maxima` too."""
+        """The norm of the sensitivity: "linf", "range", or `sum_of_group_maxima` for groups."""
         return self.sensitivity.norm
 
     @property
@@ -131,7 +132,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _most_range(self) -> Scalar:
-        """The largest move of the difference of two scores."""
+        """A bound on the change of the difference of two scores."""
         return self.sensitivity.value * (1 if self.norm == "range" else 2)
 
     @property
@@ -140,9 +141,10 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
-        # Each of `count` selections has a range of epsilon / count, so their squares add up to
-        # epsilon^2 / count. By group, two groups may move. Their ranges add up to epsilon / count
-        # for each selection, so the sum of squares is smaller.
+        # The loss of each of `count` selections has a range of at most epsilon / count, so the
+        # squared ranges add up to epsilon^2 / count. With groups, two groups may move. For each
+        # selection, the ranges of both groups add up to epsilon / count, so the sum of squares is
+        # no larger.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 
@@ -165,14 +167,15 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.epsilon / self.count,
             self._rounding(arrays),
             # The proof compares the noise of one option on two neighbors, so the tables are charged
-            # twice. By group, a replaced record changes two groups, so they are charged four times.
+            # twice. With groups, a replaced record changes two groups, so the tables are charged
+            # four times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
 
     def _rounding(self, arrays: PyTree) -> Scalar:
-        if self._by_group:  # The norm of a vector of ones: 1 for each group.
+        if self._by_group:  # `sum_of_group_maxima` of a vector of ones is the number of groups.
             return float(len(arrays) * is_float(arrays))
         return rounding_norm(self.norm, arrays)
 
@@ -200,14 +203,14 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[Scalar, Scalar]:
-        """The range of gaps to the best score; a larger gap counts as the largest in it.
+        """The range of gaps to the best score. A larger gap is clamped to the end of the range.
 
-        The largest gap is about 2^18 scales. No response is ever selected there. Scores are not
-        clamped, except infinite ones to the largest float.
+        The largest gap is about 2^18 scales. A response with this gap is never selected. Scores are
+        not clamped, except infinite ones to the largest float.
 
         Args:
-            shape: of the scores; the range does not depend on it.
-            dtype: of the scores; by default JAX's default float.
+            shape: the shape of the scores; the range does not depend on it.
+            dtype: the dtype of the scores; by default JAX's default float.
             like: instead of both, an array or `jax.ShapeDtypeStruct` of scores.
 
         Returns:
@@ -219,13 +222,14 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
         if lattice is None or self.sensitivity.zero_allowed or not self._is_single:
-            return super().pair_loss(value)  # No formula for the loss of several is implemented.
+            return super().pair_loss(value)  # The loss of several selections is not implemented.
         scores, calibration = self._asked(None, value)
         scale = float(self._scale_drawn(scores, calibration))
         step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
         return PairLoss(
             "range" if self.rule.bounded_range else "pure",
-            # Adding one number to all scores changes no probability, so the range of moves counts.
+            # Adding one number to all scores changes no probability, so the range of the changes
+            # matters.
             lambda moved: _range_at_most(moved, exact=is_float(scores)) / scale,
             float(self.epsilon),
             2 * step / scale,
@@ -261,9 +265,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array) -> jax.Array:
-        """Minus the gap of each score, over the drawn scale, plus its log weight; at most 0."""
+        """The log weight of each response, minus its gap over the drawn scale; at most 0."""
         calibration = self._calibration(scores)
-        # The gap is to the best score among the options that can be selected.
+        # Gaps are measured from the best score among the responses with a positive weight.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -279,18 +283,20 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on the gap of the selected response to the best score, at a confidence.
+        """A bound on the gap between the best score and the score of the selected response.
 
-        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). A
-        base multiplies this by the ratio of the largest to the smallest weight. The bound for each
-        response: with probability at least `confidence`, it is not selected if its gap is larger.
-        The simultaneous bound: with that probability, the gap of the selected response is smaller.
+        A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). With
+        weights, this bound is multiplied by the ratio of the largest to the smallest weight. If
+        `simultaneous`, the gap of the selected response is within the bound, with probability at
+        least `confidence`. Otherwise the statement is about each response: if its gap is beyond the
+        bound, it is not selected with that probability.
 
         Args:
             confidence: in (0, 1).
             shape: (K,), for K responses; simultaneous bounds need it, or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of scores.
-            simultaneous: for all responses at once, instead of for each one of them.
+            simultaneous: whether the bound holds for all responses at once, instead of for each one
+                of them.
 
         Returns:
             A scalar in the units of the scores; it covers their rounding to the grid.
@@ -306,7 +312,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
-        """The number of options, over all selections."""
+        """The total number of options in all selections."""
         return scores.size
 
 
@@ -375,15 +381,16 @@ def exponential(
 ) -> SelectionMechanism:
     """The exponential mechanism: selects r with probability ~ exp(epsilon score_r / (2 Delta)).
 
-    A uniform r is kept with probability exp(epsilon (score_r - best) / (2 Delta)), else another one
-    is drawn. So the time depends a little on the scores. `permute_and_flip` has the same guarantee,
-    takes the same time for all scores, and never has a larger expected gap.
+    A uniformly random r is accepted with probability exp(epsilon (score_r - best) / (2 Delta)),
+    otherwise another one is drawn. So the time depends a little on the scores. `permute_and_flip`
+    has the same guarantee, takes the same time for all scores, and its expected gap is never
+    larger.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
             global bound in it. It may also be in the norm "range": the largest change of a score
-            minus the smallest change, which is at most twice the norm "linf". Then the exponent is
-            epsilon score / Delta, without the 2.
+            minus the smallest change, which is at most twice the norm "linf". In this norm the
+            exponent is epsilon score / Delta, without the 2.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
         log_base: shape (K,), public logarithms of weights, which multiply the probabilities before
@@ -395,8 +402,8 @@ def exponential(
 
     Raises:
         TypeError: if epsilon or the sensitivity is not a number.
-        ValueError: if one of them is not positive and finite, the sensitivity's norm is another, or
-            log_base is not made of log weights; at a release, if the scores are not one array of
+        ValueError: if one of them is not positive and finite, the sensitivity has another norm, or
+            log_base does not hold log weights; at a release, if the scores are not one array of
             shape (K,).
 
     Formal guarantees:
@@ -437,27 +444,29 @@ def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nodes, weights = scipy.special.roots_legendre(count)
     half = np.diff(ends)[:, None] / 2
     from_0 = ends[:-1, None] + half * (1 + nodes)
-    to_1 = 1 - ends[1:, None] + half * (1 - nodes)  # Near 1, a difference would lose digits.
+    to_1 = (
+        1 - ends[1:, None] + half * (1 - nodes)
+    )  # 1 - t would lose digits near t = 1, so it is computed directly.
     return from_0.ravel(), to_1.ravel(), (half * weights).ravel()
 
 
 def _log_pmf(logits: jax.Array) -> jax.Array:
     """Log of p_i * integral_0^1 prod_{j != i} (1 - t p_j) dt, with p_j = exp(logit_j).
 
-    No factor cancels: in float32, K options cost K * 2^-21 at most.
+    No subtraction cancels: in float32 the relative error for K options is at most K * 2^-21.
     """
     logits = logits - jnp.max(logits)
     absent = 1 - jnp.minimum(jnp.exp(logits), 1)
 
-    # One node after the other. All nodes at once would take too much memory in a batch.
+    # The scan takes one node at a time. All nodes at once would take too much memory in a batch.
     def add(total: jax.Array, node: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         t, rest, weight = node
         factors = rest + t * absent
         return total + weight * jnp.prod(factors) / factors, None
 
     rule = tuple(jnp.asarray(x, logits.dtype) for x in _rule(logits.size))
-    # A zero made of the data. Under `shard_map`, a loop must start with an array that varies over
-    # devices like its results.
+    # The zero is computed from the data because, under `shard_map`, the initial carry of a loop
+    # must vary over devices like its results.
     total, _ = lax.scan(add, 0 * absent, rule)
     return logits + jnp.log(total)
 
@@ -478,15 +487,16 @@ def permute_and_flip(
 ) -> SelectionMechanism:
     """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
 
-    p_r = exp(epsilon (score_r - best) / (2 Delta)). The draw adds one-sided exponential noise to
-    epsilon score_r / (2 Delta), and takes the largest: it has the same distribution. The expected
-    gap is at most the gap of the exponential mechanism, and can be half of it.
+    p_r = exp(epsilon (score_r - best) / (2 Delta)). The implementation adds exponential noise to
+    epsilon score_r / (2 Delta), and selects the largest sum, which has the same distribution. The
+    expected gap is at most that of the exponential mechanism, and can be half of it.
 
     Args:
         sensitivity: as for `exponential`.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
-        log_base: as for `exponential`: 2 Delta / epsilon times it counts as a part of the scores.
+        log_base: as for `exponential`. It is multiplied by 2 Delta / epsilon and added to the
+            scores.
 
     Returns:
         A `SelectionMechanism`, as `exponential` does.

@@ -59,15 +59,17 @@ def select_each(
 
     Args:
         sensitivity: a `Sensitivity` of all scores in the norm "linf" or "range", or a number, taken
-            as a global bound in linf; or of scores by group, in the norm `sum_of_group_maxima`.
-        epsilon: of all selections together; finite, above 0. Each is made at epsilon / count.
-        count: number of rows, at least 1; by group, the number of rows of one group.
+            as a global bound in linf; or, for groups of rows, a `Sensitivity` in the norm
+            `sum_of_group_maxima`.
+        epsilon: the epsilon of all selections together; finite, above 0. Each selection spends
+            epsilon / count.
+        count: number of rows, at least 1; with groups, the number of rows of one group.
 
     Returns:
         A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
         releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
         score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` bounds the gap of every
-        selected score to the best one of its row, with probability .95. By group, scores and
+        selected score to the best one of its row, with probability .95. With groups, scores and
         indices have a leading axis of groups.
 
     Raises:
@@ -79,8 +81,9 @@ def select_each(
         composition of `dpjax.exponential`. Each selection has a bounded range, so all together are
         epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). At a delta above 0,
         `dpjax.accounting.compose_at` by "zcdp" then finds less than epsilon for many selections.
-        Exact given uniform bits. By group, a selection costs in proportion to how far the scores of
-        its group move. `sum_of_group_maxima` adds that up, so the number of groups costs nothing.
+        Exact given uniform bits. With groups, the privacy loss of a selection is proportional to
+        the change of its group's scores. `sum_of_group_maxima` adds up these changes, so groups
+        that do not change cost nothing.
 
     Source:
         McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).
@@ -99,7 +102,7 @@ def select_each(
 
 
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
-    """The norm that selections take a sensitivity in: "linf", if it is in none of the others."""
+    """The norm in which selections take a sensitivity: its own if that is allowed, else "linf"."""
     found: Norm = getattr(sensitivity, "norm", "linf")
     return found if found in ("range", sum_of_group_maxima) else "linf"
 
@@ -160,28 +163,28 @@ class TopK(SelectionMechanism):
 
 
 def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
-    """The k options with the largest scores, in order: a race with Gumbel noise.
+    """The k options with the largest noisy scores, in order (one-shot Gumbel top-k).
 
-    Option i is the j-th with probability ~ exp(epsilon score_i / (2 k Delta)) among those that are
-    left. The k largest scores with Gumbel noise of scale 2 k Delta / epsilon, drawn once, have the
-    same distribution (docs/proofs/shorter.md). Laplace noise would give another one, and need
-    another proof. Ties of Gumbel noise from floats or tables would change it, too. So k exact
-    selections are drawn, one after the other.
+    The j-th choice is option i with probability ~ exp(epsilon score_i / (2 k Delta)), among the
+    options that are left. Taking the k largest scores with Gumbel noise of scale 2 k Delta /
+    epsilon has the same distribution (docs/proofs/shorter.md). But Gumbel noise in floats or from
+    tables has ties, which change the distribution. So k exact selections are drawn, one after the
+    other.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf" or "range", or a number, taken
             as a global bound in linf under replace-one. Adding one number to all scores changes
-            nothing, so "range" halves the noise where a record moves all scores the same way, as it
-            does counts under add-or-remove-one. For scores by group, of shape (groups, K), it is in
-            the norm `sum_of_group_maxima`.
-        epsilon: of all k together; finite, above 0.
+            nothing. So "range" halves the noise if a record moves all scores in the same direction,
+            as it moves counts under add-or-remove-one. For scores of groups, shape (groups, K), the
+            norm is `sum_of_group_maxima`.
+        epsilon: the epsilon of all k together; finite, above 0.
         k: at least 1, at most the number of scores.
 
     Returns:
         A `TopK`: `mechanism(key, scores)` takes scores of shape (K,) and releases indices of shape
-        (k,), int32, all different; by group, (groups, k). NaN counts as the lowest score.
-        `mechanism.score_gap(shape=(K,), simultaneous=True)` bounds how far any of them may score
-        below the true k-th best, with probability .95.
+        (k,), int32, all different; with groups, the shape is (groups, k). NaN counts as the lowest
+        score. `mechanism.score_gap(shape=(K,), simultaneous=True)` bounds, with probability .95,
+        how far the score of any selected option is below the true k-th best score.
 
     Raises:
         TypeError: as for `dpjax.exponential`.

@@ -1,4 +1,4 @@
-"""The shaped Gaussian mechanism: its noise has the shape of the differences that it hides."""
+"""The shaped Gaussian mechanism: its noise is large where records move the value far."""
 
 import dataclasses
 
@@ -25,13 +25,14 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
 
     `scale`, `effective_scale` and `grid_for` describe the one array A^-1 f that gets noise.
     `range`, `clamped`, `error` and `log_prob` describe the value and its release. Arguments `shape`
-    and `dtype` are ignored, since the shape of the noise knows the value. Releases lie on no grid.
+    and `dtype` are ignored, since the `NoiseShape` already has the shape of the value. Releases do
+    not lie on a grid.
 
     Attributes:
-        sensitivity: that the noise is calibrated to.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        scale: of the noise in A^-1 f.
+        sensitivity: the sensitivity that the noise is calibrated to.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
+        scale: the scale of the noise in A^-1 f.
         norm: the `NoiseShape`, which holds A.
         noise: the distribution at scale 1.
 
@@ -83,7 +84,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """The interval in which nothing is clamped: 2^36 steps of the grid before A^-1.
+        """The interval in which nothing is clamped: 2^36 steps of the grid of f.
 
         Its ends are at least sixteen times the largest value that the shape was learned from.
         """
@@ -162,10 +163,11 @@ def shaped_gaussian(
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, exactly that
         of `dpjax.gaussian` on A^-1 f. Values are rounded to a fine grid, and multiplied by a matrix
         of integers without rounding. So the sampler and a release compute the same A^-1 f, and the
-        sampled distances hold for it. It is then rounded to the grid of the noise, which the scale
-        covers. Applying A to the noisy numbers is post-processing. A is fixed before the pairs are
-        drawn: `dpjax.sample_sensitivity` refuses the key of the shape. A bound of your own must be
-        of A^-1 f as `shape.mapped` computes it. noise="float" promises nothing.
+        sampled distances hold for it. Then A^-1 f is rounded to the grid of the noise, and the
+        scale covers this rounding. Applying A to the noisy numbers is post-processing. A is fixed
+        before the pairs are drawn: `dpjax.sample_sensitivity` refuses the key of the shape. A bound
+        of your own must hold for A^-1 f as `shape.mapped` computes it. noise="float" promises
+        nothing.
 
     Source:
         Balle and Wang (2018), Theorem 8, on A^-1 f; Dwork and Roth (2014), Proposition 2.1, for

@@ -1,4 +1,4 @@
-"""A quantile with noise of its smooth sensitivity: little noise if records are dense around it.
+"""A quantile with noise scaled to its smooth sensitivity, which is small where records are dense.
 
 docs/proofs/smooth-quantile.md has the proofs.
 
@@ -11,7 +11,7 @@ largest local sensitivity of x_r that k replaced records can cause is
 
     A_k = max of x_j - x_i over i <= r <= j, j - i = k + 1.
 
-So A_k of a database is at most A_(k+1) of a neighbor (docs/proofs/smooth-quantile.md).
+So A_k of a database is at most A_(k+1) of any neighbor (docs/proofs/smooth-quantile.md).
 """
 
 import math
@@ -54,7 +54,10 @@ class OrderedRecords(NamedTuple):
 
     @classmethod
     def of(cls, x: jax.Array, bounds: tuple[float, float], exponent: jax.Array) -> "OrderedRecords":
-        """Sorts records, NaN as the lower bound; the bounds are less than 2^31 steps apart."""
+        """Sorts records, with NaN as the lower bound.
+
+        The bounds must be less than 2^31 steps apart.
+        """
         low, high = (round_to_grid(jnp.asarray(bound, float), exponent) for bound in bounds)
         above = _limbs.subtract(round_to_grid(x, exponent), low)
         width = _limbs.subtract(high, low)
@@ -82,14 +85,14 @@ def rank_of(probability: float, count: int) -> int:
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
     """The smooth sensitivity in steps: the largest of e^(-k decay) A_k over all k, and at least 1.
 
-    Without the 1, it could fall to 0 and would not be smooth. The factors e^(-k decay) come from
-    one array. Only quotients of consecutive factors matter, and with rounding these are at most
-    e^(decay + 2^-16). Products round monotonically. So one record changes the result by a factor of
-    at most e^(decay + 2^-16) (1 + 2^-23).
+    Without the 1, it could fall to 0 and would not be smooth. Rounding could break smoothness. All
+    factors e^(-k decay) come from one array, and the rounded quotient of consecutive factors is at
+    most e^(decay + 2^-16). Products round monotonically. So one record changes the result by a
+    factor of at most e^(decay + 2^-16) (1 + 2^-23).
     """
     steps = records.steps.astype(jnp.float32)  # Exact up to 2^24.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor is for i = j. The gap is 0 then, so the factor does not matter.
+    # The first factor belongs to i = j, where the gap is 0. So this factor does not matter.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -97,8 +100,8 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
         gaps = right - steps[rank - left]
         return jnp.maximum(best, jnp.max(gaps * lax.dynamic_slice(factors, (left,), right.shape)))
 
-    # Factors after `reach` rounds are below 2^-25, and gaps are below 2^24. So further products are
-    # below 1. If decay is NaN, the number of rounds is 0.
+    # After `reach` rounds, factors are below 2^-25 and gaps below 2^24, so products are below 1 and
+    # cannot be the maximum. If decay is NaN, the loop has no such rounds.
     reach = jnp.where(decay > 0, jnp.minimum(jnp.ceil(18 / decay) + 1, float(rank)), 0)
     return lax.fori_loop(0, reach.astype(jnp.int32) + 1, widen, jnp.float32(1))
 
@@ -122,7 +125,7 @@ def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> 
 
 
 class QuantileMechanism(SensitivityMechanism):
-    """Sorts records between the public bounds `lower` and `upper`; one record is replaced."""
+    """A base for mechanisms that sort records between public bounds, under replace-one."""
 
     delta: Scalar
     lower: float
@@ -190,8 +193,8 @@ def rounding_of_a_release(magnitude: Scalar) -> Scalar:
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# The decay is smaller than beta by this margin: 2^-15 for the 16 bits of the noise's divisor, 2^-16
-# for the factors in `smooth_bound`, and the rest for the rounding of products and quotients.
+# The decay is below beta by this margin: 2^-15 for the 16-bit divisor of the noise, 2^-16 for the
+# factors in `smooth_bound`, and the rest for the rounding of products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
 # A margin on alpha, and on w in `_smoothing`. It covers float32 and the tables of the noise.
@@ -206,13 +209,13 @@ class SmoothQuantile(QuantileMechanism):
 
     Attributes:
         sensitivity: one record changes, norm "hamming".
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        shift: alpha: the smooth sensitivity, in scales of the noise.
-        decay: of the smooth sensitivity: beta, minus a margin for rounding.
-        lower: of the records.
-        upper: of the records.
-        probability: of the quantile.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
+        shift: alpha. The scale of the noise is the smooth sensitivity over alpha.
+        decay: beta of the smooth sensitivity, minus a margin for rounding.
+        lower: the lower bound of the records.
+        upper: the upper bound of the records.
+        probability: the probability of the quantile.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -231,8 +234,8 @@ class SmoothQuantile(QuantileMechanism):
     def _exponent(self) -> jax.Array:
         """The exponent of the grid. It depends on public numbers, and suits any private scale."""
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
-        # The smooth bound has at most 2^bits steps, and alpha >= 2^(its exponent - 1). So the scale
-        # is below 2^25 steps.
+        # The smooth sensitivity has at most 2^bits steps, and alpha is at least half of the power
+        # of two that `frexp` finds. So the scale is below 2^25 steps.
         bits = jnp.minimum(jnp.frexp(shift)[1] + SCALE_BITS - 1, _MOST_BITS)
         width = jnp.asarray(self.upper, jnp.float32) - jnp.asarray(self.lower, jnp.float32)
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
@@ -260,9 +263,9 @@ class SmoothQuantile(QuantileMechanism):
         return power_of_two(self._exponent, jnp.float32)
 
     def noise_scale(self, value: Value) -> jax.Array:
-        """The scale of the noise for a database: S(x) / alpha, as private as the database.
+        """The scale of the noise on this database, S(x) / alpha. It is as private as the database.
 
-        Run it on public or drawn records, to see the scale that you can expect.
+        Call this on public or simulated records, to see the scale that you can expect.
 
         Args:
             value: an array of records, shape (n,).
@@ -283,8 +286,8 @@ class SmoothQuantile(QuantileMechanism):
     def error(self, *, confidence: float = 0.95) -> Scalar:
         """A bound on the distance of a release from the true quantile, for all databases.
 
-        The scale of the noise is private, so this is the bound at the largest one,
-        (upper - lower) / alpha. `noise_scale` on public records shows smaller ones.
+        The scale of the noise is private, so this bound uses the largest possible scale, (upper -
+        lower) / alpha. On most databases the noise is smaller, see `noise_scale`.
 
         Args:
             confidence: the probability, at least, that a release keeps the bound; in (0, 1).
@@ -294,7 +297,8 @@ class SmoothQuantile(QuantileMechanism):
         """
         step = power_of_two(self._exponent, jnp.float32)
         quantile = noise_quantile(LAPLACE, confidence)
-        # The bounds are rounded to the grid too, and the scale by up to 2^-15 and by floats.
+        # Covers the rounding of the bounds to the grid, and the relative rounding of the scale:
+        # 2^-15 and a few floats.
         scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-14)
         bound = as_number(scale * quantile + step)
         return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
@@ -317,8 +321,8 @@ def smooth_quantile(
     Args:
         epsilon: finite, above 0.
         delta: in (0, 1).
-        lower: of the records, which are clamped; public.
-        upper: of the records, public.
+        lower: the lower bound of the records, which are clamped; public.
+        upper: the upper bound of the records, public.
         probability: p, for the ceil(p n)-th smallest record, as in `targets.quantile`. At 0.5 it is
             the (lower) median.
 
@@ -330,18 +334,19 @@ def smooth_quantile(
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a number is out of range, the bounds are out of order, or beta is so small
-            that rounding could use it up; at a release, if the value is not one array of records.
+            that the margin for rounding would exceed it; at a release, if the value is not one
+            array of records.
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for the integers that are drawn, by the
         proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. For w = (epsilon / 2) /
         beta the proof needs w >= 1, and w >= log(beta / delta) + epsilon / 2 - 1. The least such w
-        is taken. beta pays 2^-14 for rounding.
+        is taken. Then 2^-14 is subtracted from beta, for rounding.
 
         The private scale reveals nothing more: the grid follows from epsilon and the bounds, and at
-        every scale all integers are possible. The time of a release depends on the records, which
-        are sorted. It is not protected. There is no variant with delta = 0: it needs noise of
-        heavier tails, and dpjax has no exact tables for it.
+        every scale all integers are possible. The time of a release depends on the records, and may
+        reveal something about them. There is no variant with delta = 0, because it needs noise with
+        heavier tails, for which dpjax has no exact tables.
 
     Source:
         Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The proof is our own: the usual
@@ -363,7 +368,8 @@ def smooth_quantile(
     shift, decay = _smoothing(epsilon, delta)
     if not _checks.is_traced(decay) and decay < _LEAST_DECAY:
         raise ValueError(
-            f"epsilon={epsilon:g} is too small for delta={delta:g}: rounding would take all of it"
+            f"epsilon={epsilon:g} is too small for delta={delta:g}: the margin for rounding would"
+            " use all of it"
         )
     if _checks.is_traced(decay):
         usable = decay >= _LEAST_DECAY

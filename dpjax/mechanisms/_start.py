@@ -25,15 +25,15 @@ def begin(
 ) -> tuple[Sensitivity, Scalar]:
     """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
 
-    A number is taken as a global bound, under the relation of an open ledger. If a traced
-    sensitivity is NaN, epsilon becomes NaN too, so that the guarantee shows it.
+    A number is taken as a global bound, under the relation of the open ledger if there is one. If a
+    traced sensitivity is NaN, epsilon becomes NaN too, so that the guarantee shows the error.
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)
     if callable(getattr(sensitivity, "sensitivity", None)):
         raise TypeError(
             f"sensitivity must be a Sensitivity or a number, got a {type(sensitivity).__name__}:"
-            " pass what its method `sensitivity` returns"
+            " call its method `sensitivity`, and pass the result"
         )
     if not isinstance(sensitivity, Sensitivity):
         bound, relation = _checks.positive("sensitivity", sensitivity), relation_or_inherited(None)

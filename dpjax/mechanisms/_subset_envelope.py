@@ -1,4 +1,4 @@
-"""The subset envelope: a number that any program computes, private in the worst case.
+"""The subset envelope: releases a number that any program computes, with worst-case privacy.
 
 docs/proofs/subset-envelope.md has the proofs.
 
@@ -37,12 +37,12 @@ _MOST_BYTES = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class BlockDesign:
-    """Blocks in groups; the subsets are those of one size within a group.
+    """Blocks in groups. The subsets are all sets of `size` blocks within one group.
 
     Attributes:
         blocks: the number of blocks.
         size: the number of blocks in a subset.
-        groups: blocks are dealt to them in order, and sizes of groups differ by at most 1.
+        groups: the number of groups. Their sizes differ by at most 1.
     """
 
     blocks: int
@@ -63,7 +63,7 @@ class BlockDesign:
 
     @property
     def most_losses(self) -> int:
-        """The blocks that hit every subset: all but size - 1 of each group."""
+        """The least number of blocks that hit every subset: all but size - 1 of each group."""
         return sum(length - self.size + 1 for length in self.lengths)
 
     @functools.cached_property
@@ -116,7 +116,7 @@ class BlockDesign:
         """The numbers at which the loss changes: exactly loss(y) of them exceed y.
 
         Args:
-            results: of all subsets, shape (evaluations,), without NaN.
+            results: the results of all subsets, shape (evaluations,), without NaN.
 
         Returns:
             An array of shape (most_losses,).
@@ -132,12 +132,12 @@ class BlockDesign:
 
 
 def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Array:
-    """The numbers m_0, m_1, ...: the least m_c such that c blocks hit all subsets above m_c."""
+    """The numbers m_0, m_1, ...: the least m_c for which c blocks hit all subsets above m_c."""
     if size == length:  # There is one subset, as for single blocks.
         return results
     subsets = itertools.combinations(range(length), size)
     masks = np.array([sum(1 << block for block in chosen) for chosen in subsets])
-    # For every set of blocks, as a bit mask: the largest result of subsets inside of it.
+    # For every set of blocks, as a bit mask: the largest result of any subset contained in it.
     largest = jnp.full(2**length, -jnp.inf, results.dtype).at[masks].set(results)
     for block in range(length):
         without, with_block = jnp.moveaxis(largest.reshape(-1, 2, 2**block), 1, 0)
@@ -163,7 +163,7 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 
 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
-    """Minus twice the distance of T / 2 from the losses in a candidate; 0 is best.
+    """Minus twice the distance between T / 2 and the losses in a candidate; 0 is best.
 
     T is the largest loss. The losses in a candidate form the interval between the losses at its
     ends. One record moves each end of it by at most 1, so it moves these integers by at most 2.
@@ -172,11 +172,11 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
 
 
-# A group of 20 blocks takes tables of 2^20 numbers.
+# A group of 20 blocks needs tables of 2^20 numbers.
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# Given as the bytes of an evaluation, this number makes batches of one evaluation.
+# If an evaluation is said to take this many bytes, every batch holds one evaluation.
 _ALONE = 2**62
 # Covers the float32 roundings of the odds.
 _OUTWARD = 1 + 2.0**-12
@@ -184,7 +184,7 @@ _OUTWARD = 1 + 2.0**-12
 
 @frozen_pytree
 class Candidate:
-    """The chosen one of the candidates, intervals of one length; made by a `SubsetEnvelope`.
+    """The candidate that was chosen, an interval; made by a `SubsetEnvelope`.
 
     Attributes:
         index: from 0, int32; -1 if a traced parameter was bad.
@@ -207,7 +207,7 @@ class SubsetEnvelope(SensitivityMechanism):
 
     Attributes:
         sensitivity: one record changes, norm "hamming".
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         target: the program.
         design: the blocks and their subsets.
         lower: the left end of the first candidate.
@@ -230,21 +230,21 @@ class SubsetEnvelope(SensitivityMechanism):
 
     @property
     def selection(self) -> SelectionMechanism:
-        """Selects a candidate by twice its score, which one record moves by at most 2."""
+        """Selects a candidate by its doubled score, which one record moves by at most 2."""
         return exponential(2.0, self.epsilon)
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """epsilon^2 / 8 and 0, the cost of the selection: its range is bounded."""
+        """The cost of a selection with bounded range: rho = epsilon^2 / 8 and delta = 0."""
         return self.selection.zcdp
 
     @property
     def outside(self) -> Scalar:
         """A bound on the probability that no result lies in the candidate, or on both sides of it.
 
-        It is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the blocks that
-        hit every subset. A program with the same result on all subsets attains it. If results
-        spread over k candidates in the middle, the probability is about k times smaller.
+        It is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the least number
+        of blocks that hit every subset. The bound is attained if all subsets have the same result.
+        If results spread over k candidates in the middle, the probability is about k times smaller.
         """
         scores = jax.ShapeDtypeStruct((self.candidates,), jnp.int32)
         scale = self.selection.effective_scale(like=scores)
@@ -261,7 +261,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return dataclasses.replace(self, target=self._program(value.tree()))
 
     def _program(self, value: Value) -> Program:
-        """The target as a program of the records of one subset, whose lanes stay apart."""
+        """The target as a program on the records of one subset. Subsets stay apart under `vmap`."""
         if isinstance(self.target, Program):
             return self.target
         self._check_records(value)
@@ -283,10 +283,12 @@ class SubsetEnvelope(SensitivityMechanism):
             (found,) = jax.tree.leaves(program(records))
             return found.astype(dtype)
 
-        # If a worker on the host dies, all evaluations of its batch fail. So each is alone.
+        # If a worker on the host dies, all evaluations of its batch fail. So on the host, each
+        # batch has one evaluation.
         size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
-        # Replacing NaN by a fixed number makes another program, and any program is private here.
+        # Replacing NaN by a fixed number is allowed: it makes another program, and the proof holds
+        # for any program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
         thresholds = self.design.thresholds(results)
@@ -329,10 +331,10 @@ class SubsetEnvelope(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def scores(self, value: Value) -> jax.Array:
-        """Minus the distance of every candidate from the middle of the losses, 0 for the best.
+        """The score of every candidate: minus the distance of its losses from T / 2. The best is 0.
 
-        They are as private as the records. Run it on public or drawn records, to see what a release
-        would choose.
+        Scores are as private as the records. Call this on public or simulated records, to see which
+        candidate a release would choose.
 
         Args:
             value: a pytree of arrays of records.
@@ -373,11 +375,11 @@ def subset_envelope(
     """A number that any program computes, without a sensitivity, an oracle or a model of the data.
 
     Cuts the records into blocks, and the blocks into groups. The program runs on the records of
-    every `size` blocks of a group. The loss of y is the least number of blocks that hits every
+    every `size` blocks of a group. The loss of y is the least number of blocks that hit every
     subset with a result above y; losses of groups add up. The release is a candidate whose losses
-    are close to T / 2, where T hits all subsets. With size=1 this is sample-and-aggregate with a
-    median. Larger subsets hold more records, so their results are closer to the result on all
-    records.
+    are close to T / 2, where T is the loss that counts all subsets. With size=1 this is
+    sample-and-aggregate with a median. Larger subsets hold more records, so their results are
+    closer to the result on all records.
 
     Args:
         target: takes a pytree of arrays with leading axis n to one number. It runs on n // blocks *
@@ -388,31 +390,32 @@ def subset_envelope(
         blocks: the number of blocks, at most n. Record i is in block i modulo blocks, and the last
             n % blocks records are not used.
         size: the number of blocks in a subset.
-        groups: each has at least `size` blocks, and at most 20. If size is 1, they do not matter.
+        groups: the number of groups. Each group has at least `size` blocks, and at most 20. Groups
+            do not matter if size is 1.
         candidates: the number of intervals between the bounds, all of one length.
 
     Returns:
         A `SubsetEnvelope`: `mechanism(key, database)` takes a pytree of arrays with leading axis n,
         and releases a `Candidate`. Subsets are evaluated in large batches, and one by one on the
-        host. `mechanism.outside` bounds the probability of a release outside of all results. Look
-        at it first: with T = 23 at epsilon 1 and 1,024 candidates it is .77, and with 64 candidates
-        .17.
+        host. `mechanism.outside` bounds the probability that the release lies outside of the range
+        of all results. Check it first: for T = 23 and epsilon 1 it is .77 with 1,024 candidates,
+        and .17 with 64.
 
     Raises:
         TypeError: if target is not a function, or a parameter not a number; at a release, if the
             target closes over a traced value.
         ValueError: if a number is out of range, or there are more than 10^6 subsets; at a release,
-            if there are too few records, or the target does not return one number, or does what
-            could mix subsets under `vmap` (keys of "rbg", code that JAX does not see).
+            if there are too few records, or the target does not return one number, or it uses
+            something that may mix subsets under `vmap` ("rbg" keys, or code on the host).
 
     Formal guarantees:
         epsilon-DP when one record is replaced, for any target, by the proof in
         docs/proofs/subset-envelope.md, and epsilon^2 / 8-zCDP. This holds for the integers that are
-        drawn. A replaced record moves every score by at most 1. Blocks and subsets depend on n
-        alone, and a result on the records of its subset alone. NaN counts as below `lower`.
+        drawn. A replaced record moves every score by at most 1. Blocks and subsets depend only on
+        n, and each result only on the records of its subset. NaN counts as below `lower`.
 
-        The time of the target is not protected. One that loops until it converges, or runs on the
-        host, may show its records by its time.
+        The running time of the target is not protected. It may reveal records if the target loops
+        until it converges, or runs on the host.
 
     Source:
         Fang, Dong and Yi, "Shifted inverse" (2022), by blocks and with subsets of one size; Steinke

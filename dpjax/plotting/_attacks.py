@@ -30,7 +30,7 @@ def roc_curve(
     Args:
         curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a
             band.
-        guarantee: of the attacked releases, under replace-one.
+        guarantee: the guarantee of the attacked releases, under replace-one.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

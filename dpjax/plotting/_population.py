@@ -30,8 +30,8 @@ def posterior(
     Args:
         posterior: from `dpjax.posterior`.
         number: its name, as in `posterior.to_frame()`; optional if theta is one number.
-        confidence: of the interval.
-        unit: of the axis.
+        confidence: the confidence of the interval.
+        unit: the unit of the axis.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -93,7 +93,7 @@ def confidence_set(
     Args:
         confidence_set: from `dpjax.confidence_set`; searched now, if it was not before.
         number: the name of the number; optional if theta is one number.
-        unit: of the axis.
+        unit: the unit of the axis.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

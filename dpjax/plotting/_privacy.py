@@ -94,7 +94,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
     """Plots gamma and delta of a profile, up to four times the mechanisms' total epsilon.
 
     Args:
-        profile: of `dpjax.privacy_profile`.
+        profile: the result of `dpjax.privacy_profile`.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -141,9 +141,9 @@ def gamma_by_record(
     """Plots the gamma of each record, with its limits, over a feature of the records.
 
     Args:
-        found: of `dpjax.gamma_by_record`.
+        found: the result of `dpjax.gamma_by_record`.
         feature: a number for each record, such as a column of `found.records`.
-        unit: of the feature.
+        unit: the unit of the feature.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

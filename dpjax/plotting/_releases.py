@@ -49,9 +49,9 @@ def noise(
     Args:
         mechanisms: by their names in the legend. They must have additive noise, or be `bernstein`,
             whose noise is that of a lattice value. The legend says if neighboring relations differ.
-        shape: of the value: rounding a large vector to the grid costs a little scale.
-        probability: of noise between the markers.
-        unit: of the value.
+        shape: the shape of the value: rounding a large vector to the grid costs a little scale.
+        probability: the probability of noise between the markers.
+        unit: the unit of the value.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

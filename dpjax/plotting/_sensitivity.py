@@ -40,14 +40,14 @@ def sensitivity_ecdf(
     tails.
 
     Args:
-        distances: of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and negative
-            numbers count as infinite. The plot has at most 2,000 steps.
+        distances: the distances of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and
+            negative numbers count as infinite. The plot has at most 2,000 steps.
         point: an `OperatingPoint`, or a `Sensitivity` sampled from m pairs. The plot marks its k,
             and states its gamma and confidence.
         cdf: the true distribution function, from arrays to arrays, if known.
         bands: any of "dkw" and "beta".
         confidence: the two-sided confidence of each band.
-        unit: of the distances.
+        unit: the unit of the distances.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -136,7 +136,7 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -
     """Plots how many pairs operating points need, against gamma, with a curve for each method.
 
     Args:
-        points: of `dpjax.operating_point`, which takes the least m for a gamma.
+        points: the result of `dpjax.operating_point`, which takes the least m for a gamma.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -184,7 +184,7 @@ def overestimate(
     distribution. Each gamma, method and confidence has a curve.
 
     Args:
-        points: of `dpjax.operating_point`.
+        points: the result of `dpjax.operating_point`.
         quantile: the quantile function of the distances, from arrays to arrays, such as
             `lambda u: -np.log1p(-u)`.
         ax: the axes to draw on; None makes a figure.

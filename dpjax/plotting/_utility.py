@@ -207,7 +207,7 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     spaced quantiles of them if there are more.
 
     Args:
-        data: of `dpjax.rehearse`.
+        data: the result of `dpjax.rehearse`.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -285,8 +285,8 @@ def regret_bounds(
     Args:
         steps: numbers of steps T.
         experts: the number k of experts.
-        epsilon: of all choices together.
-        delta: of all choices together.
+        epsilon: the epsilon of all choices together.
+        delta: the delta of all choices together.
         realized: regrets of actual runs at these T, plotted as marks, by the name of their curve:
             "not private", "private, bounded range" or "private, advanced composition". A bound
             limits the expected regret. Single runs vary about their expectation.

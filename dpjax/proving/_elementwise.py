@@ -59,7 +59,7 @@ def lipschitz(
         inputs: the operands, which have one shape and one axis of records.
         interval: the range of v.
         gains: a bound on the derivative in each input.
-        dtype: of the result; that of the first input unless told.
+        dtype: the dtype of the result; that of the first input unless told.
         relative: a bound on |theta|, below 1.
         absolute: a bound on |eta|.
         whole: whether the results are integers.
@@ -365,7 +365,7 @@ def _monotone(
     """The rule of a monotone function.
 
     Args:
-        function: on the host, in float64.
+        function: the function that runs on the host, in float64.
         slope: slope(low, high) is the largest |slope| on [low, high].
         domain: operands beyond it are refused.
         modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is

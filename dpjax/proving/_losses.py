@@ -133,7 +133,7 @@ def _drawn(
 
     Args:
         rng: draws it.
-        bound: on the records.
+        bound: the bound on the records.
         leaf: shape and dtype.
         kind: 0 for random records, 1 for random corners of the bounds, 2 for copies of one corner,
             3 for copies of two corners.

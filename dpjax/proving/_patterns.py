@@ -155,7 +155,7 @@ def improved(
     """The name of a lemma about the program that ends in an operation, and the tighter value.
 
     Args:
-        program: that contains the operation.
+        program: the program that contains the operation.
         equation: the operation.
         values: the abstract values so far; None for refused operations.
         walked: the value by the operation's rule; None if the rule refused.

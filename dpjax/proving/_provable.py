@@ -33,7 +33,7 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
     Args:
         target: the sampled target, which may have a proof of its own.
         program: its trace.
-        norm: that of the estimate.
+        norm: the norm of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is not shown.
     """
     if not isinstance(norm, str) or norm not in get_args(ProvedNorm):

@@ -95,7 +95,7 @@ class Windows:
 
         Args:
             array: bounds on the entries of an array.
-            shape: of that array.
+            shape: the shape of that array.
             fill: the number in gaps and padding.
         """
         axes = [k for k in range(len(shape)) if self.moves(k)]
@@ -241,7 +241,7 @@ class _Map:
 
     Attributes:
         windows: that slide over the array.
-        shape: of the array.
+        shape: the shape of the array.
     """
 
     windows: Windows

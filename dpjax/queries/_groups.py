@@ -266,7 +266,7 @@ class GroupedQuery(Query):
     Its sensitivity is also known in the norm `sum_of_group_maxima`.
 
     Attributes:
-        keys: of the groups, in order; the first axis of the value.
+        keys: the public keys of the groups, in order; the first axis of the value.
         named_groups: the columns with names, each with the number of its keys, also of a query that
             was by group already.
 
@@ -293,7 +293,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
     """Scores of quantiles for every group at once; made by `by`.
 
     Attributes:
-        scores: of one group.
+        scores: the scores of one group.
         groups: the groups.
 
     Formal guarantees:
@@ -405,8 +405,8 @@ def by(
             compare with texts, and in a column of objects a number counts as its digits.
             Integers compare exactly, and floats that are whole with them. A function must give an
             integer, a boolean or a text; `counting_query` says how it runs.
-        keys: of the groups, public: integers of 64 bits or texts, distinct. A record with another
-            key, or none, is in no group.
+        keys: the public keys of the groups, public: integers of 64 bits or texts, distinct. A
+            record with another key, or none, is in no group.
         of: the name or index of the column that the query sees; None for all other columns. If
             only one other column is left, the query sees it as an array. If `column` is a function,
             None means all columns.

@@ -286,8 +286,9 @@ def private_covariance(
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. An
             infinite record counts as the center.
-        radius: of the ball, public.
-        center: of the ball, public: an array of shape (d,), or a number for all coordinates.
+        radius: the radius of the ball, public.
+        center: the center of the ball, public: an array of shape (d,), or a number for all
+            coordinates.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.

@@ -50,7 +50,7 @@ class Measured(NamedTuple):
         tries: where the next try of this round starts.
         query: the index of the query.
         answer: its noisy answer.
-        log_prob: of the query and its answer; None in a release.
+        log_prob: the log probability of the query and its answer; None in a release.
     """
 
     found: jax.Array
@@ -71,7 +71,7 @@ class _State(NamedTuple):
     Attributes:
         number: the number of finished rounds.
         tries: where the next try starts.
-        log_weights: of the cells of the table.
+        log_weights: the log weights of the cells of the table.
         total: the sum of the tables at the start of each round.
         rows: the weights of each measured query, for the updates of later rounds.
         answers: the noisy answers to these queries.

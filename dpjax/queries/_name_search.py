@@ -37,7 +37,7 @@ class NameSearch(SensitivityMechanism):
 
     Attributes:
         sensitivity: one name changes, in the norm `changed_records`.
-        epsilon: of the guarantee, for all levels together.
+        epsilon: the epsilon of the guarantee, for all levels together.
         threshold: the least noisy count of a prefix to search further.
         width: the number of levels.
         capacity: the largest number of prefixes to search further at each level.

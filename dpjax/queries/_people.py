@@ -128,7 +128,7 @@ class PeopleQuery(Query):
     """A query of people, made by `by_person`.
 
     Attributes:
-        norms: in which a bound is known.
+        norms: the norms in which a bound is known.
         privacy_unit: the person.
         notes: which rows count.
 
@@ -146,10 +146,10 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     """Scores of quantiles of people's rows, made by `by_person`.
 
     Attributes:
-        scores: of rows.
+        scores: the scores of rows.
         view: the rows that they see.
         reach: how far a person moves the scores.
-        norms: in which a bound is known.
+        norms: the norms in which a bound is known.
         privacy_unit: the person.
         notes: which rows count.
 

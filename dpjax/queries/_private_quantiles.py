@@ -64,7 +64,7 @@ def private_quantiles(
             maximum. A float stands for the decimal number that it prints as.
         lower: a finite number, public.
         upper: a finite number above `lower`, public.
-        epsilon: of all quantiles together.
+        epsilon: the epsilon of all quantiles together.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.

@@ -43,7 +43,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         finish: takes the totals of these tables to the value, int32. In each coordinate it moves no
             further than `reach` says, as a clamp or a rounding.
         shape: the shape of the value.
-        reach: of the integers.
+        reach: the reach of the integers.
         unit: the number that the integer 1 stands for, a power of two.
         moves: how far one record moves the numbers before they are rounded to the grid; None if
             nothing is rounded. Mechanisms are calibrated to this, and then their noise grows by
@@ -258,7 +258,8 @@ class Query(KnownSensitivity, KnowsAccuracy):
         """A bound on the distance of a release from the truth.
 
         Args:
-            mechanism: with additive noise, as `dpjax.laplace(query.sensitivity(), epsilon)`.
+            mechanism: a mechanism with additive noise, as `dpjax.laplace(query.sensitivity(),
+                epsilon)`.
             confidence: the probability that the bound holds, in (0, 1).
             simultaneous: whether it holds for all coordinates at once, or for each alone.
 

@@ -79,8 +79,8 @@ class RankSearch(SensitivityMechanism):
 
     Attributes:
         sensitivity: how far one record moves all counts, in the norm l1.
-        epsilon: of the guarantee.
-        probabilities: of the quantiles, increasing, in (0, 1).
+        epsilon: the epsilon of the guarantee.
+        probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
 
     Formal guarantees:
@@ -244,9 +244,9 @@ def rank_search(
     """Finds quantiles in a histogram by selections, then counts the records around them.
 
     Args:
-        sensitivity: of all counts, in the norm l1.
+        sensitivity: the sensitivity of all counts, in the norm l1.
         epsilon: finite, above 0.
-        probabilities: of the quantiles, increasing, in (0, 1).
+        probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
 
     Returns:

@@ -57,7 +57,7 @@ class GridFit(NamedTuple):
         exponent: int32, the grid is 2^exponent; 0 for integers.
         divisor: uint32, below 2^16; c is divisor * 2^shift.
         shift: uint32.
-        scale: of the noise, in units of the value; NaN if no divisor fits.
+        scale: the scale of the noise, in units of the value; NaN if no divisor fits.
     """
 
     exponent: jax.Array
@@ -79,7 +79,7 @@ class Calibration:
     Attributes:
         scale: nominal scale of the noise.
         sensitivity: in the mechanism's norm.
-        epsilon: of the guarantee.
+        epsilon: the epsilon of the guarantee.
         rounding: the norm of a vector with a 1 in each float coordinate, which is rounded, and a 0
             in each integer coordinate.
         coordinates: the number of noisy coordinates; each is charged the certificate's loss.
@@ -103,9 +103,9 @@ class Calibration:
         The returned scale follows from the divisor, and is at least the needed scale.
 
         Args:
-            lattice: of the noise.
-            dtype: of the values.
-            exponent: of a known grid, if several noises share it; None finds one.
+            lattice: the lattice of the noise.
+            dtype: the dtype of the values.
+            exponent: the exponent of a known grid, if several noises share it; None finds one.
         """
         if not any(map(is_traced, jax.tree.leaves((self, exponent)))):
             # One compiled program instead of forty small ones. The number of coordinates becomes a

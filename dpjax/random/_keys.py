@@ -159,7 +159,7 @@ class KeyLedger(OpenLedger):
     `dpjax.Ledger` does the same, and holds a budget.
 
     Attributes:
-        path: of the file with the fingerprints; None for memory only.
+        path: the path of the file with the fingerprints; None for memory only.
 
     Formal guarantees:
         Each key is claimed at most once in the lifetime of the file, also by several processes. The
@@ -180,7 +180,7 @@ class KeyLedger(OpenLedger):
         """Opens or creates a ledger.
 
         Args:
-            path: of an SQLite file; None keeps the ledger in memory.
+            path: the path of an SQLite file; None keeps the ledger in memory.
 
         Raises:
             TypeError: if the path is of another type.

@@ -39,7 +39,7 @@ class Noise:
     """A symmetric distribution of independent coordinates at scale 1.
 
     Attributes:
-        name: for messages.
+        name: the name in messages.
         sample: draws it in floats, `sample(key, shape, dtype)`.
         log_density: log density at a point, elementwise.
         log_cdf: log of the distribution function, elementwise.

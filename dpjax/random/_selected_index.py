@@ -53,7 +53,7 @@ def permute_and_flip_index(
     Args:
         key: a typed key.
         scores: shape (K,).
-        calibration: of the noise.
+        calibration: the calibration of the noise.
         log_base: log weights of the options.
         taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """
@@ -81,7 +81,7 @@ def exponential_index(
     Args:
         key: a typed key.
         scores: shape (K,).
-        calibration: of the noise.
+        calibration: the calibration of the noise.
         log_base: log weights of the options.
         taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
     """

@@ -1,7 +1,7 @@
 """Converts the database of a release to the dtypes that its target reads.
 
-The target and the dtypes of columns decide on conversions, never the numbers in them.
-docs/how-to/pandas.md explains the rules to users.
+Only the target and the dtypes of the columns decide how columns are converted. Their numbers, which
+are private, never do. docs/how-to/pandas.md explains the rules to users.
 """
 
 import jax
@@ -22,7 +22,7 @@ _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
     """Converts a database to records for the target; its structure alone decides on refusals."""
     known = knowing(target)
-    # Another person may have another number of rows.
+    # Neighbors may differ in their number of rows, because people have different numbers of rows.
     of_people = known is not None and known.privacy_unit != RECORD
     added = sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if (added or of_people) and sensitivity.n is None:
@@ -30,7 +30,8 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
     records, n = exact_records("database", database)
     if sensitivity.n is not None and n != sensitivity.n:
         raise ValueError(
-            f"database must have n={sensitivity.n} records, as the sensitivity says, got {n}"
+            f"database must have n={sensitivity.n} records, the number that the sensitivity was"
+            f" made for, got {n}"
         )
     if sensitivity.records is not None:
         return _as_sampled(records, sensitivity.records)
@@ -51,9 +52,9 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
 
 def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
     return (
-        f"{place_of('database', path)} must be numbers that JAX holds, got the dtype {leaf.dtype}:"
-        " without x64 a function would get int32, and larger numbers as the largest of these. Pass"
-        ' floats, by .astype("float64"), or integers within public bounds, by .clip(low,'
+        f"{place_of('database', path)} must have a dtype that JAX holds, got {leaf.dtype}: without"
+        " x64 a function would get int32, with larger numbers clamped to its range. Pass floats,"
+        ' by .astype("float64"), or integers within public bounds, by .clip(low,'
         ' high).astype("int32"), or leave it out; or release a query of dpjax, which gets all'
     )
 
@@ -76,8 +77,8 @@ def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
         whole_as_float = integers and jnp.issubdtype(sampled.dtype, jnp.floating)
         if not whole_as_float and _kind(leaf) != _kind(sampled):
             raise TypeError(
-                f"database must hold {sampled.dtype} of shape {sampled.shape} there, as the"
-                f" oracle does, got {leaf.dtype}"
+                f"database must hold {sampled.dtype} of shape {sampled.shape} where the oracle"
+                f" does, got {leaf.dtype}"
             )
         return as_dtype(leaf, sampled.dtype)
 

@@ -1,8 +1,8 @@
 """The draw of a mechanism for one kind of value: checked once, compiled once, then kept.
 
 Checking a value and flattening a mechanism take longer than drawing noise. A mechanism is frozen.
-So both are done once for all values of one structure, with the same shapes and dtypes. If a
-mechanism holds tracers, nothing is kept, because tracers end with their trace.
+So both are done once for all values of one structure, with the same shapes and dtypes. Nothing is
+kept for a mechanism that holds tracers, because they are invalid after their trace.
 """
 
 import functools
@@ -35,11 +35,11 @@ class Compiled:
 
     Attributes:
         draw: maps the numbers of a mechanism, a key and a value to the noisy value.
-        ahead: the kinds of keys and values for which it was compiled before a release.
+        ahead: the kinds of keys and values that it is already compiled for.
     """
 
     def __init__(self, structure: TreeDef):
-        """`structure` comes from `jax.tree.flatten` of a mechanism, as `Draw` calls it."""
+        """Takes the tree structure of a mechanism, as `jax.tree.flatten` returns it."""
 
         def draw(numbers: list[Any], key: Key, value: Value) -> Value:
             # Inside another program the numbers may be constants. XLA would fold them while it
@@ -47,7 +47,7 @@ class Compiled:
             mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
             return mechanism._draw(key_for_each(key, value), value)
 
-        self.draw: Any = jax.jit(draw)  # JAX has no public type of it.
+        self.draw: Any = jax.jit(draw)  # JAX has no public type for it.
         self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
 
 
@@ -97,7 +97,7 @@ class Draw:
         return self._compiled.draw(self.numbers, key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
-        """The guarantee of a release under a key; `mechanism` is the one that this draws for."""
+        """The guarantee of a release under a key. `mechanism` is the mechanism of this draw."""
         if self.is_traced:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
@@ -107,13 +107,13 @@ class Draw:
         return self._guarantees[kind]
 
     def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
-        """How far a release may be off; `mechanism` is the one that this draws for."""
+        """How far a release may be off. `mechanism` is the mechanism of this draw."""
         if self._accuracy is None:
             self._accuracy = mechanism.accuracy(self._kind)
         return self._accuracy
 
     def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
-        """Compiles the programs of a release. The key is public; its implementation counts."""
+        """Compiles the programs of a release. Only the implementation of the key matters."""
         kind = key.dtype, self._kind, jnp.result_type(float)
         if kind in self._compiled.ahead:
             return
@@ -153,14 +153,14 @@ class DrawOfAnother:
         return UNKNOWN if knows is None else knows(self._kind)
 
 
-# By mechanism; and by whether JAX has float64, since without it numbers are rounded outward.
+# Keyed by mechanism, then by whether JAX has float64: without it, numbers are rounded outward.
 _DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
-    """The draw of a mechanism for a kind of value, from the first such draw if there was one."""
+    """The draw of a mechanism for a kind of value, made once and then reused."""
     if mechanism._calls_user:
         mechanism = mechanism._frozen(kind)
     known = _DRAWS.get(mechanism, {})
@@ -208,7 +208,8 @@ def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
         return False
     if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):
         return False
-    # A program that is compiled ahead is for the default device. Committed arrays may be elsewhere.
+    # Ahead of time, a program is compiled for the default device. Committed arrays may be on
+    # another.
     return not any(leaf.committed for leaf in used[1:])
 
 
@@ -219,7 +220,7 @@ def compile_ahead(
 
     Only the implementation of the key matters, not its words.
     """
-    # The settings of a release, so that it finds these programs.
+    # A release runs under these settings. With others, it would not find the programs in the cache.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         target = _compiling(program, records)
         try:
@@ -230,7 +231,7 @@ def compile_ahead(
 
 @functools.lru_cache(maxsize=256)
 def _compiling(program: Program, records: TreeSpec) -> Future[None]:
-    """The compilation of a target, which may have ended."""
+    """The compilation of a target, running or finished."""
     return compiling(evaluate_alone.lower(records.tree(), program=program))
 
 

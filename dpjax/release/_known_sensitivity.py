@@ -19,7 +19,7 @@ from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
 # `needed` rounds bounds up. A user may give the bound rounded to nearest, which is smaller by at
-# most this factor. The scale that is really drawn covers that.
+# most this factor. The drawn scale has a larger margin than that.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 
@@ -28,7 +28,7 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
     """Refuses a sensitivity that a query computed, if the target is not a query."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
-            f"sensitivity was made by a {sensitivity.known_by}, and the target is another function:"
+            f"sensitivity was made by a {sensitivity.known_by}, but the target is another function:"
             f" release that {sensitivity.known_by} itself, on the columns that it takes. For a"
             " function of your own, prove a bound by dpjax.prove_sensitivity, or state one by"
             " dpjax.assume_sensitivity"
@@ -54,10 +54,11 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     if norm not in known.norms or relation not in known.relations:
         norms, relations = map(norm_name, known.norms), map(str, known.relations)
         raise ValueError(
-            f"sensitivity must be one that the target, a {type(known).__name__}, is known to have:"
-            f" in {', '.join(norms)} under {' or '.join(relations)}, got one in {norm_name(norm)}"
-            f" under {relation}. If you have a bound of your own, release a function around the"
-            " target: lambda database: target(database)"
+            "sensitivity must be in a norm and relation for which the target, a"
+            f" {type(known).__name__}, knows its sensitivity: in {', '.join(norms)} under"
+            f" {' or '.join(relations)}, got one in {norm_name(norm)} under {relation}. If you have"
+            " a bound of your own, release a function around the target: lambda database:"
+            " target(database)"
         )
     if sensitivity.privacy_unit != known.privacy_unit:
         raise ValueError(
@@ -82,7 +83,8 @@ def covering(mechanism: M, needed: float) -> M:
     if _checks.is_traced(value):
         enough = value >= jnp.asarray(needed, jnp.result_type(value))
         return jax.tree.map(lambda leaf: _or_nan(enough, leaf), mechanism) if needed else mechanism
-    # On the host. Inside `jit`, JAX would trace a comparison of its own arrays, even known ones.
+    # In NumPy: inside `jit`, JAX traces comparisons of its arrays, even of arrays with known
+    # values.
     least = float(np.min(np.asarray(value)))
     if not least * _TO_NEAREST >= needed:
         raise ValueError(
@@ -96,8 +98,8 @@ def covering(mechanism: M, needed: float) -> M:
 def plan_of(target: Target, mechanism: Mechanism) -> Inside:
     """How a mechanism releases a target.
 
-    A query may run another function than itself, such as sums of integers, with noise for these. It
-    then also maps the noisy value to the published one.
+    A query may first run another function, such as sums of integers, whose value gets the noise. It
+    then maps the noisy value to the published one.
     """
     known = knowing(target)
     if known is None:

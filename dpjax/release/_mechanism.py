@@ -38,10 +38,10 @@ class SensitivityMechanism(abc.ABC):
     Lower-case factories make them, and do the checks and the calibration.
 
     Attributes:
-        sensitivity: that the noise is calibrated to.
-        epsilon: of the guarantee.
-        delta: of the guarantee.
-        norm: in which the sensitivity is measured.
+        sensitivity: the sensitivity that the noise is calibrated to.
+        epsilon: the epsilon of the guarantee.
+        delta: the delta of the guarantee.
+        norm: the norm in which the sensitivity is measured.
 
     Formal guarantees:
         A subclass promises (epsilon, delta)-indistinguishable releases of any two values within
@@ -77,10 +77,10 @@ class SensitivityMechanism(abc.ABC):
 
     @abc.abstractmethod
     def clamped(self, value: Value) -> Value:
-        """The value that is released instead of this one: finite and in range."""
+        """The value that the mechanism releases in place of this one: finite and in range."""
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of each array of a release; an empty tree, where none is stated."""
+        """The spacing of each array of a release; an empty tree if the mechanism states none."""
         del value
         return ()
 
@@ -107,8 +107,8 @@ class SensitivityMechanism(abc.ABC):
     def zcdp(self) -> tuple[float, float]:
         """The cost of one release with ideal noise: rho and delta of approximate zCDP, rounded up.
 
-        For a promise of (epsilon, delta) these are epsilon^2 / 2 and delta (Bun and Steinke 2016,
-        Proposition 1.4 and section 8). gamma is not in it.
+        An (epsilon, delta)-DP release has rho = epsilon^2 / 2 and the same delta (Bun and Steinke
+        2016, Proposition 1.4 and section 8). gamma is not included.
         """
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0
@@ -147,7 +147,7 @@ class SensitivityMechanism(abc.ABC):
         return UNKNOWN
 
     def accuracy(self, value: TreeSpec) -> Accuracy:
-        """The facts for `Release.interval`. Nothing is known if a parameter is traced.
+        """What `Release.interval` needs to know about the error. Empty if a parameter is traced.
 
         Args:
             value: describes the target's value.
@@ -166,7 +166,7 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def _is_exact(self) -> bool:
-        """Whether the noise is exact; nothing is promised under noise in floats."""
+        """Whether the noise is exact. Noise in floats carries no guarantee."""
         return True
 
     @property
@@ -200,22 +200,22 @@ class SensitivityMechanism(abc.ABC):
         """Releases a value of the target under the mechanism's guarantee.
 
         Args:
-            key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases
-                of one value under one key, at two epsilons, give the value away. A ledger that is
-                open (`dpjax.Ledger`, `dpjax.random.KeyLedger`) claims it.
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases of
+                one value under one key, at two epsilons, reveal the value. An open ledger
+                (`dpjax.Ledger`, `dpjax.random.KeyLedger`) records the key as used.
             value: a pytree of real arrays. Its contents never decide whether a release happens:
                 NaN and values out of range become fixed public values and get noise.
 
         Returns:
-            A `Release`; under a seeded key its guarantee says so.
+            A `Release`. If the key came from a seed, its guarantee says so.
 
         Raises:
             TypeError: if the key is not a typed key, the value does not hold real arrays, or a
                 ledger is open inside `jit` or `vmap`.
-            ValueError: if the value's structure or shapes are not those that were sampled, or the
-                mechanism is a batch that `vmap` returned, or values are mapped over by `vmap` (or
-                sharded by `shard_map`) and keys are not: it would use one draw for all of them; or
-                if a ledger knows the key.
+            ValueError: if the value's structure or shapes differ from the sampled ones; if the
+                mechanism is a batch that `vmap` returned; if `vmap` maps over values (or
+                `shard_map` shards them) but not over keys, so that all values would get the same
+                noise; or if a ledger knows the key.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         check_key(key)
@@ -257,7 +257,7 @@ class SensitivityMechanism(abc.ABC):
             return draw(key, arrays)
 
     def _in_units_of(self, unit: float, larger: float) -> Self:
-        """The mechanism for values that were divided by `unit`, with noise times `larger`."""
+        """The mechanism for values divided by `unit`, with its noise multiplied by `larger`."""
         sensitivity = dataclasses.replace(
             self.sensitivity, value=self.sensitivity.value * (larger / unit), inside=False
         )
@@ -269,13 +269,14 @@ class SensitivityMechanism(abc.ABC):
         if self.sensitivity.inside:
             raise ValueError(
                 "the sensitivity holds for the exact integers that dpjax.privatize computes, not"
-                f" for the rounded floats of a {self.sensitivity.known_by}: release by"
+                f" for the rounded floats that a {self.sensitivity.known_by} returns: release by"
                 " dpjax.privatize(query, mechanism)"
             )
         if self.sensitivity.bounds is not None:
             raise ValueError(
-                "the sensitivity was proved for a target of clamped records, and this value may"
-                " come from others: release by dpjax.privatize(target, mechanism), which clamps"
+                "the sensitivity was proved for clamped records, and this value may come from"
+                " records that were not clamped: release by dpjax.privatize(target, mechanism),"
+                " which clamps"
             )
 
     def _check_like_sampled(self, value: TreeSpec) -> None:
@@ -288,7 +289,7 @@ class SensitivityMechanism(abc.ABC):
                 for x, y in zip(value.leaves, sampled.leaves, strict=True)
             )
         ):
-            raise ValueError(f"value must be like what was sampled, {sampled}, got {value}")
+            raise ValueError(f"value must have the sampled structure, {sampled}, got {value}")
 
     def _frozen(self, value: TreeSpec) -> Self:
         """The mechanism with traced programs in place of functions of the user.

@@ -36,7 +36,8 @@ from dpjax.release._known_sensitivity import check_maker, covering, knowing, nee
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import pay_and_draw, request_of
 
-# XLA's tests allow exp, log, tanh and others 40 units of rounding there, and far more on a TPU.
+# On these platforms, XLA's tests allow errors of 40 units of rounding in exp, log, tanh and others;
+# on a TPU they allow far more.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
 _MOST_KEPT = 256  # Kinds of databases, programs and requests that a private function keeps.
 
@@ -71,8 +72,8 @@ class PrivateFunction:
 
     Attributes:
         target: the function of the database.
-        mechanism: that releases its value.
-        ledger: that pays beside those that are open; None for no other.
+        mechanism: the mechanism that releases its value.
+        ledger: a ledger that pays in addition to open ones; None for no other.
 
     Formal guarantees:
         Those of `dpjax.privatize`.
@@ -82,9 +83,9 @@ class PrivateFunction:
     mechanism: Mechanism
     ledger: OpenLedger | None
     _program: Program | None  # The traced target, if it was sampled or proved.
-    _accepting: Mechanism  # The mechanism, for values of clamped records.
-    # What is known from earlier releases. Keys begin with the kind of result: "kind" (of
-    # databases), "users" (functions in the target), "target", "request", or "compiled".
+    _accepting: Mechanism  # The mechanism, which accepts values of clamped records.
+    # Results of earlier releases. Keys begin with the kind of result: "kind" (of databases),
+    # "users" (functions in the target), "target", "request", or "compiled".
     _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -98,7 +99,10 @@ class PrivateFunction:
 
     @functools.cached_property
     def _keeps(self) -> bool:
-        """Whether results may be kept. Results with tracers may not, since tracers end."""
+        """Whether results may be kept.
+
+        Results with tracers may not: tracers are invalid after their trace.
+        """
         return not any(map(_checks.is_traced, jax.tree.leaves(self.mechanism)))
 
     def __repr__(self) -> str:
@@ -149,8 +153,8 @@ class PrivateFunction:
     def _read(self, database: Database | Parts) -> tuple[Database | Unsummed, _Kind]:
         """Converts a database to the records that the target gets.
 
-        Structure, shapes and dtypes alone decide on refusals and conversions. So if arrays of a
-        kind needed no conversion before, further arrays of this kind are returned at once.
+        Structure, shapes and dtypes alone decide on refusals and conversions. So once arrays of a
+        kind needed no conversion, later arrays of this kind are returned as they are.
         """
         if isinstance(database, Parts):
             return self._read_parts(database)
@@ -163,7 +167,7 @@ class PrivateFunction:
                 return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        # A known sensitivity depends on the setting: without float64 it is rounded outward.
+        # This setting matters: without float64, a known sensitivity is rounded outward.
         alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
         if (kind := self._kept.get(alike)) is None:
             kind = _Kind(described, described.tree(), self._plan(described))
@@ -174,17 +178,17 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """The pass over parts that is made once it is paid for, and the kind of its totals."""
+        """The pass over the parts, made only once it is paid for, and the kind of its totals."""
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(
-                "target must be a query of dpjax where records come in parts, whose totals it adds"
-                f" up, got {self._name}"
+                "target must be a query of dpjax if records come in parts, because it adds up the"
+                f" totals of parts, got {self._name}"
             )
         if sensitivity.privacy_unit != RECORD:
             raise TypeError(
-                "target must be a query of records where these come in parts: a person may be in"
-                f" several parts, got one per {sensitivity.privacy_unit}"
+                "target must be a query of records if these come in parts, because a person may be"
+                f" in several parts, got one per {sensitivity.privacy_unit}"
             )
         if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
             raise ValueError(
@@ -207,7 +211,10 @@ class PrivateFunction:
         return plan_of(self.target, covering(self._accepting, least))
 
     def _traced(self, kind: _Kind) -> Program:
-        """The program of the target at this time; a user's function may have changed before."""
+        """The program of the target as it is now.
+
+        A user's function may have changed since the last call.
+        """
         if self._program is not None:
             self._program.check_unchanged("target")
             return self._program
@@ -215,7 +222,8 @@ class PrivateFunction:
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
-        # The trace is new. Only code on the host may have been frozen earlier.
+        # The trace is new, so it shows changes in traced code. Code on the host needs its own
+        # check.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
@@ -223,8 +231,8 @@ class PrivateFunction:
     def _unchanging(self, target: Target) -> Target:
         """The target with kept programs, if nothing in it can have changed since it was traced.
 
-        Objects that dpjax made are frozen. But a user's predicate in them may close over a variable
-        that has another value now. Then the target is returned as it is, and will be traced anew.
+        Objects that dpjax made are frozen. But they may hold a user's predicate, which closes over
+        a variable that has changed. Then the target is returned as it is, and traced anew.
         """
         users = self._kept.get(("users", target), "unknown")
         if users == "unknown":
@@ -241,13 +249,14 @@ class PrivateFunction:
     def _request(self, step: _Step, name: str | None) -> Request | None:
         """The request under a name, for a ledger; None without a name.
 
-        Either way, it raises the errors that the draw would raise, before the release is paid for.
+        With or without a name, it raises the errors that the draw would raise, before anything is
+        paid.
         """
         if name is None and self._compiled_ahead(step):
             return None
         program, kind = step.program, step.kind
         asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        # A mechanism may hold a user's function, which may have changed since.
+        # A mechanism may hold a user's function, which may have changed since the request was kept.
         may_change = getattr(self.mechanism, "_calls_user", True)
         if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
@@ -315,12 +324,13 @@ def privatize(
     Raises:
         TypeError: if an argument is of the wrong kind; at a release, if the key is not a typed key,
             the name is not a text, the database does not hold arrays of the kinds that were
-            sampled, or it holds integers of 64 bits without x64, and the target is a function whose
-            sensitivity is only assumed.
+            sampled, or it holds integers of 64 bits without x64 and the target is a function with
+            an assumed sensitivity.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared), or the sensitivity was computed by another query or target; at
             a release, if the sensitivity is smaller than the known one, the database has another
-            size or structure, its size is private but not padded, or the ledger knows the key.
+            size or structure, its size is private and it is not padded, or the ledger knows the
+            key.
         BudgetExceededError: at a release, if the ledger has too little left.
         LedgerError: at a release, if the ledger cannot be trusted or cannot be written.
 
@@ -329,15 +339,16 @@ def privatize(
         database is a draw from the same oracle, and the target was chosen without looking at it.
 
         The numbers in the database never decide whether a release happens. Its structure, dtypes
-        and size do, and count as public. So read files with dtypes that do not depend on their
-        contents. Under add-or-remove-one the size is private: the database must be
-        `dpjax.queries.PaddedRecords`, unless the sensitivity has an n, the number of slots.
+        and size do, and count as public. So fix the dtypes when you read a file, instead of
+        inferring them from its contents. Under add-or-remove-one the size is private: the database
+        must be `dpjax.queries.PaddedRecords`, unless the sensitivity has an n, the number of slots.
 
         If you assumed the sensitivity, you promise that it bounds this target on databases of this
-        size. If the target knows its own sensitivity, the two are compared, and a traced one that
-        is too small gives NaN. A sampled one may be smaller than the known one: gamma bounds how
-        often that fails. You also promise that two releases under one name are about the same
-        records, because a ledger does not compare records. Choose names without looking at records.
+        size. If the target knows its own sensitivity, the two are compared. A traced sensitivity
+        that is too small gives NaN. A sampled sensitivity may be smaller than the known one: gamma
+        bounds how often that fails. You also promise that two releases under one name are about the
+        same records, because a ledger does not compare records. Choose names without looking at
+        records.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -358,8 +369,8 @@ def privatize(
         )
     if not isinstance(getattr(mechanism, "sensitivity", None), Sensitivity):
         raise TypeError(
-            "mechanism must be one that noise is drawn from, such as dpjax.laplace(sensitivity,"
-            f" epsilon), got {type(mechanism).__name__}: {_checks.shown(mechanism)}"
+            "mechanism must be a mechanism, such as dpjax.laplace(sensitivity, epsilon), got"
+            f" {type(mechanism).__name__}: {_checks.shown(mechanism)}"
         )
     sensitivity = mechanism.sensitivity
     sampled = sensitivity.records
@@ -392,8 +403,8 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
 def _check_platform(records: Database, *, convolves: bool = False) -> None:
     """Refuses devices whose rounding errors may exceed the bounds in a proof.
 
-    For convolutions these are all GPUs: their libraries choose among algorithms, some of which add
-    up other products.
+    For convolutions it refuses all GPUs: their libraries may choose an algorithm, such as
+    Winograd's, whose rounding the proof does not cover.
     """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}
@@ -402,7 +413,7 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
     if unknown:
         known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
-            f"a proved sensitivity counts the rounding of {known}, and the database is on"
+            f"a proved sensitivity covers the rounding of {known}, but the database is on"
             f" {', '.join(unknown)}: move it to one of them, as by jax.device_put"
         )
 

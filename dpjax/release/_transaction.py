@@ -37,7 +37,7 @@ def pay_and_draw(
     ledger: OpenLedger | None = None,
     drawing: Drawing | None = None,
 ) -> Release:
-    """Pays for a release from all open ledgers and draws it, or returns the one paid for before.
+    """Pays for a release from all open ledgers and draws it, or returns an earlier equal one.
 
     Args:
         draw: draws the value of the release. It uses `mechanism.unpaid_draw`, which tells no
@@ -45,18 +45,18 @@ def pay_and_draw(
         key: a typed key.
         used: all other inputs of the release. If one of them is traced, the key may serve many
             releases, so an open ledger refuses it.
-        guarantee: of the release.
-        what: describes it in the history.
-        name: the user's name for the records. Nothing is released again without a name.
+        guarantee: the guarantee of the release.
+        what: describes the release in the history.
+        name: the user's name for the records. Without a name, no earlier release is returned.
         request: makes the request under a name. It is also called without a name, because it raises
             the errors of the draw before anything is paid.
-        ledger: another one to pay from.
-        drawing: the draw, if it is one draw of a mechanism.
+        ledger: a further ledger to pay from.
+        drawing: the draw, if the release is a single draw of a mechanism.
     """
-    # Check. What is wrong with the call is refused before anything is paid.
+    # Check. A wrong call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(
-            "name must be a text that is not empty, such as that of a column or a group, got"
+            "name must be a nonempty string, such as the name of a column or a group, got"
             f" {_checks.shown(name)}"
         )
     ledgers = told(ledger)
@@ -65,12 +65,14 @@ def pay_and_draw(
     accounts = [one for one in ledgers if isinstance(one, Account)]
     if len(accounts) > 1:
         raise ValueError(
-            f"one budget pays for a release, got {len(accounts)} open: {accounts}; close others."
-            " In a thread, open the one that pays, or give it to dpjax.privatize(..., ledger=...)"
+            f"one ledger pays for a release, got {len(accounts)} open: {accounts}; close the"
+            " others. In a thread, open the ledger that pays, or pass it to dpjax.privatize(...,"
+            " ledger=...)"
         )
     account = accounts[0] if accounts else None
 
-    # Name the request, and look it up. A second answer to one request would cost a second time.
+    # Name the request, and look it up. An answer that was already paid for is returned again, free
+    # of charge.
     asked = None if account is None or request is None else request(name)
     if account is not None and asked is not None:
         before = account.released(asked)
@@ -82,7 +84,8 @@ def pay_and_draw(
     for one in sorted(ledgers, key=lambda one: one is account):
         one.record(Payment(key, guarantee, what, asked, drawing))
 
-    # Compute and draw, which tells no ledger. A NaN in a private value is no error to stop at.
+    # Compute and draw; the draw itself tells no ledger. A NaN in a private value must not raise,
+    # because an error would reveal it.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         release = Release(draw(), guarantee)
 
@@ -91,7 +94,7 @@ def pay_and_draw(
 
 
 def tell_of_training(key: Key) -> None:
-    """Lets open ledgers of keys claim the key of a training, since its steps tell no ledger."""
+    """Records the key of a training in open ledgers of keys, because its steps tell no ledger."""
     refuse_unpaid_steps()
     if ledgers := told():
         refuse_traced(key)
@@ -100,16 +103,16 @@ def tell_of_training(key: Key) -> None:
 
 
 def refuse_unpaid_steps() -> None:
-    """Refuses a step of a training inside of `with ledger`: a step does not know the total cost."""
+    """Refuses a training step inside of `with ledger`: it does not know the total cost."""
     if any(isinstance(one, Account) for one in told()):
         raise ValueError(
-            "a training pays for all of its steps at once: ledger.charge their guarantee, as"
-            " by accounting.dp_sgd, and train outside of `with ledger`"
+            "a training pays for all of its steps at once: call ledger.charge with their"
+            " guarantee, such as that of accounting.dp_sgd, and train outside of `with ledger`"
         )
 
 
 def guarantee_under(key: Key, guarantee: Guarantee) -> Guarantee:
-    """The guarantee of a release under a key: a seeded key is noted in it."""
+    """The guarantee of a release under a key. It notes if the key came from a seed."""
     if not is_seeded(key):
         return guarantee
     return dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
@@ -131,20 +134,23 @@ def request_of(
     Args:
         name: the user's name for the records, or None.
         draw: draws the value.
-        key: of the kind that is used; its words do not matter.
+        key: the key of the kind that is used; its bits do not matter.
         value: describes the second argument of `draw`.
         *asked: fingerprints of programs, descriptions of records, and mechanisms, by their numbers.
     """
     drawn, released = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
     if name is None:
         return None
-    name = str(name)  # NumPy has texts of its own.
+    name = str(name)  # NumPy has a string type of its own.
     fingerprint = digest(name, drawn, _parameters((value, *asked)))
     return Request(name, fingerprint, TreeSpec.of(released))
 
 
 def _parameters(value: object) -> object:
-    """The numbers and words in a mechanism and its sensitivity; functions are in the program."""
+    """The numbers and strings in a mechanism and its sensitivity.
+
+    Functions are left out, because the traced program has them.
+    """
     if isinstance(value, tuple):
         return tuple(map(_parameters, value))
     if isinstance(value, TreeSpec):

@@ -1,1 +1,1 @@
-"""Sensitivities: sampled, and known from analysis."""
+"""Sensitivities: sampled from an oracle, or assumed by the user."""

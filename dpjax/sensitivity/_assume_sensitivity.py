@@ -33,9 +33,9 @@ def assume_sensitivity(
             unknown.
 
     Formal guarantees:
-        You vouch for the bound. It must hold for the target as it is computed, in the float dtype
-        that it returns, where a NaN counts as 0, as in a release. Then mechanisms calibrated to the
-        bound are (epsilon, delta)-DP.
+        You vouch for the bound. It must hold for the target as it is computed, with the rounding of
+        its float dtype, and with NaN counted as 0, as releases count it. Then mechanisms calibrated
+        to the bound are (epsilon, delta)-DP.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Definition 2.

@@ -22,9 +22,10 @@ class Seen(NamedTuple):
     """The findings of probes in a chunk.
 
     Attributes:
-        probes: number of first pairs that were probed.
+        probes: how many pairs were probed: the first ones of the chunk.
         permuted: the largest distance by which rotating the records moves a value.
-        alone: the largest distance between a database's value alone and in the batch.
+        alone: the largest distance between a database's values when evaluated alone and in the
+            batch.
         elsewhere: for each pair, how far replacing the record at a random position moves the value.
     """
 
@@ -46,7 +47,7 @@ class Checkpoint:
     """The finished chunks of one run, in one file for each host.
 
     Attributes:
-        path: of the file; with several hosts each has its own, "PATH.0-of-2" and so on.
+        path: the path of the file; with several hosts each has its own, "PATH.0-of-2" and so on.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Json) -> None:
@@ -58,7 +59,7 @@ class Checkpoint:
             self.path = named.with_name(f"{named.name}.{jax.process_index()}-of-{hosts}")
         check_folder(named, _KIND)
         if named.is_dir():
-            raise ValueError(f"checkpoint {named} must be a file, and is a folder")
+            raise ValueError(f"checkpoint {named} must be a file, but is a folder")
         self._run = run
         self._found: dict[tuple[int, int], Finished] = {}
         names = rf"{re.escape(named.name)}(\.\d+-of-\d+)?"
@@ -72,7 +73,7 @@ class Checkpoint:
         self._next_save = time.monotonic()
 
     def found(self, position: int) -> dict[int, Finished]:
-        """The finished chunks of a position."""
+        """The finished chunks of one position of the changed record."""
         return {chunk: x for (place, chunk), x in self._found.items() if place == position}
 
     @property

@@ -31,10 +31,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# Up to this many distances, the host selects: that saves compiling a program.
+# For up to this many distances, the host selects the order statistic, which saves a compilation.
 _FEW = 2**16
-# If lanes do not touch, `vmap` changes roundings only, and on nearly all databases. So this many
-# databases are enough to measure it.
+# If lanes do not touch, `vmap` changes only the rounding, and it does so on nearly all databases.
+# So this many databases are enough to measure the change.
 LEAST_ALONE = 8
 
 
@@ -43,8 +43,8 @@ class Probing:
     """How much a chunk probes, besides computing distances.
 
     Attributes:
-        rotated: on so many first pairs the target is also evaluated with rotated records.
-        kept: of so many first pairs, database and value are returned to the host.
+        rotated: how many of the first pairs are also evaluated with rotated records.
+        kept: for how many of the first pairs database and value are returned to the host.
     """
 
     rotated: int = 0
@@ -52,7 +52,7 @@ class Probing:
 
     @property
     def rows(self) -> int:
-        """The rotations of a chunk, at least one, because arrays over devices need a first axis."""
+        """The number of rotations of a chunk, at least one: a sharded array cannot be empty."""
         return max(self.rotated, 1)
 
 
@@ -83,7 +83,8 @@ class Block:
     Attributes:
         distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
             block, and a spare row for devices that have nothing to do. Places without a pair are
-            infinite, so selection can ignore them. A third axis if a pair has several numbers.
+            infinite, so selection can ignore them. There is a third axis if a pair has several
+            numbers.
         resolution: shape (devices,), the coarsest so far.
     """
 
@@ -109,8 +110,8 @@ def chunk_distances(
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
     """Distances and resolutions of the pairs from `start` on, and the findings of probes."""
-    # Indices number the pairs of all chunks: pair i must not depend on how pairs are cut into
-    # chunks. In the last chunk they run past m, and the caller masks those distances.
+    # Indices count pairs across chunks, because pair i must not depend on how pairs are cut into
+    # chunks. In the last chunk indices run past m, and the caller masks those distances.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     if rotations is None:
         return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
@@ -139,10 +140,11 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """How far a rotation moves the value, and replacing the last record after the rotation."""
+    """How far a rotation moves the value, and how far replacing the last rotated record does."""
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
-    # `vmap` makes one copy of the target for both values: two copies would compile twice as long.
+    # Under `vmap`, one copy of the target computes both values. Two copies would take twice as long
+    # to compile.
     values = jax.vmap(target)(rotated_pair(records, steps))
     other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
     elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
@@ -153,7 +155,7 @@ def moved_if_finite(pair: RandomPair, value: Value, other: Value) -> jax.Array:
     """The distance between two values; 0 where the first is not finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)
-    # Values that are not finite have infinite distances, which the sampler sees anyway.
+    # The sampler already counts distances of values that are not finite as infinite.
     return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
 
 
@@ -183,7 +185,8 @@ def empty_block(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
-    # In one program, because each array made on its own takes a tenth of a millisecond.
+    # One compiled program makes all arrays, because each separate call takes a tenth of a
+    # millisecond.
     return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
 
 
@@ -300,7 +303,7 @@ def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]
     """The k-th smallest distance over all hosts, and the coarsest resolution."""
     if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
-        # As in `select`, NaN and negative distances count as infinite, and -0.0 counts as 0.0.
+        # As in `select`, NaN and negative distances count as infinite, and -0.0 as 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)
         return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
     mesh = row_of(layout.devices)
@@ -357,7 +360,8 @@ def on_every(
     """Runs a function on every device of a mesh, each on its part of the spread arrays."""
     if mesh is None:
         return function
-    # The check is off, because loops of a target are not written to vary over devices.
+    # `check_vma` is off, because it would reject loops in targets whose initial carry does not vary
+    # over devices.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -1,4 +1,4 @@
-"""The host's side of sampling: it hands chunks to devices, and keeps finished ones."""
+"""The host's side of sampling: it sends chunks to devices, and keeps finished chunks."""
 
 import dataclasses
 import itertools
@@ -18,9 +18,9 @@ from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes
 
-# Between two looks at the distances, the number of pairs grows by this share.
+# The number of pairs grows by this fraction between two looks at the distances.
 _GROWTH = 0.1
-# A chunk for each device of this host (None for no chunk), and how much it probes.
+# A chunk for each device of this host (None for no chunk), and how much is probed in it.
 _Task: TypeAlias = tuple[list[int | None], Probing]
 
 
@@ -29,9 +29,11 @@ class Watch:
     """Looks at the distances while they are drawn, which an "anytime" operating point allows.
 
     Attributes:
-        point: of method "anytime", at the largest number of pairs that may be drawn.
-        until: the ratio of the upper to the lower order statistic that ends it; 1 for never.
-        drawn: number of pairs so far.
+        point: the operating point of method "anytime", at the largest number of pairs that may be
+            drawn.
+        until: drawing ends when the upper over the lower order statistic falls to this ratio; 1 for
+            never.
+        drawn: number of pairs drawn so far.
 
     Formal guarantees:
         None of its own: the operating point holds at every number of pairs.
@@ -65,7 +67,7 @@ class Watch:
             return False
         lower = max(anytime_lower_k(drawn, self.point.gamma, confidence), 1)
         found = np.asarray(distances)
-        found = found[(found >= 0) & (found < np.inf)]  # Pairs that were not drawn are infinite.
+        found = found[(found >= 0) & (found < np.inf)]  # Pairs not yet drawn are infinite.
 
         def of_rank(k: int) -> float:
             return float(np.partition(found, k - 1)[k - 1]) if k <= found.size else np.inf
@@ -104,10 +106,10 @@ def sample_block(
     watch: Watch | None = None,
     probes: Probes | None = None,
 ) -> tuple[Block, Findings]:
-    """Draws the distances of the pairs that this host's devices have, chunk by chunk.
+    """Draws the distances of this host's pairs, chunk by chunk.
 
-    Chunks that are probed come first, and then the target may be refused. A watch may end the
-    drawing early; distances of pairs that were not drawn are infinite.
+    Probed chunks come first; after them the target may be refused. A watch may end the drawing
+    early; distances of pairs that were not drawn are infinite.
 
     Returns:
         The distances, and what the probes have found on this host.
@@ -126,7 +128,7 @@ def sample_block(
     block = empty_block(layout, known, pair.distance_dtype, pair.numbers)
 
     def judge() -> tuple[()]:
-        """Refuses the target if the probes show that it must be; gives no tasks."""
+        """Refuses the target if the probes show that it must be. It adds no tasks."""
         nonlocal findings
         if probes is not None:
             findings = probes.judged(findings)
@@ -164,8 +166,8 @@ def sample_block(
             count(drawn)
 
         def run(tasks: list[_Task], judged_after: int) -> None:
-            # Devices go on while the host judges. `finish` must not judge, because it also runs for
-            # the steps that are still in flight after an error.
+            # Devices keep working while the host judges. `finish` must not judge, because after an
+            # error it also runs for the steps that are still in flight.
             parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
             steps = itertools.chain.from_iterable(part() for part in parts)
             run_in_flight(steps, start, finish, programs=programs, device=device)
@@ -176,11 +178,12 @@ def sample_block(
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            if pair.sums is None:  # The checkpoint may hold all findings that are needed.
+            if pair.sums is None:  # The checkpoint may already hold all findings.
                 judge()
             if pair.calls_host or watch is not None:
-                # Code on the host must run for one program at a time, so chunks are judged one by
-                # one: judging evaluates single databases.
+                # Judging evaluates single databases, in another program than the chunks. Code on
+                # the host must run for one program at a time, so each chunk finishes before it is
+                # judged.
                 for part in [[task] for task in probed] if pair.calls_host else [probed]:
                     run(part, len(part))
                 probed = []

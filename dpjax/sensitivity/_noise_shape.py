@@ -18,11 +18,12 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# Eigenvalues of W are raised to this share of the largest one. So every direction gets at least .03
-# of the noise in the noisiest direction.
+# Eigenvalues of W are raised to at least this fraction of the largest one. So the noise in any
+# direction is at least .03 of that in the noisiest direction.
 _FLOOR = 1e-6
-# Rounding to the fine grid moves a value by at most this share of a typical difference. Sampled
-# distances include this move. The grid reaches to 2^4 times the largest sampled value, or farther.
+# Rounding to the fine grid moves a value by at most this fraction of a typical difference, and
+# sampled distances include this move. The grid extends to at least 2^4 times the largest sampled
+# value.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 
@@ -39,14 +40,14 @@ def noise_shape(
     """Finds the shape of noise that hides a replaced record with the least expected squared error.
 
     It draws m pairs of neighboring databases, and learns W = E[delta delta'] from the differences
-    delta = f(D) - f(D'). Eigenvalues of W below 1e-6 of the largest one are raised to that. The
-    shape is A = W^(1/4). Take noise A z, where z is normal and calibrated to ||A^-1 delta||_2. Its
-    expected squared error is proportional to tr(A A') times the mean of ||A^-1 delta||^2. At this A
-    the product is least: (tr W^(1/2))^2. It is d tr W for isotropic noise, A = 1, and also for
-    noise that whitens the differences, A = W^(1/2).
+    delta = f(D) - f(D'). Eigenvalues of W below 1e-6 times the largest one are raised to that
+    floor. The shape is A = W^(1/4). The noise is A z, with z normal and calibrated to ||A^-1
+    delta||_2. Its expected squared error is proportional to tr(A A') times the mean of ||A^-1
+    delta||^2. A = W^(1/4) minimizes this product, at (tr W^(1/2))^2. Isotropic noise, A = I, has d
+    tr W, and so has noise that whitens the differences, A = W^(1/2).
 
     Args:
-        key: a typed key for this call alone: `dpjax.sample_sensitivity` refuses it.
+        key: a typed key, for this call alone: `dpjax.sample_sensitivity` refuses the same key.
         target: as for `dpjax.sample_sensitivity`.
         oracle: as for `dpjax.sample_sensitivity`.
         n: records of a database, at least 1.
@@ -63,9 +64,9 @@ def noise_shape(
             difference is finite and above 0, or sampling refuses the oracle.
 
     Formal guarantees:
-        None of its own, and none is needed: any matrix that is fixed before the second sampling
-        keeps the guarantee of `dpjax.shaped_gaussian`. The shape is computed from draws of the
-        oracle alone, so it may be published. The replaced records have random positions.
+        None of its own. None is needed: the guarantee of `dpjax.shaped_gaussian` holds for any
+        matrix that is fixed before its sensitivity is sampled. The shape is computed from draws of
+        the oracle alone, so it may be published. The replaced records have random positions.
 
     Source:
         The minimum follows from the inequality of Cauchy and Schwarz for traces; Li and Miklau

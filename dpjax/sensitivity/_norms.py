@@ -24,8 +24,8 @@ def _l1(difference: Value) -> jax.Array:
 
 
 def _l2(difference: Value) -> jax.Array:
-    # The largest difference is factored out: squares of small ones would underflow to 0, and a
-    # sensitivity of 0 gets no noise.
+    # The largest difference is factored out, because squares of small differences would underflow
+    # to 0, and a sensitivity of 0 gets no noise.
     flat = _flat(difference)
     largest = jnp.max(flat)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -92,7 +92,7 @@ def check_norm(sensitivity: Sensitivity) -> None:
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
-    """The norm of ones in the float coordinates of a value, and zeros in its integers.
+    """The norm of a vector with ones in a value's float coordinates and zeros in its integers.
 
     It bounds the norm of rounding errors of at most 1 in every float coordinate of a difference, if
     the norm is homogeneous, subadditive, and monotone in the magnitudes of the coordinates. The
@@ -160,8 +160,8 @@ def refuse_integers(value: Value) -> None:
     """Refuses integers under the norm "range": a cast to floats may hide a small range."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
-            "the norm range is for floats, because the cast of a large integer may hide a small"
-            f" range, got {_checks.described(value)}: return floats"
+            "the norm range is for floats, because casting large integers to floats may hide a"
+            f" small range, got {_checks.described(value)}: return floats"
         )
 
 
@@ -175,8 +175,8 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 def resolution(norm: Norm, value: Value) -> jax.Array:
     """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
 
-    The norm is taken of the values themselves, and then scaled down. Tiny values would count as
-    moved coordinates in a norm such as "hamming".
+    It takes the norm of the values themselves, and then scales it down. Scaling the values first
+    would be wrong for norms such as "hamming", where any nonzero coordinate counts.
     """
     if norm == "range":
         return 2 * resolution("linf", value)

@@ -17,10 +17,10 @@ from dpjax._core._values import Method, OperatingPoint
 from dpjax._exact._numerics import bisect, round_up
 
 MOST_PAIRS = 10**10
-# One, in fixed point: every float is a whole number of its units.
+# One, in fixed point. The unit 2^-1280 divides every float.
 _ONE = 2**1280
-# SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons count
-# as undecided. For few pairs, rational arithmetic decides all of them.
+# SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons are
+# undecided in floats. For few pairs, rational arithmetic is used instead.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # Bounds the relative error of SciPy's functions and of the sums of logarithms, with room to spare.
@@ -36,7 +36,7 @@ def operating_point(
     method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
 ) -> OperatingPoint:
-    """The least m, k or gamma for which a sampled sensitivity covers all but gamma of random pairs.
+    """The least m, k or gamma so that a sampled sensitivity covers random pairs except for gamma.
 
     Let Phi be the distribution function of the distance G of a random pair. Method "exact" uses
     that Phi(G_(k)) is stochastically at least Beta(k, m - k + 1):
@@ -44,14 +44,13 @@ def operating_point(
     - with `confidence` C, the least k with P(Binomial(m, 1 - gamma) <= k - 1) >= C;
     - with `confidence=None`, k = ceil((1 - gamma)(m + 1)), by exchangeability.
 
-    Method "dkw" is Table 1 of the paper: a union over all thresholds, hence larger k.
-
-    Method "anytime" holds at every m at once, so you may look at the samples and go on or stop. It
-    costs a few ranks: at gamma .05 and confidence .99, k is 876 instead of 871 of 900, and the
-    least m is 126 instead of 90.
+    Method "dkw" is Table 1 of the paper. It holds for all thresholds at once, so k is larger.
+    Method "anytime" holds at every m at once, so you may look at the samples and decide whether to
+    draw more. This costs a few ranks: at gamma .05 and confidence .99, k is 876 instead of 871 of
+    900, and the least m is 126 instead of 90.
 
     Given gamma alone, m is the least feasible number and k = m, the largest sampled distance. Given
-    m alone, gamma is the least and k = m. Given both, k is the least.
+    m alone, gamma is the least feasible one and k = m. Given both, k is the least feasible rank.
 
     Args:
         m: number of pairs, at most 10^10.
@@ -70,12 +69,12 @@ def operating_point(
             confidence is given with "dkw", or None with "anytime".
 
     Formal guarantees:
-        Assumes that the m pairs are independent draws. With C: with probability at least C over
-        the samples, Phi(G_(k)) >= 1 - gamma. Marginal: P(G_new <= G_(k)) >= 1 - gamma over the
-        samples and a fresh pair together. Holds for any Phi, continuous or not. m, gamma and C
-        must be fixed before the samples are looked at: to pick one of J, use 1 - (1 - C)/J. With
-        "anytime", m alone may depend on the samples, in any way: with probability at least C,
-        Phi(G_(k)) >= 1 - gamma for the k of every m, over the first m pairs.
+        Assumes that the m pairs are independent draws. With C: with probability at least C over the
+        samples, Phi(G_(k)) >= 1 - gamma. Marginal: P(G_new <= G_(k)) >= 1 - gamma over the samples
+        and a fresh pair together. Holds for any Phi, continuous or not. Fix m, gamma and C before
+        you look at the samples. To choose among J of them afterwards, use confidence 1 - (1 - C)/J
+        for each. With "anytime", m alone may depend on the samples, in any way: with probability at
+        least C, Phi(G_(k)) >= 1 - gamma for the k of every m, over the first m pairs.
 
     Source:
         Wilks (1941) for "exact"; Rubinstein and Aldà (2017), Theorem 15 and Table 1, for "dkw";
@@ -115,14 +114,14 @@ def operating_point(
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """1 - (1 - C)/n, rounded up: with it, n statements hold together at confidence C."""
+    """1 - (1 - C)/n, rounded up: at this confidence each, n statements hold together at C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
 def _within_limit(m: float, gamma: float) -> int:
-    """Rounds up the number of pairs; refuses more than the limit."""
+    """Rounds up a number of pairs, and refuses one above the limit."""
     if m > MOST_PAIRS:
         raise ValueError(
             f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
@@ -165,7 +164,8 @@ def _point(
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
     """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
-    # The power by squaring, in fixed point. Products are rounded up, which can only give False.
+    # The power is computed by squaring, in fixed point. Products are rounded up, so an error can
+    # only make the result False, which is safe.
     square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
     while m:
         if m % 2:
@@ -176,7 +176,7 @@ def _covers(m: int, gamma: float, confidence: float) -> bool:
 
 
 def _least_m(gamma: float, confidence: float) -> float:
-    """The exact least m, found near its value in floats; beyond the limit, that value."""
+    """The exact least m, searched near an approximation; above the limit, the approximation."""
     about = math.log1p(-confidence) / math.log1p(-gamma)
     if about > MOST_PAIRS:
         return about
@@ -202,8 +202,8 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
         return _least_k_of_few(m, Fraction(gamma), allowed)
 
     def covers(k: int) -> bool:
-        # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k).
-        # If floats cannot decide, k counts as too small.
+        # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k). If
+        # floats cannot decide the comparison, k counts as too small, which is safe.
         tail = float(scipy.special.betaincc(m - k + 1, k, gamma))
         return tail < float(allowed) * (1 - _UNRESOLVED)
 
@@ -212,9 +212,9 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
 
 
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
-    """As `_least_k`, in integers: for few pairs this is faster than importing SciPy's functions."""
+    """As `_least_k`, in exact integers: for few pairs this is faster than importing SciPy."""
     lost, whole = gamma.as_integer_ratio()
-    # Ways to have exactly k of m pairs covered, among whole^m.
+    # `ways` counts the outcomes with exactly k of m pairs covered, among whole^m outcomes.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
     while seen + ways <= most:
         seen += ways
@@ -223,8 +223,8 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     return k + 1
 
 
-# Method "exact", marginal. Arithmetic is exact on the float gamma, not on its decimal text. The
-# float .3 is slightly below 3/10, which can need one more rank.
+# Method "exact", marginal. Arithmetic is exact for the float gamma, not for the decimal that it
+# prints. The float .3 is slightly below 3/10, and may need one more rank.
 
 
 def _least_marginal_m(gamma: float, _: None) -> int:
@@ -250,7 +250,7 @@ def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
     """The largest rank whose order statistic is below the quantile of 1 - gamma; 0 for none."""
-    # The excess grows as the rank falls, so the ranks are counted from above.
+    # The excess grows as the rank falls, so the search counts ranks from above.
     found = _least(
         m, lambda j: _excess(m - j, m, gamma, scipy.special.betaincc) >= _needed(confidence)
     )
@@ -278,7 +278,7 @@ def _needed(confidence: float) -> float:
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number from 1 to `most` from which on a property holds; None if it never does."""
+    """The least number from 1 to `most` from which a property holds; None if there is none."""
     if not holds(most):
         return None
     low, high = 0, most
@@ -291,9 +291,9 @@ def _least(most: int, holds: Callable[[int], bool]) -> int | None:
 def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], float]) -> float:
     """Log of the mixture e-value for k of m pairs within the quantile of 1 - gamma, rounded down.
 
-    The formula uses gamma and the m - k other pairs, so that small gammas keep their digits. The
-    tail is `betainc` for a mixture over smaller gammas, and `betaincc` for one over larger gammas.
-    docs/proofs/sampled-sensitivity.md has the proof, in "At any time".
+    The formula is written in gamma and m - k, because 1 - gamma would lose digits for small gammas.
+    `tail` is `betainc` for a mixture over smaller gammas, and `betaincc` for a mixture over larger
+    gammas. docs/proofs/sampled-sensitivity.md has the proof, in "At any time".
     """
     mass = float(tail(m - k + 1, k + 1, gamma))
     if not 0 < gamma < 1 or mass <= 0:
@@ -311,7 +311,8 @@ def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], 
     return math.fsum(terms) - error
 
 
-# For each statement: its least m, least gamma and least k, or None where m is too small.
+# For each kind of statement, functions for the least m, the least gamma and the least k; they
+# return None if m is too small.
 _LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[..., Any]]] = {
     "exact": (_least_m, _least_gamma, _least_k),
     "marginal": (_least_marginal_m, _least_marginal_gamma, _marginal_k),

@@ -9,18 +9,18 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# A CPU reads memory at full speed only in blocks that fit its cache. So many distances are first
-# narrowed to a few. An accelerator searches all of them just as fast.
+# A CPU reads memory at full speed only in blocks that fit its cache. So above this number of
+# distances, a CPU first narrows them to a few. An accelerator searches all of them just as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
 _BLOCK = 2**15
-_GROUP = 64  # Below 2**16: two counts of a group share 32 bits.
+_GROUP = 64  # Below 2^16, so that two counts of a group fit into 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Bit patterns low and high, and how many distances lie below each. Fewer than the rank lie below
-# low, and at least as many below high.
+# Bit patterns low and high, and how many distances lie below each of them. The number below low is
+# less than the rank, and the number below high is at least the rank.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Two patterns, and what `_counts_of_groups` found for them.
+# Two patterns, and the counts of `_counts_of_groups` for them.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
 _Looked = tuple[_Bracket, _Seen]
 
@@ -30,12 +30,13 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
 
     Non-negative floats are ordered like their bit patterns. So the k-th smallest is the largest
     pattern with fewer than k distances below it. Bisection finds it, with one counting pass for
-    each bit (31 in float32, 63 in float64). On a CPU, a sample of many distances brackets it first,
-    and passes over the rest of the bracket are short. Works under `jit` and `vmap`.
+    each bit (31 in float32, 63 in float64). On a CPU, if there are many distances, a sample first
+    brackets the result, and later passes only read the distances in the bracket. Works under `jit`
+    and `vmap`.
 
     Args:
         distances: shape (m,), non-negative; NaN and negative numbers count as infinite.
-        k: which one, counted from 1. A traced k out of range gives NaN.
+        k: the rank, counted from 1. A traced k out of range gives NaN.
 
     Returns:
         A scalar of the dtype of `distances` (float32 at least).
@@ -45,8 +46,8 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         ValueError: if `distances` is not a non-empty vector or k is not between 1 and m.
 
     Formal guarantees:
-        None of its own. At the k of an operating point it is the estimate of
-        `dpjax.operating_point`. A mechanism would take the bare number for a global bound, so use
+        None of its own. With the k of a `dpjax.operating_point`, the result is the estimated
+        sensitivity. But a mechanism treats a bare number as a global bound, so use
         `dpjax.sample_sensitivity` for anything that is published.
 
     Source:
@@ -80,7 +81,7 @@ def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
 def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
     """The k-th smallest element of an array, or of all shards along a mesh axis.
 
-    Counts are added up over the axis; distances stay where they are.
+    Only counts are added up over the axis; distances stay on their devices.
     """
     flat, rank = distances.reshape(-1), k.astype(jnp.uint32)
     search = functools.partial(_search, axis=axis)
@@ -110,7 +111,8 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
     """The pattern of a rank, found by one count of all distances for each bit."""
-    # The number of steps is fixed, so that an accelerator need not ask the host after each step.
+    # The number of steps is fixed, because a loop with a data-dependent end would wait for the host
+    # after each step on an accelerator.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -138,7 +140,7 @@ def _search_among(
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """As `_search`, from a bracket around a sample's rank, narrowed by interpolation.
+    """As `_search`, but starts from a bracket found by a sample and narrows it by interpolation.
 
     The distances left in the bracket are gathered and searched. If ties leave too many, all
     distances are counted until the bracket is a single pattern.
@@ -189,7 +191,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Patterns that most likely enclose the rank: three standard errors around the sample's."""
+    """Patterns that most likely enclose the rank: three standard errors around its estimate."""
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
     share = jnp.minimum(rank.astype(jnp.float32) / m.astype(jnp.float32), 1)
@@ -205,8 +207,8 @@ def _sampled_bracket(
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
     """Patterns around the rank, by interpolation as if distances lay evenly in the bracket.
 
-    The margin is 1/64 of the bracket for the error of a smooth density, plus 3 / sqrt(inside), six
-    standard deviations of chance.
+    The margin is 1/64 of the bracket, for a density that is not flat, plus 3 / sqrt(inside), which
+    is six standard deviations of chance.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)

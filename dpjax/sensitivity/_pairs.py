@@ -1,4 +1,4 @@
-"""Random pairs of neighboring databases, and how far the target moves on each."""
+"""Random pairs of neighboring databases, and how far apart the target's values on each pair are."""
 
 import contextlib
 import dataclasses
@@ -60,7 +60,8 @@ def neighboring_pair(
     def replaced(leaf: jax.Array) -> jax.Array:
         n = leaf.shape[0] - 1
         changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
-        # A selection and no scatter, which accelerators do not fuse with the steps around it.
+        # A selection rather than a scatter, because accelerators do not fuse a scatter with the
+        # steps around it.
         here = jnp.arange(n, dtype=jnp.int32) == changed
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
@@ -68,10 +69,10 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """By how many places to rotate the records of each database: uniform, and never 0.
+    """By how many places to rotate the records of each database: uniform over 1 to n - 1.
 
-    The host draws them from the words of the key: drawing them in the compiled program would double
-    its time to compile.
+    The host draws them from the words of the key, because drawing them in the compiled program
+    would double its compile time.
     """
     seed = int(digest("rotations", words), 16)
     drawn = np.random.Philox(key=seed).random_raw(count)
@@ -84,7 +85,7 @@ def rotated(database: Database, steps: jax.Array) -> Database:
 
 
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
-    """Rotates the first n of n + 1 records; and the same with the spare in the last place.
+    """The rotated first n of n + 1 records, and the same with the spare record in the last place.
 
     Both are stacked along a new axis, by one gather. On a CPU, stacking two arrays would take as
     long as drawing the records.
@@ -102,21 +103,22 @@ def rotated_pair(records: Database, steps: jax.Array) -> Database:
 
 @dataclasses.dataclass(frozen=True)
 class RandomPair:
-    """One pair of neighboring databases and the distance of the target's values on it.
+    """A random pair of neighboring databases, and the distance of the target's values on it.
 
     Its hash comes from the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: maps n records to the value; to its `mapped` value, if the norm is a `NoiseShape`.
+        target: maps n records to the value; if the norm is a `NoiseShape`, to the mapped value A^-1
+            f.
         oracle: maps a key to n + 1 records.
         norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
         sums: the target as a function of a sum over records, if it is one.
-        two_records: maps a key and a position to the record at the position and the spare one, if
-            records are independent and these two decide the distance.
+        two_records: maps a key and a position to the record at that position and the spare record;
+            only if records are independent and these two records determine the distance.
         shape: the shape of the noise, if the norm has one.
         unmapped: the target before its map, if the norm has a shape.
-        in_range: whether the norm is "range", whose resolution is taken by "linf".
+        in_range: whether the norm is "range". Its resolution is then measured by "linf".
     """
 
     target: Program
@@ -164,24 +166,29 @@ class RandomPair:
         norm_program = traced_norm(norm_of, value)
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
-            raise ValueError("norm must be JAX code: it cannot say which pair it failed on")
+            raise ValueError(
+                "norm must be JAX code: a norm that runs on the host cannot report on which pair"
+                " it failed"
+            )
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # The shortcut for sums ends at `finish`, but a shaped norm maps the value after it.
+        # The shortcut for sums ends at `finish`, but a shaped norm maps the value after that.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
         """The pair with shortcuts, which compute distances without two whole databases."""
-        # Code on the host gets whole databases, and is told their pair. So it has no shortcut.
+        # Code on the host needs whole databases and the number of their pair, so it has no
+        # shortcut.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
-        # Equal programs have equal parts, and a program includes what its function closes over now.
+        # Keyed by program, because equal programs have equal parts: a program includes the values
+        # that its function closes over at this time.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
         if not kept:
             kept.append(self._traced_shortcuts(key, target, oracle, database))
@@ -231,7 +238,7 @@ class RandomPair:
 
     @property
     def shortcut(self) -> str:
-        """How distances are computed, which decides how they are rounded."""
+        """How distances are computed, because that affects their rounding."""
         if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
@@ -239,7 +246,7 @@ class RandomPair:
     def bytes_of_a_database(self, device: Device | None) -> int:
         """The memory that the target needs for one more database."""
         terms = 0
-        # The sums of both databases of a pair are made of the terms of n + 1 records.
+        # The sums for both databases of a pair need the terms of n + 1 records.
         if self.sums is not None and self.two_records is None:
             terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
         return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
@@ -319,7 +326,7 @@ class RandomPair:
     def _together(
         self, index: jax.Array, database: Database, neighbor: Database
     ) -> tuple[Value, Value]:
-        del index  # It is for code on the host, and there is none here.
+        del index  # Only code on the host needs the index, and there is none here.
         both = jax.vmap(self.target)(jax.tree.map(lambda *x: jnp.stack(x), database, neighbor))
         value, other = (jax.tree.map(lambda x, i=i: x[i], both) for i in (0, 1))
         return value, other
@@ -338,7 +345,10 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """As `distance`, by a shortcut. With two records the resolution is 0: probes measure it."""
+        """As `distance`, by a shortcut.
+
+        From two records the resolution is unknown, so it is 0 here.
+        """
         assert self.sums is not None
         if self.two_records is None:
             found, value = self.sums.distance(self.norm, self.records_of(key, index), changed)
@@ -373,7 +383,7 @@ def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
-    """A key for other draws about a pair than its records."""
+    """A key for all draws about a pair except its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 
@@ -394,7 +404,8 @@ def _traced_oracle(oracle: Oracle, key: Key, n: int) -> Program:
         if not _takes_the_key_second(oracle, key, n):
             raise
         raise TypeError(
-            "oracle must take the key first, oracle(key, n), but takes the number of records first"
+            "oracle must take the key first, oracle(key, n), got one that takes the number of"
+            " records first"
         ) from error
     _check_oracle(program, n)
     return program
@@ -423,11 +434,11 @@ def _check_oracle(program: Program, n: int) -> None:
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
-    """Refuses a shape of another value, and one that was learned from the pairs to be drawn."""
+    """Refuses a shape for other values, or one learned from the very pairs to be drawn."""
     shape.check_fits(target.outputs.tree())
     if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
         raise ValueError(
-            "key must be another than the one that the shape of the noise was sampled with. Noise"
-            " that fits the pairs from which its scale is taken covers fewer other pairs than gamma"
-            " says"
+            "key must differ from the key that the shape of the noise was sampled with: a shape"
+            " that was fitted to the pairs that also set its scale covers fewer other pairs than"
+            " gamma says"
         )

@@ -1,6 +1,6 @@
 """A sampling before anything is drawn: its programs, its identity, and the size of its chunks.
 
-A chunk is the unit of work and of memory. The bits of its distances are reproducible.
+A chunk is the unit of work and of memory, and the bits of its distances are reproducible.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ from dpjax.sensitivity._chunks import bytes_of_a_chunk, probing_of
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
-# Given gamma alone, the default m is so many times the least one. The least m would select the
-# largest distance, and a large estimate costs utility.
+# Given gamma alone, the default m is this many times the least one. With the least m, the estimate
+# would be the largest of all distances, which costs utility.
 PAIRS_OVER_LEAST = 10
 # Code on the host is slow. So its chunks are small, for progress bars and checkpoints.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # The most sizes of a chunk, since each size compiles a program.
-# XLA's error for a program that does not fit into memory. It then compiles nothing for a TPU.
+_STEPS = 32  # The most sizes of a chunk, because every size compiles a program of its own.
+# XLA's error for a program that does not fit into memory. On a TPU, compilation itself fails with
+# it.
 _TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 
@@ -44,7 +45,7 @@ class Sampling:
     """Pairs to draw on the devices of one or several processes.
 
     Attributes:
-        key: of threefry, where this host's devices can use it.
+        key: the key a threefry key, placed where this host's devices can use it.
         pair: one random pair, and how far the target moves on it.
         layout: which device computes which pairs.
         team: the processes that sample together.
@@ -61,13 +62,14 @@ class Sampling:
     ) -> Self:
         """Places the key; refuses processes whose calls differ."""
         made = cls(placed(key, layout), pair, layout, team, *more)
-        # The chunks of the processes would not fit together, and nothing else would show it.
+        # If the calls differed, the processes would combine chunks of different samplings, and a
+        # mismatch would go undetected.
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
                 "processes must make the same call, with one key, target, oracle and size, and"
-                " compile it alike, for one model of processor or device, with one XLA_FLAGS and"
-                " one version of JAX: at least two of them differ. Make the key from one seed, or"
-                " broadcast it"
+                " compile it in the same way: on the same model of processor or device, with the"
+                " same XLA_FLAGS and version of JAX. At least two of them differ. Make the key"
+                " from one seed, or broadcast it"
             )
         return made
 
@@ -78,7 +80,7 @@ class Sampling:
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
-        """All that decides the bits of the distances; a checkpoint must agree on it."""
+        """Everything that determines the bits of the distances. A checkpoint must match it."""
         return {
             "key": digest(self.words),
             "target": self.pair.target.fingerprint,
@@ -100,7 +102,7 @@ class Plan(Sampling):
 
     Attributes:
         point: the number of pairs of each position, and the order statistic of their distances.
-        confidence: for all positions at once; None for the marginal statement.
+        confidence: the confidence for all positions at once; None for the marginal statement.
     """
 
     point: OperatingPoint
@@ -125,7 +127,7 @@ def point_of_each(
 ) -> tuple[OperatingPoint, float | None]:
     """The operating point of each position, and the confidence in all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # By a union bound, all positions are covered at once, and so is the worst one.
+    # A union bound covers all positions at once, so also the worst one.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
@@ -147,7 +149,8 @@ def pairs_in_a_chunk(
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)
-    # Few chunks are nearly equal, so the last one has little padding. Many chunks share one size.
+    # If there are few chunks, they are nearly equal, so that the last one has little padding. Sizes
+    # are multiples of a step, so that calls with many chunks share a size and its program.
     step = max(1, most // _STEPS)
     return min(m, -(-_even_part(m, most) // step) * step)
 
@@ -158,8 +161,9 @@ def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | Non
     layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
     if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
         raise ValueError(
-            "mesh must be None or one device for a target, oracle or norm that calls jax.shard_map:"
-            f" it spreads its own work, and pairs cannot be spread too, over {len(devices)} devices"
+            "mesh must be None or one device for a target, oracle or norm that calls"
+            " jax.shard_map: it spreads its own work, so pairs cannot be spread as well, over"
+            f" {len(devices)} devices"
         )
     return layout
 
@@ -176,19 +180,19 @@ def _even_part(count: int, most: int) -> int:
 
 
 def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
-    """The layout, with smaller chunks if a chunk takes more than its share of memory.
+    """The layout, with smaller chunks if a chunk takes too much memory.
 
     The first size is an estimate from shapes. It nearly always fits, and then the compiled program
     is the one that will run. XLA may need several times as much memory, and then smaller chunks are
-    compiled until one fits. Chunks never grow: compiling another program costs more than a larger
-    chunk gains. If pairs are probed, the probing program counts, which runs first and needs the
-    most memory.
+    compiled until one fits. Chunks never grow: compiling another program costs more time than a
+    larger chunk saves. If pairs are probed, the probing program is measured, because it needs the
+    most memory and runs first.
     """
     if layout.size <= LEAST:
         return layout
     probing = probing_of(pair, layout.size, probes)
     key = placed(key, layout)
-    # The program of a key that is committed to a device is compiled for that device.
+    # If the key is committed to a device, the program is compiled for that device.
     sharding = key.sharding if key.committed else None
     spec = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
     try:
@@ -200,7 +204,7 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     room = share_of_memory(layout.local.values())
     if used <= room:
         return layout
-    # Some memory does not shrink with the chunk, so half of the room is left for it.
+    # Some memory does not shrink with the chunk, so half of the room is left free for that.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
 
 

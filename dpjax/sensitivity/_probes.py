@@ -7,19 +7,20 @@ the estimate is raised by that much. Otherwise the target is refused.
 
 The test of order rotates records by uniform random places. That suffices if only the last record is
 replaced: a rotation takes any position to the last one, and the oracle's records are exchangeable.
-Both databases of a pair may move, so twice the largest move under rotations is added. The proof in
-docs/proofs/sampled-sensitivity.md counts how often rotations move a database by more than half of
-that. A target that passes, such as a sum over neighbors in a ring, may still move under reversals,
-exchanges of two records and odd permutations. Such a target treats all positions alike.
+Both databases of a pair may move, so twice the largest move under rotations is added to the
+estimate. The proof in docs/proofs/sampled-sensitivity.md bounds how often a rotation moves a
+database by more than half of the added amount. A target that passes, such as a sum over neighbors
+in a ring, may still move under reversals, exchanges of two records and odd permutations. Such a
+target treats all positions alike.
 
-The oracle's records may not be exchangeable, though. So the last record of the rotated database is
-replaced, too, which is a record at a random position. A test of ranks refuses the oracle if these
-distances are larger than those at the last position.
+The oracle's records may not be exchangeable, though. So the probes also replace the last record of
+the rotated database, which is a record at a random position. A rank test refuses the oracle if
+these distances are larger than those at the last position.
 
-The probed databases are those of the first pairs, so these pairs count twice: in the estimate and
-in the probes. Both statements hold, because each is about independent draws, and a refusal returns
-nothing (docs/proofs/shorter.md). Only a sum is probed on databases of its own, since its pairs need
-no whole databases.
+The probed databases are those of the first pairs, so these pairs are used twice: for the estimate
+and for the probes. Both statements still hold, because each is about independent draws, and a
+refusal returns nothing (docs/proofs/shorter.md). Only sums are probed on separate databases,
+because pairs of a sum are never drawn as whole databases.
 """
 
 import json
@@ -57,10 +58,10 @@ from dpjax.sensitivity._pairs import RandomPair, neighboring_pair, random_rotati
 from dpjax.sensitivity._plan import Plan, size_of_parts
 
 # How far rounding may move a target that sums in another order, or in a batch of another size: in
-# units in the last place, or as a share of the distance that a replaced record moves the target.
+# units in the last place, or as a fraction of how far a replaced record moves the target.
 _ROUNDED_UNITS, _ROUNDED_SHARE = 16, 2**-8
-# A defect that shows on a share gamma of all databases escapes 5 / gamma probes with a probability
-# of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
+# A defect that occurs on a fraction gamma of all databases escapes 5 / gamma probes with a
+# probability of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
 # Probes of a sum only measure its rounding. More of them would cost more time than the shortcut
 # saves.
@@ -77,12 +78,13 @@ class Findings(NamedTuple):
     Attributes:
         resolution: a unit in the last place of the value.
         permuted: how far rotating the records moves the value.
-        replaced: how far replacing a record moves it; over all positions, if each is sampled.
-        disagreement: between the distances by the shortcut for sums and by two databases.
+        replaced: how far replacing a record moves the value; over all positions, if each is
+            sampled.
+        disagreement: between distances computed by the shortcut for sums and from two databases.
         alone: between the value of a database alone and in a batch.
-        largest: how far replacing the last record moves it, where NaN counts as infinite.
-        elsewhere: by the number of a chunk, as a text: for each of its databases, how far replacing
-            the record at a random position moves the value.
+        largest: how far replacing the last record moves the value, where NaN counts as infinite.
+        elsewhere: maps the number of a chunk, as a string, to distances: for each database of the
+            chunk, how far replacing the record at a random position moves the value.
     """
 
     resolution: float = 0.0
@@ -111,12 +113,12 @@ class Findings(NamedTuple):
 
 
 class Probes:
-    """The probes of one sampling: which databases they take, and what chunks compute for them.
+    """The probes of one sampling: which databases are probed, and what chunks compute for that.
 
-    The probes of a sum start here, so that devices run them before they draw pairs.
+    The constructor starts the probes of a sum, so that devices run them before they draw pairs.
 
     Attributes:
-        chunks: the chunks whose program probes as well as it draws.
+        chunks: the chunks whose program both draws and probes.
         probing: how much that program probes.
     """
 
@@ -146,7 +148,8 @@ class Probes:
         rows, kept = self.probing.rows, self.probing.kept
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
-        # Roundings differ on nearly all databases, so the databases of the first chunk are enough.
+        # Rounding differs on nearly all databases, so the databases of the first chunk are enough
+        # to see it.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
         found = list[Seen]()
@@ -198,7 +201,7 @@ class Probes:
         return found
 
     def judged(self, found: Findings) -> Findings:
-        """Adds the findings on a sum; then refuses the target, if enough is known for that.
+        """Adds the findings on a sum, then refuses the target if the findings call for it.
 
         Raises:
             ValueError: if the probes show that the target or the oracle cannot be sampled.
@@ -242,7 +245,7 @@ def _databases(pair: RandomPair, point: OperatingPoint) -> int:
 
 
 def _as_sampled(distances: np.ndarray) -> np.ndarray:
-    """Distances as the order statistic reads them: NaN and negative ones are infinite."""
+    """Distances as the order statistic reads them: NaN and negative numbers become infinite."""
     return np.where(distances >= 0, distances, np.inf)
 
 
@@ -250,7 +253,7 @@ def _largest_finite(distances: np.ndarray) -> float:
     return float(distances[np.isfinite(distances)].max(initial=0.0))
 
 
-# A database alone, and in a batch.
+# Comparing a database alone with the same database in a batch.
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
@@ -294,7 +297,7 @@ class _ProbesOfSum:
     def __init__(self, plan: Plan, count: int, *, progress: bool):
         """Starts the first chunk of every device."""
         pair, layout = plan.pair, plan.layout
-        # Lanes of sums do not touch, so the chunk size need not be that of the sampler.
+        # Lanes of a sum do not touch, so the chunk size may differ from the sampler's.
         device = layout.devices[0]
         most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
@@ -346,7 +349,7 @@ class _ProbesOfSum:
                     found |= Findings(alone=alone)
                 done(min(left, together))
         if plan.pair.positions != "last" or plan.pair.two_records is not None:
-            elsewhere = []  # Positions are alike here, so no test of them is needed.
+            elsewhere = []  # A sum treats all positions alike, so positions need no test.
         self._found = found._replace(elsewhere={"sum": tuple(elsewhere)})
         return self._found
 
@@ -365,7 +368,7 @@ def _compiled_probes(
     kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
-    """The distances of a chunk for every device, its first databases, and the values of all.
+    """For every device, the distances of a chunk, its first databases, and all of its values.
 
     `work` holds the numbers of pairs, and by how much to rotate the records of each.
     """
@@ -388,8 +391,8 @@ def _compiled_probes(
 
     def probe_chunk(work: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         numbers, databases, values = jax.vmap(probe)(work[0], work[1].astype(jnp.int32))
-        # Databases are returned as the target saw them. Without the barrier, XLA would draw the
-        # returned ones anew.
+        # The barrier makes the program return the very databases that the target saw. Without it,
+        # XLA would draw them a second time, possibly with other rounding.
         databases = lax.optimization_barrier(databases)
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
@@ -410,42 +413,46 @@ def permuted(
 def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
     """How much to add to the estimate for rounding that distances do not show.
 
-    Both values of a pair may be off. So the result is twice the largest move of the target, when a
-    database is evaluated alone or, unless positions count, when its records are permuted. For a sum
-    it is at least twice the resolution, plus the disagreement of the shortcut.
+    Both values of a pair may be off. So the result is twice the largest change of the target's
+    value when a database is evaluated alone or, for targets that ignore the order, when its records
+    are permuted. For a sum it is at least twice the resolution, plus the disagreement of the
+    shortcut.
 
     Raises:
-        ValueError: if permuting moves the target further than rounding could: then replacing the
-            last record says nothing about the others. Or if a database has another value alone than
-            in a batch. Both are compared with how far replacing a record moves the same databases,
-            because in heavy tails the estimate is far above most distances.
+        ValueError: if permuting records moves the target further than rounding could, because
+            replacing the last record then says nothing about other positions; or if a database has
+            different values alone and in a batch. Both are compared with how far replacing a record
+            moves the same databases, not with the estimate, which is far above most distances if
+            these have heavy tails.
         RuntimeError: if the shortcut for sums computes something else.
     """
     moved = max(found.permuted, found.alone)
     if not found.is_rounding(found.alone, found.resolution):
         raise ValueError(
-            "target computes something else for many databases at once, as the sampler runs it,"
-            f" than for one alone, as a release does: values differ by up to {found.alone:.3g}, and"
-            f" replacing a record moves them by up to {found.replaced:.3g}. A host function"
-            " may not return the same value twice. If rounding is the cause, compute in float64"
+            "target computes different values for many databases at once, as the sampler runs it,"
+            " and for one database alone, as a release runs it: values differ by up to"
+            f" {found.alone:.3g}, and replacing a record moves them by up to {found.replaced:.3g}."
+            " The target may be a host function that is not deterministic. If rounding is the"
+            " cause, compute in float64"
         )
     if not is_sum:
         if not found.is_rounding(found.permuted, found.resolution):
             raise ValueError(
                 "target depends on the order of the records, or is not converged: on random"
                 f" databases, permuting the records moved its value by up to {found.permuted:.3g},"
-                f" and replacing one by up to {found.replaced:.3g}. If the order is meant to count,"
-                ' ask for positions="average" or positions="each": records at other positions may'
-                " move it further. If a solver's tolerance or rounding is the cause, let it"
-                " converge further (tol= of scikit-learn), or compute in float64"
+                f" and replacing one by up to {found.replaced:.3g}. If the order is meant to"
+                ' matter, ask for positions="average" or positions="each": records at other'
+                " positions may move it further. If a solver's tolerance or rounding is the cause,"
+                " let it converge further (tol= of scikit-learn), or compute in float64"
             )
         return 2 * moved
     rounding = 2 * max(moved, found.resolution)
     if not found.is_rounding(found.disagreement, rounding):
         raise RuntimeError(
             "the shortcut for sums over records disagrees with the target by"
-            f" {found.disagreement:.3g} on random databases: sums may overflow, or `finish`"
-            " enlarges rounding errors. Pass `lambda database: target(database)` to do without it"
+            f" {found.disagreement:.3g} on random databases: sums may overflow, or `finish` may"
+            " amplify rounding errors. To avoid the shortcut, pass `lambda database:"
+            " target(database)`"
         )
     return rounding + found.disagreement
 
@@ -462,11 +469,11 @@ def refuse_rounding(found: Findings) -> None:
 
 
 def refuse_places(databases: Database) -> None:
-    """Refuses columns that depend on a record's place alone, such as labels, in several databases.
+    """Refuses columns that depend only on a record's place, such as labels in a fixed order.
 
-    Take k databases of n independent records. A column is the same in all of them, and not
-    constant, with probability at most n / (e n)^k. The worst case marks one record in each, each
-    record with probability 1 / n.
+    Take k databases of n independent records. A column is equal in all of them, and not constant,
+    with probability at most n / (e n)^k. The worst case is a column that marks each record with
+    probability 1 / n, and happens to mark one record in each database.
     """
     for path, leaf in jax.tree.leaves_with_path(databases):
         k, n = leaf.shape[:2]
@@ -476,8 +483,8 @@ def refuse_places(databases: Database) -> None:
         fixed = np.all(_equal(columns, columns[:1]), axis=(0, 1))
         if np.any(fixed & ~np.all(_equal(columns[0], columns[0, :1]), axis=0)):
             raise ValueError(
-                "oracle must draw records that may change places, for positions='last', got numbers"
-                f" at {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
+                "oracle must draw records in random order, for positions='last', got numbers at"
+                f" {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
                 " database and differ from record to record: the last record, which changes, would"
                 " get nearly the same number again. Shuffle all records by jax.random.permutation,"
                 " or ask for positions='average' or 'each'"
@@ -506,7 +513,7 @@ def _all(found: Findings) -> np.ndarray:
 
 
 def _rounded_apart(found: Findings) -> float:
-    """By how much two programs may round one distance differently."""
+    """How much two programs may differ by rounding in one distance."""
     return 2 * max(found.permuted, _ROUNDED_UNITS * found.resolution)
 
 
@@ -516,7 +523,7 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
     Args:
         elsewhere: how far replacing the record at a random position moves the target, on the first
             of m databases.
-        limit: the k-th smallest of all m distances at the last position, or a larger number.
+        limit: the k-th smallest of all m distances at the last position, or any larger number.
         m: number of databases.
         k: rank of the limit.
         looks: the largest number of sample sizes m that are tested.
@@ -534,20 +541,20 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
 
 
 def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
-    """Bounds the chance that so many distances at random places exceed the k-th at the last place.
+    """Bounds the chance that as many distances at random places exceed the k-th at the last place.
 
-    It holds for exchangeable records and any target (docs/proofs/shorter.md). A tie counts as not
-    beyond, which lowers the chance.
+    The bound holds for exchangeable records and any target (docs/proofs/shorter.md). Distances
+    equal to the limit do not count as beyond it, which only lowers the chance.
 
     Args:
-        beyond: how many distances at random positions exceed it.
+        beyond: how many distances at random positions exceed that distance.
         probed: number of distances at random positions, one for each of the first pairs.
         m: number of pairs.
         k: rank of the distance at the last position, among all m pairs.
     """
     by_signs = float(scipy.special.bdtr(min(m - k, beyond), beyond, 0.5))
     top = m - k + beyond
-    if k <= probed or beyond * m <= probed * top:  # No more than expected, in the second case.
+    if k <= probed or beyond * m <= probed * top:  # In the second case, no more than expected.
         return by_signs
     of_top = np.arange(max(beyond, probed - (m - top)), min(probed, top) + 1)
     logs = _log_choose(top, of_top) + _log_choose(m - top, probed - of_top)

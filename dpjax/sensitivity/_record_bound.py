@@ -1,4 +1,4 @@
-"""Sampled sensitivities of regularized linear classifiers, from two records per pair and no fit.
+"""Sampled sensitivities of regularized linear classifiers, from two records per pair, without fits.
 
 docs/proofs/record-bound.md has the proofs.
 """
@@ -51,11 +51,11 @@ def record_bound(
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`.
         target: maps a database to the weights, shape (d,).
-        oracle: of independent records, from `dpjax.oracles`.
+        oracle: an oracle of independent records, from `dpjax.oracles`.
         row: maps a record to u, floats of shape (d,). If the target clips its rows, so must `row`.
         regularization: lambda, above 0.
-        residual: a bound on the norm of the objective's gradient at what the target returns, on
-            every database, rounding included.
+        residual: a bound on the norm of the objective's gradient at the returned weights, on every
+            database, rounding included.
         n: records of a database.
         m: number of pairs, as for `dpjax.sample_sensitivity`.
         gamma: as for `dpjax.sample_sensitivity`.
@@ -68,9 +68,9 @@ def record_bound(
         TypeError: if the oracle does not draw independent records, or target or row is not a
             function.
         ValueError: if a number is out of range, rows under `vmap` may touch each other, as with
-            keys of rbg, or the target's value has another shape than a row. An intercept needs a
-            constant feature in every row, with a penalized weight. The bound is false for a free
-            intercept: a record with row 0 moves the weights by its label.
+            "rbg" keys, or the target's value has another shape than a row. For an intercept, append
+            a constant feature to every row, so that its weight is penalized. The bound is false for
+            an unpenalized intercept: even a record with row 0 would move the weights.
 
     Formal guarantees:
         As for `dpjax.sample_sensitivity`: with the stated confidence, P(G <= value) >= 1 - gamma,
@@ -160,15 +160,15 @@ def _check_row(rows: Program, target: Program) -> None:
     if [leaf.shape for leaf in target.outputs.leaves] != shapes:
         raise ValueError(
             f"target must return weights like a row, of shape {shapes[0]}, got {target.outputs}."
-            " With an intercept that is not penalized the bound is false: append a constant feature"
-            " to every row, so that its weight is penalized as well"
+            " The bound is false for an intercept without a penalty: append a constant feature to"
+            " every row, so that its weight is penalized too"
         )
 
 
 def _lengths(
     key: Key, oracle: IndependentRecords, rows: Program, n: int, m: int
 ) -> np.ndarray[tuple[int], np.dtype[np.floating]]:
-    """max(||u||, ||v||, ||u - v||) of every pair; NaN counts as infinite."""
+    """Returns max(||u||, ||v||, ||u - v||) for every pair; NaN counts as infinite."""
 
     def length(index: jax.Array) -> jax.Array:
         records = oracle.at(

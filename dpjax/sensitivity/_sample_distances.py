@@ -36,8 +36,8 @@ def sample_distances(
     values that target or oracle close over.
 
     Args:
-        key: a typed key, threefry2x32 or of `dpjax.random`. From the latter, a threefry2x32 key is
-            derived once: sampling holds no secret.
+        key: a typed key, threefry2x32 or of `dpjax.random`. A key of `dpjax.random` is turned into
+            a threefry2x32 key, because sampling needs no secret randomness.
         target: a pure JAX function of a database.
         oracle: `oracle(key, n)` draws n exchangeable records.
         n: records of a database, at least 1.
@@ -59,12 +59,12 @@ def sample_distances(
         RuntimeError: if a host target fails, or another process of the call.
 
     Formal guarantees:
-        The m pairs are independent draws. So `dpjax.operating_point` covers an order statistic of
-        the distances, if m, gamma and confidence C are fixed before they are looked at. To pick one
-        of J gammas or reruns, use C' = 1 - (1 - C)/J, or the band of method "dkw", which holds for
-        all gammas at once. The checks of `dpjax.sample_sensitivity` are not made. The bits are the
-        same for one chunk size and backend. Inside a larger compiled program the last bits may
-        differ.
+        The m pairs are independent draws. So the statement of `dpjax.operating_point` holds for an
+        order statistic of the distances, if m, gamma and confidence C are fixed before you look at
+        them. To choose among J gammas or reruns, use C' = 1 - (1 - C)/J for each, or the band of
+        method "dkw", which holds for all gammas at once. The checks of `dpjax.sample_sensitivity`
+        are not made. The bits are the same for one chunk size and backend. Inside a larger compiled
+        program the last bits may differ.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1.
@@ -97,7 +97,7 @@ def sample_distances(
 
 
 def _on_the_host(sampling: Sampling) -> jax.Array:
-    """Chunk by chunk, by the compiled program that `sample_sensitivity` runs: the same bits."""
+    """Computes chunks with the compiled program of `sample_sensitivity`, for the same bits."""
 
     def at(position: int) -> jax.Array:
         block, _ = sample_block(sampling, position=position)

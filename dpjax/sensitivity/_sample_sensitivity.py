@@ -1,6 +1,7 @@
 """The sensitivity sampler: an order statistic of sampled distances, and checks of it.
 
-Nothing here is private, because the oracle draws all pairs. So what is drawn may decide refusals.
+Nothing here is private, because the oracle draws all pairs. So the drawn numbers may decide whether
+a target is refused.
 """
 
 import dataclasses
@@ -37,11 +38,11 @@ from dpjax.sensitivity._probes import (
     refuse_rounding,
 )
 
-# A distance of fewer units in the last place than this is mostly rounding error.
+# A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# With `until`: the most pairs, as a multiple of the least m and as a number; and the least number
-# of chunks, between which sampling can end. Memory for the most distances is taken at the start: at
-# most 256 MiB.
+# With `until`: the largest number of pairs, as a multiple of the least m and in total; and the
+# least number of chunks, after each of which sampling can end. Memory for all distances is
+# allocated at the start: at most 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -72,54 +73,57 @@ def sample_sensitivity(
     smallest of the distances G_i = ||f(D) - f(D')||. A bound on rounding is added, the larger of:
 
     - a unit in the last place of the largest f(D);
-    - twice the largest distance that f(D) moves when the records are permuted, or when f runs on
-      one database alone, as in a release.
+    - twice the largest change of f(D) when the records are permuted, or when f runs on one database
+      alone, as in a release.
 
-    With public bounds on the records, `dpjax.prove_sensitivity` may have a proof instead. The
-    result says so when it is printed, for programs of at most 80 operations.
+    If records have public bounds, `dpjax.prove_sensitivity` may prove a global sensitivity instead.
+    The printed result says so, for programs of at most 80 operations.
 
     Args:
-        key: a typed key, threefry2x32 or of `dpjax.random`. From the latter, a threefry2x32 key is
-            derived once: sampling holds no secret.
+        key: a typed key, threefry2x32 or of `dpjax.random`. A key of `dpjax.random` is turned into
+            a threefry2x32 key, because sampling needs no secret randomness.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge, or a list of J
             such functions. With an oracle of `dpjax.oracles.independent` and a target of
-            `dpjax.targets.summable`, a pair costs two records only.
+            `dpjax.targets.summable`, a pair needs two records only.
         n: records of a database, at least 1.
         norm: the norm of the mechanism: "l1", "l2", "linf", "hamming", "range" (the largest
             coordinate minus the smallest), or a function of the difference of two values. A
             `NoiseShape` for `dpjax.shaped_gaussian`.
-        m: number of pairs; by default ten times the least number for gamma. With `until` the most
-            pairs, by default 1000 times the least, and at most 2^26 if that is enough.
-        gamma: probability that a random pair lies beyond the estimate; by default the least for m.
+        m: number of pairs; by default ten times the least number for gamma. With `until`, it is the
+            largest number of pairs: by default 1000 times the least number, but no more than 2^26
+            unless the least number is larger.
+        gamma: probability that a random pair lies beyond the estimate; by default the least that m
+            allows.
         method: "exact", "dkw" or "anytime", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
         until: a ratio above 1, such as 1.05. Sampling ends when the estimate is within this ratio
             of the order statistic that bounds it from below, by method "anytime". The progress bar
             shows both.
         positions: which record changes. "last", as in the paper, is for targets that ignore the
-            order of records. A target is refused if its value on one of 5 / gamma random databases
-            changes under a rotation, which moves all records by a random number of places, the last
-            ones to the front. A target that passes treats all positions alike, though reversals and
-            exchanges of two records may change it. An oracle is refused if replacing a record at a
-            random position moves those databases further than replacing the last one does: sorted
-            records, time series, classes one after the other. "average" draws the position
-            uniformly, and the guarantee is averaged over positions. "each" samples every position
-            separately, and the worst one counts; it takes n times the work.
-        chunk_size: pairs in a chunk; by default the number that fits the cache or the device. If
-            code runs on the host, the most pairs in a chunk: m is then cut evenly, because padding
-            costs evaluations.
+            order of records. The target is evaluated on 5 / gamma random databases with rotated
+            records, and refused if a rotation changes its value. A rotation moves all records by a
+            random number of places, the last ones to the front. A target that passes treats all
+            positions alike, though it may still depend on reversals and exchanges of two records.
+            The oracle is refused if replacing a record at a random position moves the value further
+            than replacing the last record does. This finds sorted records, time series, and classes
+            one after the other. "average" draws the position uniformly, and the guarantee is
+            averaged over positions. "each" samples every position separately, and the worst one
+            counts; it takes n times the work.
+        chunk_size: pairs in a chunk; by default the number that fits the cache or the device. For
+            code on the host, it is the largest number of pairs in a chunk, and m is cut evenly,
+            because padding would cost evaluations.
         mesh: devices to spread the pairs over; by default the default device. They belong to this
             process, or to all processes that `jax.distributed.initialize` has joined, which then
             make the same call. The bits are the same on any number of devices, unless `until` ends
             the sampling after different pairs.
         progress: shows progress bars of the pairs, and of the probes of a sum (needs tqdm).
         checkpoint: a file for finished chunks, so that the same call continues after an
-            interruption. It is written when the run ends, and at most a twentieth of the time
-            before. With several processes, each adds a suffix of its own.
-        allow_zero: accepts an estimate of 0, if no probe moved the value either. The target is then
-            released without noise.
+            interruption. It is written when the run ends, and during the run as long as writing
+            takes at most a twentieth of the time. With several processes, each adds its own suffix.
+        allow_zero: accepts an estimate of 0, provided that no probe moved the value either. The
+            target is then released without noise.
         allow_cancellation: accepts an estimate below 8 times the resolution.
 
     Returns:
@@ -135,7 +139,7 @@ def sample_sensitivity(
             10^6 oracles of exchangeable records is refused); if the target depends on the order of
             the records, or has another value in a batch than alone; if a function contains
             operations or keys that are not JAX's own; if databases under `vmap` may touch each
-            other in oracle or norm, as with keys of rbg; if the estimate is infinite, 0, or lost in
+            other in oracle or norm, as with "rbg" keys; if the estimate is infinite, 0, or mostly
             rounding error; if the checkpoint is of another run, truncated or corrupted; if
             processes make different calls.
         RuntimeError: if a host target fails; if another process of the call fails, is interrupted
@@ -150,19 +154,19 @@ def sample_sensitivity(
 
         Assumptions: the private database is a draw from the oracle
         (`dpjax.accounting.under_distribution_shift` bounds the cost of a wrong oracle). m, gamma,
-        confidence and the key were fixed before the samples were looked at; with method "anytime",
-        all but m. If oracle, n, target and tuning come from public knowledge, the estimate may be
-        published.
+        confidence and the key were fixed before anyone looked at the samples; with method
+        "anytime", m need not be. If oracle, n, target and tuning come from public knowledge, the
+        estimate may be published.
 
         For positions="each" the statement holds for all positions at once: each is sampled at
         confidence 1 - (1 - C)/n. For positions="last" it holds for the last record. For a record at
-        a uniformly drawn position it holds with gamma + 2 g. Here g is the share of databases on
-        which a random rotation moves the target by more than half of the added rounding. A g of
-        gamma or more is refused, except 1 time in 148. For a record at a fixed position it holds
-        with gamma + 4 g, where g is that share for a quarter of the added rounding
-        (docs/proofs/sampled-sensitivity.md). Both need exchangeable records, which are tested, not
-        proved: at gamma = .05 the test always finds an oracle that puts 30% of positions beyond the
-        estimate, and may miss one that puts 10% there.
+        a uniformly drawn position it holds with gamma + 2 g. Here g is the fraction of databases on
+        which a random rotation moves the target by more than half of the added rounding. If g is
+        gamma or more, the probes refuse the target with probability at least 147/148. For a record
+        at a fixed position the statement holds with gamma + 4 g, where g is the fraction for a
+        quarter of the added rounding (docs/proofs/sampled-sensitivity.md). Both statements need
+        exchangeable records, which are tested, not proved: at gamma = .05 the test always finds an
+        oracle for which 30% of positions exceed the estimate, and may miss one with 10%.
 
         With J oracles the statement holds for each of them, and for every mixture that draws one
         oracle for the whole pair: each is sampled at confidence 1 - (1 - C)/J, and the largest
@@ -197,7 +201,8 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement is not split: the largest estimate covers no fewer pairs.
+        # A marginal statement is not split among oracles: the largest estimate covers at least as
+        # many pairs of each.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -243,11 +248,11 @@ class _Sample(NamedTuple):
 
     Attributes:
         plan: the sampling, with its final operating point.
-        identity: of the sampling.
+        identity: the identity of the sampling.
         estimate: the largest k-th distance of a position.
         resolution: the coarsest resolution of the target's value.
-        rounding: the most that rounding may add, by the probes.
-        findings: of the probes.
+        rounding: how much to add for rounding, as measured by the probes.
+        findings: the findings of the probes.
     """
 
     plan: Plan
@@ -263,12 +268,12 @@ def _sampled(
 ) -> _Sample:
     """Draws the pairs of all positions, and selects the estimate of the worst one."""
     store = None if path is None else Checkpoint(path, plan.run)
-    # Only an "anytime" point allows a look at the distances, also for the progress bar.
+    # Looking at the distances, even for the progress bar, requires an "anytime" point.
     may_look = plan.point.method == "anytime" and jax.process_count() == 1
     watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
     with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
         probes = Probes(plan, progress=progress)
-        identity = plan.identity  # Hashed while devices draw the probes of a sum.
+        identity = plan.identity  # Hashed while devices run the probes of a sum.
         findings, estimate, resolution, block = Findings(), 0.0, 0.0, None
         for position in range(plan.pair.positions_sampled):
             block, found = sample_block(
@@ -302,7 +307,8 @@ def _sampled(
             looks=1 if watch is None else plan.layout.chunks,
         )
     if until is not None:
-        # Timing decides which pairs were drawn, and the estimate tells such runs apart.
+        # With `until`, timing decides which pairs are drawn. So the estimate is hashed into the
+        # identity, to tell such runs apart.
         identity = digest(plan.identity, estimate)
     return _Sample(plan, identity, estimate, resolution, rounding, findings)
 
@@ -312,7 +318,7 @@ def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
-    # An estimate of 0 was allowed, and then no probe moved the value.
+    # An estimate of 0 gets here only with allow_zero, and if no probe moved the value.
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,
@@ -353,10 +359,12 @@ def _worst(found: list[Sensitivity], confidence: float | None) -> Sensitivity:
 
 def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
     if store is None:
-        return "no pair is kept: given checkpoint=PATH, the same call goes on where it was"
+        return (
+            "no pair is kept: with checkpoint=PATH, the same call would continue where it stopped"
+        )
     done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
     total = plan.pair.positions_sampled * plan.point.m
-    return f"{done} of {total} pairs are kept in {store.path}: the same call goes on there"
+    return f"{done} of {total} pairs are kept in {store.path}: the same call continues from there"
 
 
 def _check_until(until: float, gamma: float | None, method: Method, positions: Positions) -> None:

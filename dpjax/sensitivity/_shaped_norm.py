@@ -1,9 +1,9 @@
 """A norm that weighs directions: the length of A^-1 x, computed exactly in integers.
 
-A release with shaped noise adds noise to y = A^-1 f. So the norm must compare the y of neighbors as
-they are computed. In floats, y is a small difference of large products, and every program would
-round these differently. So f is rounded to a fine grid, and A^-1 is a matrix of integers. Then y
-depends on the bits of f alone, and neither on the batch nor on the compiler.
+A release with shaped noise adds noise to y = A^-1 f. So the sampler must compute the same y as a
+release. In floats, y is a small difference of large products, which every program may round
+differently. So f is rounded to a fine grid, and A^-1 is a matrix of integers. Then y depends on the
+bits of f alone, and neither on the batch nor on the compiler.
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 
 MOST_COORDINATES = 2**12
-# Values are clamped to this many bits, in units of the fine grid, and cut into digits. Then a row
-# times a vector of digits stays below 2^31, and a row times a vector of values below 2^61.
+# Values are clamped to this many bits, in units of the fine grid, and split into digits. Then a row
+# of the matrix times a vector of digits stays below 2^31, and a row times a vector of values below
+# 2^61.
 VALUE_BITS = 36
 _DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
-# These exponents of the grid are well within those of float32.
+# The range of the grid's exponent, which is well within that of float32.
 _LEAST_UNIT, _LARGEST_UNIT = -80, 40
 
 
@@ -37,7 +38,7 @@ class NoiseShape:
     """A matrix A that noise is multiplied by, and the norm ||A^-1 x||_2 that goes with it.
 
     Made by `dpjax.noise_shape`. Pass it as `norm` to `dpjax.sample_sensitivity`, with another key,
-    and the sensitivity to `dpjax.shaped_gaussian`. Compared by its contents.
+    and the sensitivity to `dpjax.shaped_gaussian`. Two shapes are equal if their contents are.
 
     Attributes:
         matrix: A, float64 of shape (d, d), symmetric; the inverse of `inverse` / 2^bits.
@@ -97,13 +98,15 @@ class NoiseShape:
             x.shape != y.shape for x, y in zip(got.leaves, self.outputs.leaves, strict=True)
         ):
             raise ValueError(
-                "value must be like that of the shape of the noise, with structure and shapes"
-                f" {self.outputs}, got {got}"
+                f"value must fit the shape of the noise, with structure and shapes {self.outputs},"
+                f" got {got}"
             )
 
     @functools.partial(jax.jit, static_argnums=0)
     def mapped(self, value: Value) -> jax.Array:
-        """A^-1 f, exact except for the grid. NaN counts as 0, and too large numbers as the bound.
+        """A^-1 f, exact after rounding f to the grid.
+
+        NaN counts as 0, and too large numbers as the bound.
 
         Args:
             value: a pytree of real arrays, of the structure and shapes of `outputs`.
@@ -120,12 +123,12 @@ class NoiseShape:
         return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
-        """A value that is mapped to the same y: NaN becomes 0, and too large numbers the bound."""
+        """A value with the same y. NaN becomes 0, and too large numbers become the bound."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
     @functools.partial(jax.jit, static_argnums=0)
     def shaped(self, mapped: jax.Array) -> Value:
-        """A y, a pytree like the value, in floats."""
+        """A times an array y, as a pytree like the value, in floats."""
         matrix = jnp.asarray(self.matrix.astype(mapped.dtype))
         released = self.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
         return jax.tree.map(_as_released, released, self.outputs.tree())
@@ -148,7 +151,7 @@ class NoiseShape:
     def resolution(self, mapped: jax.Array) -> jax.Array:
         """The length of A^-1 u, where u has a unit in the last place of every coordinate.
 
-        All products count with their magnitudes, as for the worst signs of u.
+        Magnitudes of all products are added, because u may have any signs.
         """
         floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
@@ -181,7 +184,7 @@ def shape_of(
 
 
 def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
-    """A matrix of integers times a vector of integers, in digits that no int32 overflows."""
+    """A matrix of integers times a vector of integers, in digits that int32 can add up."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
     shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]

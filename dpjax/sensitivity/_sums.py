@@ -33,9 +33,10 @@ _MOVES = frozenset(
 _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
 # Operations that add several operands, or put them next to each other.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
-# Operations that take elements of their first operand, at places given by constant operands.
+# Operations that take elements of their first operand, at places that constant operands give.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
-# An array, and whether it depends on the inputs. If it does, it is the linear part of its value.
+# An array, and whether it depends on the inputs. If it does, the array is only the linear part of
+# the value.
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 
@@ -53,8 +54,9 @@ class Summable:
         statistic: maps one record, a pytree without the leading axis, to a pytree of real arrays.
         finish: maps the sum of the statistics, or their average, to the value.
         average: whether the sum is divided by the number of records first.
-        largest: None, or a public bound on the magnitudes of all statistics. They must be floats,
-            and averaged; the bound broadcasts to the shape of each. Their sum is then exact.
+        largest: None, or a public bound on the magnitudes of all statistics. With a bound,
+            statistics must be floats and be averaged, and their sum is exact. The bound broadcasts
+            to the shape of each.
 
     Formal guarantees:
         A sum ignores the order of the records: exactly if `largest` is given, otherwise up to
@@ -88,7 +90,8 @@ class SumOfRecords:
     Attributes:
         statistic: maps a record to an array.
         finish: maps the sum over all n records to the value.
-        affine: whether finish is affine. Then only the two records that differ matter.
+        affine: whether finish is affine. If so, a distance depends only on the two records that
+            differ.
         n: number of records.
     """
 
@@ -115,8 +118,8 @@ class SumOfRecords:
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
-        # If the sum of n such integers could exceed its dtype, it may wrap. Then the distance is
-        # unknown.
+        # If the sum of n such integers could exceed the range of its dtype, it may wrap. The
+        # distance is then unknown.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -164,7 +167,7 @@ class NotAffineError(Exception):
 def is_affine(program: jex.ClosedJaxpr) -> bool:
     """Whether a program of real arrays is affine in all its inputs, by its operations.
 
-    Derivatives cannot tell: rounding has the derivative 0, but it jumps.
+    Derivatives cannot show it: rounding has the derivative 0, but is not affine.
     """
     avals = map(aval, program.jaxpr.invars)
     inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
@@ -176,7 +179,7 @@ def is_affine(program: jex.ClosedJaxpr) -> bool:
 
 
 def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """f(x) - f(0) for an affine program f. Neither value is computed, so nothing cancels.
+    """Computes f(x) - f(0) for an affine program f. Neither value is computed, so nothing cancels.
 
     Args:
         program: an affine program.
@@ -229,6 +232,7 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
         by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
         if not (name in _LINEAR or by_one or by_first):
             raise NotAffineError(name)
-        if name not in _CHOICES:  # Other operands of choices are places, which stay integers.
+        # The other operands of choices are positions, which stay integers.
+        if name not in _CHOICES:
             values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
     return [(x, True) for x in bind(equation, parameters, values)]

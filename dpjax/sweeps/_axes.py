@@ -118,10 +118,10 @@ class Axis:
     """The values of one parameter.
 
     Attributes:
-        name: of the parameter, and of the dimension.
+        name: the name of the parameter, and of the dimension.
         values: a tree of arrays with a leading axis if traced, a list if static.
         coordinates: arrays along the axis, by name.
-        fingerprints: of every value.
+        fingerprints: the fingerprints of every value.
     """
 
     name: str
@@ -284,7 +284,7 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
     """The key of one cell of a `dpjax.sweep`, to run the cell alone.
 
     Args:
-        key: of the sweep.
+        key: the key of the sweep.
         coordinates: the value of every parameter, traced and static, by name. For a static
             parameter that was given as a dict, use the name of the value.
         repeat: the number of the repeat, from 0.

@@ -182,10 +182,10 @@ class Part:
     """The cells of one choice of the static parameters.
 
     Attributes:
-        name: of the part, for messages.
-        fingerprint: of the choice.
+        name: the name of the part, for messages.
+        fingerprint: the fingerprint of the choice.
         program: maps a key and the traced parameters to the outputs.
-        outputs: of a cell.
+        outputs: the outputs of a cell.
         words: of every cell, to fold into the key. The repeat varies fastest, then the last of the
             traced parameters, in the given order.
     """

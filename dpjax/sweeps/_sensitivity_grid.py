@@ -40,8 +40,8 @@ def sensitivity_grid(
       keys, or among targets, count these too.
 
     Args:
-        distances: of `dpjax.sample_distances`, shape (m,). NaN and negative numbers count as
-            infinite.
+        distances: the result of `dpjax.sample_distances`, shape (m,). NaN and negative numbers
+            count as infinite.
         gammas: probabilities over random pairs that may be left uncovered.
         choices: J, the number of points from which you pick one after looking at anything that
             depends on the distances; 1 without such a choice.

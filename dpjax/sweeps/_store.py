@@ -32,7 +32,7 @@ class Store:
     locks: any two processes compute the same bits, and a file is always replaced as a whole.
 
     Attributes:
-        path: of the folder.
+        path: the path of the folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -99,7 +99,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
     Args:
         bandwidth: h, above 0, in the units of the records.
-        degree: of the polynomial, at least 1.
+        degree: the degree of the polynomial, at least 1.
         dims: coordinates of a record, at least 1.
 
     Returns:

@@ -59,7 +59,7 @@ class WalkPlan(NamedTuple):
     """Bounds that hold for any records.
 
     Attributes:
-        radius: of a ball that holds the minimizer.
+        radius: the radius of a ball that holds the minimizer.
         enough: the length of a gradient that needs no more steps.
         most_steps: K.
     """
@@ -77,7 +77,7 @@ def walk_plan(
     Args:
         strength: lambda.
         curvature: the largest curvature of the loss without the ridge, along a unit vector.
-        radius: of a ball that holds the minimizer.
+        radius: the radius of a ball that holds the minimizer.
         gradient_error: e, a bound on the rounding of a gradient in the ball.
     """
     rate = math.log1p(strength / curvature)

@@ -195,7 +195,7 @@ def test_the_delta_of_an_odometer_is_known_in_advance():
     """A reading whose delta grew with what answers chose would be no bound on anything."""
     odometer = PrivacyOdometer(delta=1e-6)
     with pytest.raises(
-        BudgetExceededError, match="this has delta=1e-07, and the reserved delta has"
+        BudgetExceededError, match="this has delta=1e-07, but the reserved delta has"
     ):
         odometer.add(Guarantee(0.1, 1e-7))
     assert repr(odometer.reading) == "(epsilon=0, delta=0)-DP, under replace-one"

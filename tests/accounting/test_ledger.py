@@ -397,7 +397,7 @@ def test_one_release_is_paid_for_once(ledger, tmp_path, keys):
     assert paid(ledger) == 2
     LAPLACE(keys(1), 0.5)  # Closed.
     other = dpjax.Ledger(tmp_path / "other.db", epsilon=1)
-    with other, pytest.raises(ValueError, match="one budget pays for a release, got 2 open"):
+    with other, pytest.raises(ValueError, match="one ledger pays for a release, got 2 open"):
         private(keys(2), RECORDS)
     assert (paid(ledger), paid(other)) == (2, 0)
 

@@ -125,7 +125,7 @@ def test_a_name_is_a_text(name, path, keys):
     ledger = dpjax.Ledger(path, epsilon=1)
     private = dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)
     for release in (private, dpjax.privatize(jnp.mean, LAPLACE)):
-        with pytest.raises(TypeError, match="name must be a text that is not empty"):
+        with pytest.raises(TypeError, match="name must be a nonempty string"):
             release(keys(0), RECORDS, name=name)
     assert paid(ledger) == 0
 

@@ -191,7 +191,7 @@ def test_a_thread_of_nobody_is_refused_where_two_budgets_are_open(ledger, other,
     with ledger:
         inside.wait(60)
         try:
-            with pytest.raises(ValueError, match=r"one budget pays .* got 2 open.*In a thread"):
+            with pytest.raises(ValueError, match=r"one ledger pays .* got 2 open.*In a thread"):
                 _by_thread(lambda: LAPLACE(keys(0), 0.0))
             assert paid(ledger) == paid(other) == 0
             _by_thread(lambda: private(keys(1), jnp.zeros(3)))

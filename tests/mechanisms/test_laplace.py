@@ -23,7 +23,7 @@ def test_guarantee_is_pure():
 
 
 def test_a_query_is_no_sensitivity():
-    with pytest.raises(TypeError, match="got a Query: pass what its method"):
+    with pytest.raises(TypeError, match="got a Query: call its method"):
         dpjax.laplace(dpjax.queries.counting_query(), epsilon=0.5)
 
 

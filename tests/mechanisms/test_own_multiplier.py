@@ -94,7 +94,7 @@ def test_a_formula_that_cancels_is_refused_at_small_parameters(epsilon):
         assert not below(unit, epsilon, delta)
         assert lost < 2.0**-18
     with pytest.raises(
-        ValueError, match=r"multiplier loses .* subtracted in it: write the formula"
+        ValueError, match=r"multiplier loses .* nearly equal numbers: rewrite the formula"
     ):
         multiple_of(cancels(jnp), epsilon=1.1e-9, delta=1e-300)
 

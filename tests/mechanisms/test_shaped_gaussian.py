@@ -129,7 +129,7 @@ def test_another_norm_is_refused():
 
 @pytest.mark.parametrize("wrong", [jnp.zeros(3), {"a": jnp.zeros(3), "b": jnp.asarray(0.0)}])
 def test_a_value_of_another_structure_is_refused(mechanism, wrong, key):
-    with pytest.raises(ValueError, match="must be like that of the shape"):
+    with pytest.raises(ValueError, match="must fit the shape"):
         mechanism(key, wrong)
 
 

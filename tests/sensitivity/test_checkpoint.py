@@ -112,7 +112,7 @@ def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkey
     monkeypatch.setattr(_loop, "compute_chunks", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         sample(checkpoint=None)
-    assert "no pair is kept: given checkpoint=PATH" in ended.value.__notes__[0]
+    assert "no pair is kept: with checkpoint=PATH" in ended.value.__notes__[0]
 
 
 def test_chunks_that_a_file_holds_with_fewer_probes_are_drawn_again(sample, computed):

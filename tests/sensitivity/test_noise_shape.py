@@ -117,14 +117,14 @@ def test_sensitivity_knows_the_target_and_the_shape(shape):
     ids=["itself", "another implementation", "as threefry"],
 )
 def test_one_key_for_shape_and_sensitivity_is_refused(shape, same):
-    with pytest.raises(ValueError, match="another than the one that the shape"):
+    with pytest.raises(ValueError, match="differ from the key that the shape"):
         sample(same, norm=shape)
-    with pytest.raises(ValueError, match="another than the one that the shape"):
+    with pytest.raises(ValueError, match="differ from the key that the shape"):
         dpjax.sample_distances(same, target, oracle, n=N, norm=shape, m=4)
 
 
 def test_a_shape_of_another_value_is_refused(shape):
-    with pytest.raises(ValueError, match="value must be like that of the shape"):
+    with pytest.raises(ValueError, match="value must fit the shape"):
         dpjax.sample_sensitivity(
             KEY_SAMPLE, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=shape, m=M
         )

@@ -18,7 +18,7 @@ SETTINGS = {"n": 20, "norm": "l1", "gamma": 0.05, "m": 300}
 
 
 def with_rule(single, batched):
-    """A target that computes something else for many databases at once."""
+    """A target that computes different values for many databases at once."""
     return ruled(single, lambda size, mapped, databases: (jax.vmap(batched)(databases), True))
 
 
@@ -31,21 +31,21 @@ def ruled(single, rule):
 
 def test_a_rule_that_computes_something_else_is_refused(key, uniform):
     target = with_rule(jnp.sum, jnp.mean)
-    with pytest.raises(ValueError, match="something else for many databases at once"):
+    with pytest.raises(ValueError, match="different values for many databases at once"):
         dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
 
 
 @pytest.mark.parametrize("positions", ["average", "each"])
 def test_it_is_refused_for_records_that_count_by_position(key, uniform, positions):
     target = with_rule(jnp.sum, jnp.mean)
-    with pytest.raises(ValueError, match="something else for many databases at once"):
+    with pytest.raises(ValueError, match="different values for many databases at once"):
         dpjax.sample_sensitivity(key, target, uniform, **SETTINGS | {"positions": positions})
 
 
 def test_a_rule_that_errs_on_few_databases_is_refused(key, uniform):
     """On 1 of 42: with this key on 5 of the 100 databases, and on none of the first eight."""
     target = with_rule(jnp.sum, lambda d: jnp.sum(d) * jnp.where(jnp.min(d) > 0.17, 0.9, 1))
-    with pytest.raises(ValueError, match="something else for many databases at once"):
+    with pytest.raises(ValueError, match="different values for many databases at once"):
         dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
 
 
@@ -55,7 +55,7 @@ def test_a_rule_is_run_on_as_many_databases_as_in_a_chunk(key, uniform):
         return sums / 10 if axis_size == 256 else sums, True
 
     target = ruled(jnp.sum, rule)
-    with pytest.raises(ValueError, match="something else for many databases at once"):
+    with pytest.raises(ValueError, match="different values for many databases at once"):
         dpjax.sample_sensitivity(key, target, uniform, chunk_size=256, **SETTINGS)
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_finite_alone_and_in_a_batch_agrees(key, uniform, bad, monke
 
 def test_a_value_that_only_a_batch_has_is_refused(key, uniform):
     target = with_rule(lambda d: jnp.sum(d) * jnp.nan, jnp.sum)
-    with pytest.raises(ValueError, match="something else for many databases at once"):
+    with pytest.raises(ValueError, match="different values for many databases at once"):
         dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
 
 

@@ -89,7 +89,7 @@ def test_a_free_intercept_makes_it_false():
 
     moved = abs(weight(y) - weight(y * [1, 1, 1, -1]))
     assert moved > 0.05
-    with pytest.raises(ValueError, match="intercept that is not penalized"):
+    with pytest.raises(ValueError, match="intercept without a penalty"):
         dpjax.record_bound(
             jax.random.key(0),
             lambda database: jnp.zeros(4) * database["x"].sum(),

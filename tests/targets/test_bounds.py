@@ -71,7 +71,7 @@ def test_what_no_bound_is_known_for_is_refused_by_name():
         targets.linear_svm(regularization=1.0, dims=2, clip=False).sensitivity()
     with pytest.raises(TypeError, match="dtype must be a dtype of floats"):
         mean.sensitivity(n=10, dtype="int32")
-    with pytest.raises(TypeError, match="got a BoundedSum: pass what its method `sensitivity`"):
+    with pytest.raises(TypeError, match="got a BoundedSum: call its method `sensitivity`"):
         dpjax.laplace(mean, 1.0)
 
 
