@@ -1,16 +1,17 @@
-"""Checks that a mechanism keeps its guarantee, and measures what it gives away.
+"""Checks that a mechanism keeps its guarantee, and measures how much it reveals.
 
-Three functions check a mechanism, and differ in what they see and in what they answer.
+Three functions check a mechanism. They differ in their inputs and in their results.
 
-- `audit` sees outputs for two values, and returns a number: the largest lower bound on epsilon, or
-  on delta, that it can show. It judges nothing.
-- `verify` runs `audit` and judges: it raises if the bound refutes a claim. It is for test suites,
-  and for any function that draws, also one that dpjax did not make.
-- `check_conformance` sees a factory of mechanisms and all that they say of themselves. It returns a
-  report, or raises on the first failed check. It is for mechanisms that you write for dpjax.
+- `audit` samples outputs for two values, and returns the largest lower bound on epsilon, or on
+  delta, that it can prove. It does not compare the bound with a claim.
+- `verify` runs `audit`, and raises if the bound refutes a claim. It is for test suites, and for any
+  randomized function, including functions that dpjax did not make.
+- `check_conformance` takes a factory of mechanisms, and checks everything that the mechanisms claim
+  about themselves. It returns a report, or raises on the first failed check. It is for mechanisms
+  that you write for dpjax.
 
-`calibration` checks the reader's side: whether posteriors given releases contain the truth as often
-as they say.
+`calibration` checks inference from releases: whether posteriors contain the truth as often as they
+claim.
 """
 
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair

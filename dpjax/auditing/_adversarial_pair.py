@@ -20,18 +20,18 @@ from dpjax._tracing._programs import Program
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import distance, norm_function, resolution
 
-# Integers are drawn as products of floats and int32, which limits their size.
+# Integers are drawn by multiplying floats and casting to int32, which limits their size.
 _LARGEST_INTEGER = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class _BallSearch:
-    """Makes records of l2 norm at most a radius, from uniform numbers or from other records."""
+    """Makes records with l2 norm at most a radius, from uniform numbers or from other records."""
 
     radius: float
 
     def inside(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Records from a cube, scaled down if they lie outside of the ball."""
+        """Uniform records in a cube, scaled down if they lie outside of the ball."""
         return self.projected(self.radius * (2 * uniform - 1).astype(dtype))
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -44,7 +44,8 @@ class _BallSearch:
         wide = records.astype(compute_dtype(records.dtype))
         # In units of the radius, squares neither overflow nor underflow.
         norms = _norms(wide / self.radius)
-        # The cast to a narrow dtype rounds, and so do the sum of squares and the products.
+        # The margin covers the rounding of the cast to a narrow dtype, of the sum of squares and of
+        # the products.
         inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
         return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
@@ -72,7 +73,7 @@ class _IntervalSearch:
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Coordinates at the two ends; any coordinates for integers, which may be categories."""
+        """Coordinates at the two ends. Integers may be categories, so they get any value."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
         return jnp.where(uniform < 0.5, self.low, self.high).astype(dtype)
@@ -111,7 +112,7 @@ def _norms(records: jax.Array) -> jax.Array:
 
 
 def _searches(records: PyTree, bounds: PyTree) -> list[_RecordSearch]:
-    """A search for each array of `records`: by one bound, or by a tree of bounds like the records.
+    """A search for each array of `records`, from one bound or a tree of bounds like the records.
 
     A bound is a pair (low, high) or a `Ball`.
     """
@@ -141,9 +142,11 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
         if not floats:
             raise ValueError(f"bounds: a Ball is for floats, got {leaf.dtype}")
         radius, info = _checks.positive("radius", bound.radius), jnp.finfo(leaf.dtype)
-        # Subnormal numbers would round out of a smaller ball.
+        # In a smaller ball, numbers would be subnormal, and rounding could move them outside.
         if not _size(leaf) * float(info.tiny) <= radius <= float(info.max):
-            raise ValueError(f"bounds must be finite in {leaf.dtype}, and normal, got {bound}")
+            raise ValueError(
+                f"bounds must be finite and normal (not subnormal) in {leaf.dtype}, got {bound}"
+            )
         return _BallSearch(radius)
     if not isinstance(bound, tuple) or len(bound) != 2:
         raise ValueError(f"bounds must be pairs (low, high) or balls, got {_checks.shown(bound)}")
@@ -156,7 +159,9 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
         info = jnp.iinfo("uint1" if leaf.dtype == bool else leaf.dtype)
         known = max(int(info.min), -_LARGEST_INTEGER), min(int(info.max), _LARGEST_INTEGER)
         if low < known[0] or high > known[1]:
-            raise ValueError(f"bounds of {leaf.dtype} must be from {known[0]} to {known[1]}")
+            raise ValueError(
+                f"bounds of {leaf.dtype} records must lie between {known[0]} and {known[1]}"
+            )
     if not low < high:
         raise ValueError(f"bounds must have low < high in {leaf.dtype}, got {bound}")
     return _IntervalSearch(low, high)
@@ -172,7 +177,7 @@ def _inward(number: float, dtype: np.dtype, toward: float) -> float:
     return float(near)
 
 
-# The learning rate starts at this share of the width of the bounds, and falls by this factor.
+# The learning rate starts at this fraction of the width of the bounds, and falls by this factor.
 _RATE, _FALL = 0.1, 1e-3
 # Bounds the relative error of a norm of many coordinates.
 _ERROR_OF_NORM = 1e-5
@@ -184,7 +189,7 @@ class AdversarialPair:
 
     Attributes:
         distance: a lower bound on the distance of their values, in the norm of the search.
-        database: within bounds, a pytree with leading axis n.
+        database: a pytree within the bounds, with leading axis n.
         neighbor: the same database with one record replaced.
 
     Formal guarantees:
@@ -213,25 +218,25 @@ def adversarial_pair(
 ) -> AdversarialPair:
     """Searches for two neighboring databases whose target values are as far apart as possible.
 
-    Increases log ||f(D) - f(D')|| over the database and over the record that replaces one of its
-    own. It takes steps of projected Adam if f has a gradient, and changes a few records at random,
-    also integers. All restarts run in one batched program.
+    It maximizes log ||f(D) - f(D')|| over the database and the replacing record. It takes projected
+    Adam steps if f has a gradient, and also changes a few records at random, including integers.
+    All restarts run in one batched program.
 
     Args:
         key: a typed key.
         target: pure JAX, of a pytree of arrays with leading axis n.
         records: shapes and dtypes of a database: a pytree of `jax.ShapeDtypeStruct`, or of arrays,
             whose numbers are ignored.
-        bounds: the bounds of each coordinate of a record: `(low, high)`, both included, for all
-            arrays; or a tree like the records, of such pairs and of `dpjax.proving.Ball(radius)`,
-            which bounds the l2 norm of a record.
+        bounds: the bounds of each coordinate of a record: one pair `(low, high)`, both included,
+            for all arrays; or a tree like the records, which holds such pairs or
+            `dpjax.proving.Ball(radius)`, a bound on the l2 norm of a record.
         norm: as for `dpjax.sample_sensitivity`.
         steps: the number of steps of the search, at least 1.
         restarts: databases to start from, at least 1.
 
     Returns:
-        An `AdversarialPair`. Its distance is computed again from the two databases alone. It is
-        reduced by one unit in the last place for every coordinate of both values.
+        An `AdversarialPair`. Its distance is recomputed from the two databases, each evaluated
+        alone, and reduced by one unit in the last place for every coordinate of both values.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -297,7 +302,7 @@ class _Search:
         return one, other
 
     def log_distance(self, arrays: list[jax.Array], place: jax.Array) -> jax.Array:
-        """The log of the distance of a pair; -inf if it is 0 or not finite."""
+        """The log distance of a pair; -inf if the distance is 0 or not finite."""
         one, other = map(self.program, self.databases(arrays, place))
         moved = distance(self.norm, one, other)
         return jnp.where((moved > 0) & jnp.isfinite(moved), jnp.log(moved), -jnp.inf)
@@ -340,7 +345,7 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
-    """A start of one of four kinds: random records, extremes, two blocks, or one odd record."""
+    """One of four kinds of starts: random records, extremes, two blocks, or one outlier."""
     choices, uniforms = _uniforms(search, key, choices=2, sets=2)
     place, kind = (choices * jnp.array([search.n, 4.0])).astype(int)
     arrays: list[jax.Array] = []
@@ -375,7 +380,7 @@ def _uniforms(
 def _slope(
     search: _Search, arrays: list[jax.Array], place: jax.Array
 ) -> Callable[[list[jax.Array], jax.Array], list[jax.Array]] | None:
-    """The gradient of the negative height, 0 for integers; None if the target has no gradient."""
+    """The gradient of minus the log distance, 0 for integers; None without a gradient."""
 
     def depth(arrays: list[jax.Array], place: jax.Array) -> jax.Array:
         return -search.log_distance(arrays, place)
@@ -440,6 +445,6 @@ def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> Adversa
     values = alone(one), alone(other)
     moved = float(distance(search.norm, *values)) * (1 - _ERROR_OF_NORM)
     if not (math.isfinite(moved) and math.isfinite(heights[best])):
-        moved = 0.0  # A value that is not finite shows nothing.
+        moved = 0.0  # A value that is not finite proves nothing.
     hidden = sum(float(resolution(search.norm, value)) for value in values)
     return AdversarialPair(max(0.0, moved - hidden), *jax.device_get((one, other)))

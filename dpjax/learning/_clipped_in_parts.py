@@ -32,13 +32,14 @@ def clipped_in_parts(
     joined into one: a record could be in several of them, which the accounting does not cover.
 
     Args:
-        key: as for `sampling`, another one for each step.
-        clipped: of the loss.
+        key: as for `sampling`, a different key for each step.
+        clipped: the clipped gradients of the loss, from `clipped_gradients`.
         parameters: a pytree of float arrays.
         sampling: draws the batch.
         examples: `examples(indices)` loads the records at these indices: a pytree of arrays with
             one row for each index. A row depends on its own index alone.
-        parts: how many, from 1 to the number of slots; all have one size and share a program.
+        parts: the number of parts, from 1 to the number of slots. All parts have the same size and
+            share a program.
         present: the slots that hold a record, as for `sampling`; None if all do.
         clip_norm: as for `clipped`.
 
@@ -103,7 +104,8 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # Examples of another shape may round differently, so the bounds of parts may differ.
+            # Parts whose examples have other shapes may round differently, so the largest bound
+            # counts.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -129,6 +131,7 @@ def _whole(
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    # Replacing a record may change the sums of two parts. The bound of a part covers one reading.
+    # Replacing a record may change the sums of two parts, while the bound of a part covers the
+    # reading of one sum. So twice the batch is charged.
     charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

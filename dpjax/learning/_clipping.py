@@ -24,11 +24,11 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 def _refuse_to_take_apart(*_: object) -> NoReturn:
     raise TypeError(
-        "a ClippedSum cannot be transformed, added to another one, or leave jit, vmap, scan or"
-        " shard_map: its norm bound is that of this very sum. Add learning.gaussian_noise in front"
-        " of the optimizer, as in optax.chain(noise, optimizer), and in the function that clips. To"
-        " accumulate gradients, as optax.MultiSteps does, use learning.clipped_in_parts. Return its"
-        " value where no noise is needed"
+        "a ClippedSum cannot be transformed, added to another ClippedSum, or returned from jit,"
+        " vmap, scan or shard_map: its norm bound holds for this sum only. Add"
+        " learning.gaussian_noise in front of the optimizer, as in optax.chain(noise, optimizer),"
+        " and in the function that clips. To accumulate gradients, as optax.MultiSteps does, use"
+        " learning.clipped_in_parts. Return its value where no noise is needed"
     )
 
 
@@ -36,9 +36,9 @@ def _refuse_to_take_apart(*_: object) -> NoReturn:
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how far one record moves it.
 
-    It is as private as the batch, until noise is added. Its fields belong together, so nothing may
-    separate them: neither `jax.tree.map`, nor a transformation of optax, nor the end of a `jit` or
-    `scan`. Hand it to the noise in the function that made it, or return its `value`.
+    It is as private as the batch, until noise is added. The sum and its norm bound must stay
+    together. So `jax.tree.map`, transformations of optax, and returning it from `jit` or `scan` are
+    refused. Pass it to the noise in the function that made it, or return its `value`.
 
     Attributes:
         norm_bound: how far adding or removing a record moves the sum in l2, rounding included.
@@ -64,7 +64,7 @@ class ClippedSum:
     slots: int
     drawn_by: int
 
-    # An optimizer that gets the sum without noise would compute with it, so arithmetic is refused.
+    # An optimizer without noise in front would do arithmetic with the sum. So arithmetic raises.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
     __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
@@ -76,15 +76,15 @@ class ClippedSum:
 
     @property
     def value(self) -> PyTree:
-        """The sum, a pytree like the parameters; at least float32."""
-        # A fresh copy each time, because callers may write to a dictionary.
+        """The sum: a pytree like the parameters, in float32 or wider."""
+        # A fresh copy each time, because a caller may change a dict in place.
         return jax.tree.map(jnp.asarray, self._value)
 
     def sensitivity(
         self,
         relation: NeighboringRelation | None = None,
     ) -> Sensitivity:
-        """How far a record moves the sum: `norm_bound`, or twice that where it is replaced.
+        """How far a record moves the sum: `norm_bound`, or twice that under replace-one.
 
         It holds for the sum itself. Add noise first, and then divide by the batch size: the
         division rounds, which this bound does not cover.
@@ -102,7 +102,10 @@ class ClippedSum:
 
 
 def sealed(*parts: object) -> ClippedSum:
-    """Makes a sum, from its fields in order; only code that knows the norm bound calls this."""
+    """Makes a `ClippedSum` from its fields in order.
+
+    Only code that knows the norm bound calls it.
+    """
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
         object.__setattr__(made, field.name, part)
@@ -112,7 +115,7 @@ def sealed(*parts: object) -> ClippedSum:
 jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, _refuse_to_take_apart)
 
 
-# Beyond these, squares of float32 may overflow or underflow.
+# Outside of this range, squares may overflow or underflow in float32.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
 
 
@@ -122,8 +125,8 @@ class ClippedGradients:
 
     Attributes:
         loss: of one example.
-        clip_norm: gradients are clipped to it, unless a call says otherwise; one for each part of
-            the parameters, if it is a tree.
+        clip_norm: the default norm to which gradients are clipped; a tree has one norm for each
+            part of the parameters.
         microbatch_size: the number of examples that are in memory together.
         argnums: the arguments of the loss whose gradients are clipped.
         has_aux: whether the loss returns more than a number.
@@ -158,7 +161,7 @@ class ClippedGradients:
         Raises:
             TypeError: if the parameters are not float arrays.
             ValueError: if the batch or the clip norm is not as described; inside `jax.shard_map`,
-                if parameters vary over shards, or JAX does not check it.
+                if parameters vary over shards, or if JAX's check for that is off.
         """
         if len(arguments) < 3:
             raise ValueError(
@@ -184,10 +187,10 @@ class ClippedGradients:
                 shapes alone.
 
         Returns:
-            A pytree like the parameters of texts that begin with "dense", "embedding" or
-            "convolution", where the norm follows from the input of the layer and the gradient of
-            its output; with "elementwise", where a gradient for each example is no larger than
-            the arrays of the layer; else with "formed for each example".
+            A pytree of strings, like the parameters. A string begins with "dense", "embedding" or
+            "convolution" if the norm is computed from the layer's input and the gradient of its
+            output; with "elementwise" if the gradient of each example is no larger than the layer's
+            arrays; otherwise with "formed for each example".
         """
         *given, example = arguments
         parameters = self._parameters(given)
@@ -214,8 +217,8 @@ class ClippedGradients:
         chosen = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
         if not all(0 <= number < len(given) for number in chosen):
             raise ValueError(
-                f"argnums={self.argnums} must be places of arguments in front of the examples, got"
-                f" {len(given)} such arguments"
+                f"argnums={self.argnums} must be positions of arguments in front of the examples,"
+                f" got {len(given)} such arguments"
             )
         found = tuple(given[number] for number in chosen)
         leaves = jax.tree.leaves(found)
@@ -224,7 +227,7 @@ class ClippedGradients:
             for x in leaves
         ):
             raise TypeError(
-                "parameters must be float arrays; of a model that holds other things keep the float"
+                "parameters must be float arrays; if a model holds other things, pass its float"
                 " arrays and close over the rest, as by equinox.partition or flax.nnx.split; got"
                 f" {_checks.described(found)}"
             )
@@ -252,7 +255,7 @@ class ClippedGradients:
         return jax.jit(_shards.placed_by_xla(norms))
 
     def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
-        """The gradients of a batch, of the loss traced at the shapes of one example."""
+        """The gradients of a batch, from the loss traced for the shapes of one example."""
 
         def row(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
@@ -270,7 +273,7 @@ class ClippedGradients:
         axes = _axes((given, clip_norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         groups = _groups(clip_norm, self._parameters(given))
-        # `jit` makes arrays of all arguments, but not while it is disabled.
+        # `jit` turns all arguments into arrays, but not under `jax.disable_jit`.
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(self._parameters(given))]
         norms = [jnp.asarray(norm) for norm in jax.tree.leaves(clip_norm)]
         roundings: list[int] = []
@@ -298,8 +301,8 @@ class ClippedGradients:
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
-        # The microbatch size of a single device, which rounds no less. So the noise does not
-        # depend on the number of devices.
+        # The charge uses the microbatch size of a single device, which rounds at least as much as
+        # several devices. So the noise does not depend on the number of devices.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
@@ -307,13 +310,13 @@ class ClippedGradients:
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
-    """The mesh axes over which a batch is spread: every shard holds other examples."""
+    """The mesh axes over which a batch is spread, so that every shard holds different examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
         raise ValueError(
             "parameters and clip_norm must be the same on all shards, got some that vary over"
-            f" {sorted(shared)}: give them in_specs=PartitionSpec(); trainings of their own go"
-            " under jax.vmap"
+            f" {sorted(shared)}: give them in_specs=PartitionSpec(); for separate trainings use"
+            " jax.vmap"
         )
     axes = _shards.varying_axes((examples, mask))
     if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
@@ -343,7 +346,7 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum; and losses and aux, which are 0 in empty slots: these repeat some record."""
+    """The clipped sum, the losses and aux. Empty slots repeat some record, so theirs become 0."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
@@ -367,9 +370,9 @@ def _checked_norms(clip_norm: PyTree) -> PyTree:
     def checked(clip_norm: Scalar) -> Scalar:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
             raise ValueError(
-                f"clip_norm must be a finite number above 0, got {clip_norm}: 0 keeps nothing, so"
-                " leave parameters that shall not move out of argnums; infinity has no guarantee,"
-                " and the sum without clipping is jax.grad of the sum of losses"
+                f"clip_norm must be a finite number above 0, got {clip_norm}: to freeze parameters,"
+                " leave them out of argnums; without clipping there is no guarantee, and jax.grad"
+                " of the sum of losses gives the sum"
             )
         norm = _checks.positive("clip_norm", clip_norm)
         if _checks.is_traced(norm):
@@ -415,17 +418,17 @@ def clipped_gradients(
 ) -> ClippedGradients:
     """Sums of per-example gradients, each clipped to a norm, at about the cost of one gradient.
 
-    Computes sum_i min(1, C / ||g_i||) g_i, where g_i is the gradient of the loss of example i. Few
-    of the g_i are formed. For example, let a dense layer see one vector of every example. Then g_i
-    is the outer product of the layer's input and the gradient of its output. Its norm is the
+    Computes sum_i min(1, C / ||g_i||) g_i, where g_i is the gradient of the loss of example i. Most
+    g_i are never formed in memory. For example, let a dense layer get one vector per example. Then
+    g_i is the outer product of the layer's input and the gradient of its output. Its norm is the
     product of two norms, and the sum is one matrix product. The loss is any JAX function, of plain
     JAX, Equinox or Flax: its layers are found in the traced program, and no layer is wrapped.
     `explain` says how the gradients of each parameter are clipped.
 
     As for `jax.value_and_grad`, the loss may take more arguments in front of the example, and may
     return aux. Losses and aux come with the sum, as `private_losses` and `private_aux`. They are
-    private numbers of the records, and no noise protects them. Noise is added to the sum alone, so
-    a training does not show them unless it returns them.
+    private numbers of the records, and no noise protects them. Noise is added only to the sum, so
+    do not publish losses or aux.
 
     A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
     clips its own examples, and every shard gets the sum over all shards.
@@ -439,9 +442,9 @@ def clipped_gradients(
         argnums: the argument, or arguments, with respect to which gradients are taken, from 0. With
             several, one norm bounds all gradients together, and the sum is a tuple.
         has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
-        microbatch_size: how many examples are in memory together; larger batches are cut up.
-            Memory grows with it, and so does what rounding adds to `norm_bound`: for float32 .3% at
-            128, 1.2% at 256, 4.8% at 512.
+        microbatch_size: how many examples are in memory together; larger batches are processed in
+            several microbatches. Both memory and the rounding in `norm_bound` grow with it: in
+            float32 the rounding adds .3% at 128, 1.2% at 256, 4.8% at 512.
 
     Returns:
         A `ClippedGradients`: `clipped(parameters, examples, batch)` is a `ClippedSum`. Under `jit`,
@@ -454,13 +457,13 @@ def clipped_gradients(
     Formal guarantees:
         Take a batch, and remove the record in one slot. The slot is then empty (its mask is False),
         or the record in the last slot takes its place. The two computed sums are at most
-        `norm_bound` = C (1 + rho) apart in the norm l2. If any other record takes the place, they
-        are at most twice that apart. rho covers the rounding of norms, factors and sums, for any
-        order in which XLA adds. An example whose loss or gradient is not finite counts as zero, and
-        does not affect other examples. This assumes that the contribution of an example depends on
-        this example and its slot alone, as in every program that `vmap` makes. So the loss must
-        neither close over nor take anything that is made of the batch, such as its mean. Losses and
-        aux have no bound.
+        `norm_bound` = C (1 + rho) apart in the norm l2. If a different record is put into the slot,
+        they are at most twice that apart. rho covers the rounding of norms, factors and sums, for
+        any order in which XLA adds. An example whose loss or gradient is not finite counts as zero,
+        and does not affect other examples. This assumes that the contribution of an example depends
+        on this example and its slot alone, as in every program that `vmap` makes. So the loss must
+        not use anything computed from the batch, such as its mean, neither by closure nor as an
+        argument. Losses and aux have no bound.
 
         Over shards, the bound is the bound of one shard, not a sum of bounds. A slot is on one
         shard, so the sums of the other shards are equal in both batches. Shards are added up as
@@ -493,5 +496,5 @@ def clipped_gradients(
         _checks.integer("argnums", x, least=0) for x in (argnums if several else (argnums,))
     )
     if len(numbers) != len(set(numbers)) or not numbers:
-        raise ValueError(f"argnums must be distinct places of arguments, got {argnums}")
+        raise ValueError(f"argnums must be distinct positions of arguments, got {argnums}")
     return ClippedGradients(loss, norms, size, numbers if several else numbers[0], bool(has_aux))

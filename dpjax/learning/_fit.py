@@ -81,17 +81,17 @@ def fit(
     noise by `gaussian_noise`, and hands the average to the optimizer. An epoch is n / batch_size
     steps, rounded up. For other batches or noise, write the loop yourself.
 
-    n is public: it is the number of slots of the database, and the guarantee says so. All rows of
-    an array are slots with a record. Where the number of records is private, put them into a public
+    n is public: it is the number of slots of the database, and the guarantee says so. Every row of
+    an array is a slot with a record. If the number of records is private, put them into a public
     number of slots by `queries.padded_records`; empty slots join no batch.
 
-    With `person`, a person has several examples and is what a batch draws. The gradients of the
-    examples of a person are averaged, and the average is clipped. So the guarantee is per person.
+    With `person`, each person may have several examples, and batches draw people. The gradients of
+    a person's examples are averaged, and the average is clipped. So the guarantee is per person.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else.
         loss: `loss(parameters, example)`, of one example, as for `clipped_gradients`.
-        parameters: to start from; made without the private records.
+        parameters: the initial parameters, made without the private records.
         database: a pytree of arrays, or a table, with a common leading axis of n records, or
             `PaddedRecords` with n slots.
         optimizer: an optimizer of optax, without noise, such as `optax.adam(1e-3)`.
@@ -99,24 +99,25 @@ def fit(
         batch_size: the expected size of a batch if no slot is empty, public.
         clip_norm: as for `clipped_gradients`.
         delta: the delta of the guarantee, in (0, 1).
-        epsilon: the epsilon of the guarantee; gives the least noise multiplier for it.
+        epsilon: the epsilon of the guarantee; the least noise multiplier for it is used.
         noise_multiplier: instead of epsilon.
         relation: which databases are neighbors; None for that of the ledger, else as for
             `accounting.dp_sgd`. n is public under both.
-        person: the column of ids of the database, a table, if a person has several rows. The loss
-            sees the other columns. None if each record is a person.
-        rows: how many rows of a person count, public: the first ones; needed with `person`.
-        most_people: the number of slots for people, public, as `queries.padded_people` has it. It
-            takes the place of n; needed with `person`.
+        person: the name of the database's column of person ids, if people have several rows. The
+            loss gets the other columns. None if each record is a person.
+        rows: how many rows of a person are used: the first ones. Public; needed with `person`.
+        most_people: the number of slots for people, as in `queries.padded_people`. Public; needed
+            with `person`, where it takes the place of n.
         microbatch_size: as for `clipped_gradients`.
-        evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or to keep
-            something. The guarantee covers these parameters, and no score on private records.
+        evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or store
+            something. The guarantee covers these parameters, but not scores computed on private
+            records.
         ledger: pays for the training before it starts. Do not open it by `with`.
-        checkpoint: a file that keeps the last epoch. The same call goes on from there after an
-            interruption, with the keys and the payment of the first call. Another argument that
-            changes the training is refused; the values of the records are not compared. The file is
-            removed at the end. It holds keys, so keep it secret, use one for each training, and
-            never put an old copy back.
+        checkpoint: a file that keeps the last epoch. After an interruption, the same call continues
+            from there, with the keys and the payment of the first call. A call with other arguments
+            is refused; the values of the records are not compared. The file is removed at the end.
+            It holds keys, so keep it secret, use one file for each training, and never restore an
+            old copy.
         progress: shows a bar with rate and time left (needs tqdm).
 
     Returns:
@@ -131,17 +132,18 @@ def fit(
         BudgetExceededError: if the ledger has too little left.
 
     Formal guarantees:
-        With `person`, those below for databases that differ in all rows of a person: one record of
-        `queries.padded_people`, whose loss is the average of its rows.
+        With `person`, the guarantees below hold for databases that differ in all rows of one
+        person. A person is one record of `queries.padded_people`, whose loss is the average over
+        its rows.
 
         Those of `guarantee` for all steps: of `poisson_sampling`, `clipped_gradients` and
-        `gaussian_noise`. Every step has keys of its own. The ledger pays what is promised. A batch
-        has as many slots as cost at most a thousandth of delta in all steps.
+        `gaussian_noise`. Every step has its own keys. The ledger pays for the guarantee. A batch
+        has so many slots that exceeding them costs at most a thousandth of delta in all steps.
 
-        A training that goes on takes the steps since the checkpoint again, with the same keys. No
-        noise is shown twice: an epoch is on the disk before `evaluate` or the caller sees its
-        parameters, so nobody saw a step that is taken again. On the same database the results are
-        those of a training without interruption, at the same guarantee.
+        A resumed training repeats the steps since the checkpoint with the same keys. No two results
+        with the same noise are published: an epoch is on the disk before `evaluate` or the caller
+        sees its parameters, so nobody has seen a step that is repeated. On the same database the
+        results are those of a training without interruption, at the same guarantee.
 
     Source:
         Abadi et al. (2016).
@@ -166,7 +168,7 @@ def fit(
     if person is not None:
         database, loss, unit, notes = of_people(database, loss, person, rows, most_people)
     elif rows is not None or most_people is not None:
-        raise TypeError("person must name the column of ids, where rows or most_people are given")
+        raise TypeError("person must name the column of ids if rows or most_people are given")
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
@@ -195,12 +197,13 @@ def fit(
             "one of epsilon and noise_multiplier must be given, got"
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
-    # The fewest slots whose overflow costs hardly any delta at this epsilon.
+    # The fewest slots for which overflowing batches cost hardly any delta at this epsilon.
     capacity = least_capacity(n, everyone.rate, rare_enough(reached, delta, steps))
     sampling = dataclasses.replace(everyone, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
-    # A state rounds the multiplier down, and its guarantee would then exceed the one asked for.
+    # A state rounds the multiplier down. Rounding up first keeps its guarantee within the requested
+    # one.
     multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
@@ -210,8 +213,8 @@ def fit(
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
     unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
     with optax_promotion():
-        # Arrays made of Python floats are weakly typed, and a file does not keep that. So they get
-        # their dtype here.
+        # Arrays made of Python floats are weakly typed, which a file cannot store. So they get a
+        # fixed dtype here.
         inner = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
         )
@@ -246,7 +249,7 @@ def fit(
             assert isinstance(own, NoiseState)
             if ledger is not None:
                 ledger.charge(promised, key=key, what="training")
-            # The state's own key belongs to this training alone.
+            # No other training uses the state's own key, so it can be split here.
             of_noise, of_batches = jax.random.split(own.key)
             now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
             file.write(0, now)
@@ -299,7 +302,7 @@ def _example(records: Database) -> PyTree:
 def _of_optimizer(
     optimizer: "optax.GradientTransformation", parameters: PyTree, state: PyTree
 ) -> str:
-    """The fingerprint of an optimizer's program and of the numbers in its first state."""
+    """The fingerprint of an optimizer's program and of the numbers in its initial state."""
 
     def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> PyTree:
         with optax_promotion():
@@ -323,7 +326,7 @@ _KIND = "training"
 
 
 class TrainingFile:
-    """A file with an epoch and a state, for one process at a time; without a path, no file.
+    """A file with an epoch and a state, used by one process at a time.
 
     Methods do nothing if there is no path.
     """
@@ -331,7 +334,8 @@ class TrainingFile:
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
         """Refuses a path that cannot be a file; `run` is public, and holds numbers and texts."""
         self._path = None if path is None else pathlib.Path(os.fspath(path))
-        self._run = json.loads(json.dumps(run))  # As a file returns it: tuples become lists.
+        # As it will be read back from a file: tuples become lists.
+        self._run = json.loads(json.dumps(run))
         self._open = contextlib.ExitStack()
         if self._path is not None:
             check_folder(self._path, "checkpoint")
@@ -339,7 +343,7 @@ class TrainingFile:
                 raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
 
     def __enter__(self) -> Self:
-        """Refuses a file that another process uses: both would show steps with the same keys."""
+        """Refuses a file that another process uses: both would publish steps with the same keys."""
         if self._path is not None:
             lock = self._path.with_name(f"{self._path.name}.lock")
             refusal = f"checkpoint {self._path} is used by another training: name another file"
@@ -363,14 +367,14 @@ class TrainingFile:
         return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
 
     def write(self, epoch: int, state: PyTree) -> None:
-        """Replaces the epoch on the disk; it is there when this returns."""
+        """Replaces the epoch on the disk. The write is durable when this returns."""
         if self._path is not None:
             arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
             header = {"run": self._run, "epoch": epoch}
             write_chunks(self._path, _KIND, header, arrays, secret=True)
 
     def remove(self) -> None:
-        """Removes the file, whose keys nobody needs any more."""
+        """Removes the file, whose keys are no longer needed."""
         if self._path is not None:
             self._path.unlink()
 

@@ -47,7 +47,7 @@ class NoiseState(TrainingState):
         key: the key of the next step's noise. It does not reveal earlier keys.
         step: how many steps got noise.
         noise_multiplier: the least standard deviation of the noise of any step, relative to the
-            norm bound. It is a record of the past: changing it changes no noise.
+            norm bound. It records the past; changing it does not change any noise.
         drawn_by: a number for the sampling that drew all batches; 0 if the caller chose the
             records, and 2^32 - 1 if batches were drawn in several ways.
         dims: how many numbers get noise in a step.
@@ -88,14 +88,15 @@ def gaussian_noise(
     copies of one state draw noise of their own.
 
     Args:
-        key: a key from `dpjax.random.secure_key`, used for nothing else. The state holds it, and
-            replaces it in every step. Every call of `init` starts a training with a key of its own:
-            the first takes this key, later ones fold their number into it. All optimizers of a
-            secret key share the count; those of a seeded key repeat themselves. An open `KeyLedger`
-            claims each of them.
+        key: a key from `dpjax.random.secure_key`, used for nothing else. The state holds the key,
+            and replaces it in every step. Every call of `init` starts a training with its own key:
+            the first call takes this key, and later calls fold their number into it. All optimizers
+            made from the same secret key share this count, while optimizers from a seeded key are
+            reproducible. An open `KeyLedger` records each key as used.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
-        batch_size: B, a public number: the expected size of a batch, not that of the one at hand.
+        batch_size: B, a public number: the expected size of a batch, not the size of the current
+            one.
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
@@ -105,19 +106,19 @@ def gaussian_noise(
 
     Raises:
         TypeError: if the key is not a typed key, or an update is not a `ClippedSum`.
-        ValueError: if a parameter is out of range, or `vmap` maps over sums and not over keys; if
-            the state varies over shards, or JAX does not check it (`check_vma=False`, `jax.pmap`);
-            if the state was closed over by a `jit`, `scan` or `vmap`; if `init` is mapped, compiled
-            or called in another process and the optimizer was made outside, or a compiled training
-            does not take the key as an argument; if a `dpjax.Ledger` is open, which a training pays
-            by `charge`.
+        ValueError: if a parameter is out of range, or `vmap` maps over sums but not over keys; if
+            the state varies over shards, or JAX's check for that is off (`check_vma=False`,
+            `jax.pmap`); if a `jit`, `scan` or `vmap` closes over the state; if `init` is mapped,
+            compiled or called in another process although the optimizer was made outside; if a
+            compiled training does not take the key as an argument; if a `dpjax.Ledger` is open,
+            because a training must pay by `charge`.
 
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch. The noise is exact integer noise
         on a grid, and rounding to the grid is charged to sigma. No private number decides whether
         or how a step is taken. A key serves one step: it is split, and its successor takes its
-        place. `learning.guarantee` says what all steps promise together. A program that puts an
-        old state back in place uses its key again.
+        place. `learning.guarantee` gives the guarantee of all steps together. A program that goes
+        back to an old state uses its key again, which breaks the guarantee.
 
     Source:
         Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang (2016).
@@ -146,7 +147,7 @@ def gaussian_noise(
 
     def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        # Under `vmap` over parameters, every lane gets a key of its own.
+        # Under `vmap` over parameters, every lane gets its own key.
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
         return NoiseState(own_key, jnp.int32(0), least, jnp.uint32(0), dims, noise)
@@ -157,7 +158,8 @@ def gaussian_noise(
         del params
         check_clipped(updates)
         state.refuse_if_closed_over()
-        # Without x64, JAX would round these float64 numbers to nearest, and so perhaps inward.
+        # Without x64, JAX would round these float64 numbers to nearest, which may be the unsafe
+        # direction.
         bound, least = outward(updates.norm_bound, math.inf), outward(multiplier, -math.inf)
         drawn_by = np.uint32(updates.drawn_by)
         noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
@@ -169,7 +171,7 @@ def gaussian_noise(
 def transformation(
     init: Callable[..., PyTree], update: Callable[..., tuple[PyTree, PyTree]]
 ) -> "optax.GradientTransformation":
-    """The pair of functions as optax has it."""
+    """The pair of functions as an optax `GradientTransformation`."""
     import optax  # Takes half a second.
 
     return optax.GradientTransformation(init, update)
@@ -187,8 +189,8 @@ def _noisy_sum(
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
 
-    The division by the batch size stays outside: XLA would merge it with the last operation here,
-    and round differently.
+    The division by the batch size stays outside: inside, XLA would merge it with the last
+    operation, and round differently.
     """
     _check_step(state, value, noise)
     # The next key is a hash, so the state after a step does not reveal the noise of the step.
@@ -209,7 +211,8 @@ def _with_noise(
     calibration = Calibration(
         multiplier * bound,
         bound,
-        # inf, because `learning.guarantee` charges the certificate of the tables to the run.
+        # Epsilon is infinite here, because `learning.guarantee` charges the noise tables to the
+        # whole run.
         math.inf,
         rounding_norm("l2", value),
         sum(leaf.size for leaf in jax.tree.leaves(value)),
@@ -221,13 +224,13 @@ def _with_noise(
 
 
 def _refuse_shards(key: Key, others: PyTree) -> None:
-    """Refuses values that vary over shards: all shards must add the same draw to the sum."""
+    """Refuses values that vary over shards: all shards must add the same noise to the sum."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
             raise ValueError(
                 f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
-                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; trainings of"
-                " their own go under jax.vmap"
+                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; for separate"
+                " trainings use jax.vmap"
             )
 
 
@@ -247,8 +250,8 @@ def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
         raise ValueError(
-            f"state must be of dims={size} and noise={noise!r}, as this step is, got one of"
-            f" dims={state.dims} and noise={state.noise!r}: make it by init, of all parameters"
+            f"state must have dims={size} and noise={noise!r}, as this step needs, got"
+            f" dims={state.dims} and noise={state.noise!r}: make it by init, from all parameters"
         )
 
 
@@ -258,7 +261,7 @@ def check_precision(state: NoiseState) -> None:
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
             f"state must have a noise multiplier of at least float32, got {dtype}, which may have"
-            " rounded it up: cast parameters alone"
+            " rounded it up: cast parameters only"
         )
 
 
@@ -272,7 +275,7 @@ def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scal
     """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
-    # The guarantee is that of one sampling. A mark records whether another one drew some batch.
+    # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches.
     same = (state.step == 0) | (state.drawn_by == drawn_by)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
     return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
@@ -310,18 +313,18 @@ def adaptive_noise(
     count_noise: float | None = None,
     noise: NoiseKind = "exact",
 ) -> "optax.GradientTransformation":
-    """The noise of DP-SGD with a clip norm that moves to a quantile of the gradients' norms.
+    """The noise of DP-SGD with a clip norm that adapts to a quantile of the gradients' norms.
 
     Each step also counts, with noise, the gradients within the clip norm C, and multiplies C by
     exp(-learning_rate (fraction - quantile)). Both releases together are one Gaussian mechanism
-    with the noise multiplier z. A record has the weight 1/2 in the count, which gets noise sigma_b.
-    So the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
+    with the noise multiplier z. The count gets noise sigma_b, and a record has weight 1/2 in it. So
+    the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
 
     Args:
         key: as for `gaussian_noise`.
         noise_multiplier: z, of the whole step.
         batch_size: B, the expected size of a batch, public.
-        initial_clip_norm: of the first step, from 1e-10 to 1e10.
+        initial_clip_norm: the clip norm of the first step, from 1e-10 to 1e10.
         quantile: the quantile of the gradients' norms, in (0, 1). The clip norm moves to it.
         learning_rate: above 0.
         count_noise: sigma_b, above z / 2; B / 20, but at least z, if None.
@@ -329,7 +332,7 @@ def adaptive_noise(
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
-        state is an `AdaptiveNoiseState`: hand its `clip_norm` to the next call of the
+        state is an `AdaptiveNoiseState`: pass its `clip_norm` to the next call of the
         `ClippedGradients`.
 
     Raises:
@@ -337,8 +340,8 @@ def adaptive_noise(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Those of `gaussian_noise` at the same noise multiplier: the count is paid for. The clip norm
-        is made of noisy counts alone, so it is public.
+        Those of `gaussian_noise` at the same noise multiplier, which includes the cost of the
+        count. The clip norm is computed from noisy counts alone, so it is public.
 
     Source:
         Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive
@@ -405,7 +408,7 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """The gradients' noise multiplier where the count uses its share of the budget; rounded up."""
+    """The noise multiplier that is left for gradients after the count is paid for; rounded up."""
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:
         raise ValueError(
@@ -430,14 +433,14 @@ def guarantee(
 
     Args:
         state: the state from `gaussian_noise` or `adaptive_noise`, after the last step.
-        sampling: drew the batches.
+        sampling: the sampling that drew the batches.
         delta: the delta of the guarantee, in (0, 1).
         relation: which databases are neighbors, as for `accounting.dp_sgd`.
         privacy_unit: what the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
 
     Returns:
-        A `Guarantee`; under a seeded key it says so, and noise in floats promises nothing.
+        A `Guarantee`. It notes a seeded key, and is void for noise in floats.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
@@ -447,9 +450,9 @@ def guarantee(
 
     Formal guarantees:
         Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
-        `clipped_gradients` took the batch and its records, and every state followed the last one.
-        If you chose the records yourself, with a mask or True, the guarantee assumes that the
-        sampling drew them.
+        `clipped_gradients` took the batch and its records, and every step used the state of the
+        step before. If you chose the records yourself, with a mask or True, the guarantee assumes
+        that the sampling drew them.
 
     Source:
         Those of `accounting.dp_sgd`.
@@ -480,13 +483,13 @@ def guarantee(
     _checks.host_only("state", noise.step, "it outside")
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(
-            f"state must be that of one training, got steps of shape {np.shape(noise.step)}: take"
-            " one, as by jax.tree.map(lambda x: x[0], state)"
+            f"state must be the state of one training, got steps of shape {np.shape(noise.step)}:"
+            " take one, as by jax.tree.map(lambda x: x[0], state)"
         )
     if noise.step == 0:
         raise ValueError(
-            "state must be that after the last step, which update returned, got that of init:"
-            " nothing was released, and nothing is promised"
+            "state must be the one that update returned after the last step, got the state of"
+            " init: no step has been taken"
         )
     if noise.noise == "float":
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -514,8 +517,8 @@ def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
     numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
     if drawn_by and drawn_by not in numbers:
         raise ValueError(
-            f"sampling must be the one that drew the batches of all steps, got {sampling}: batches"
-            " of another sampling, of seeded keys beside secret ones, or of records of your own"
-            " choice were among them. Account for each kind of steps by accounting.dp_sgd"
+            f"sampling must be the one that drew the batches of all steps, got {sampling}: some"
+            " batches came from another sampling, from both seeded and secret keys, or from"
+            " records that you chose yourself. Account for each kind of step by accounting.dp_sgd"
         )
     return numbers.get(drawn_by, False)

@@ -1,12 +1,14 @@
 """Layers that give norms and sums of per-example gradients without forming them.
 
-For each example, x is the operand beside the parameter, and g is the gradient of the loss with
-respect to the output. A layer gives the squared norm of each example's gradient, and the sum of the
-gradients, each times its factor. Examples with factor 0 are ignored, even if they hold infinities.
+For each example, x is the layer's other operand besides the parameter, and g is the gradient of the
+loss with respect to the layer's output. A layer computes the squared norm of each example's
+gradient, and the sum of the gradients, each multiplied by a factor. Examples with factor 0 are
+ignored, even if they hold infinities.
 
 A dense layer applied at several positions is not handled here. Two Gram matrices, <XX', GG'>, would
 give its norms. But if the outer products of an example nearly cancel, float32 finds a norm far
-below that of the computed sum. A record could be made to do that, and the noise would not cover it.
+below that of the computed sum. Somebody could construct such a record, and the noise would not
+cover it.
 """
 
 import math
@@ -22,7 +24,8 @@ from jax import lax
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._walks import aval, bind
 
-# The rounding error of a sum grows with the number of terms. So longer sums are sums of blocks.
+# The rounding error of a sum grows with the number of terms. So sums longer than this are computed
+# as sums of block sums.
 _BLOCK = 4096
 # Kernels with more offsets would make a program of too many operations.
 _MOST_OFFSETS = 81
@@ -33,7 +36,7 @@ class Gradients(NamedTuple):
 
     Attributes:
         squared_norms: shape (batch,), rounded up to cover underflow.
-        total: takes factors of shape (batch,) to the sum, in the shape of the operand.
+        total: maps factors of shape (batch,) to the weighted sum, in the shape of the operand.
         terms: an upper bound on the number of roundings in a squared norm.
     """
 
@@ -43,13 +46,13 @@ class Gradients(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """An operation between a parameter and something else.
+    """A kind of operation on a parameter and another operand.
 
     Attributes:
-        name: the name of the layer.
+        name: the name of this kind of layer.
         why: why its norms are cheap.
-        takes: whether an equation, with the parameter at this operand, is such a layer. It has two
-            operands, and x is the other one.
+        takes: `takes(equation, operand)` says whether an equation is such a layer if the parameter
+            is this operand. The equation has two operands, and x is the other one.
         gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
     """
 
@@ -73,7 +76,7 @@ def formed(gradients: jax.Array) -> Gradients:
 def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
     """The squared norm of each example's row, and a bound on the number of its roundings.
 
-    Squares may underflow to 0, so the sum is raised by the most that they can lose.
+    Squares may underflow to 0, so the sum is raised by the most that underflow can lose.
     """
     x = x.reshape(len(x), -1)
     size = x.shape[1]
@@ -113,7 +116,8 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
-    # The bound on rounding assumes float32, so the faster, coarser precisions of a device are off.
+    # The bound on rounding assumes full float32 products, so faster and coarser precisions are
+    # disabled.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -132,8 +136,8 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
     return Gradients(of_x * of_g, total, terms_of_x + terms_of_g + 1)
 
 
-# Embedding: rows of a table. If an example takes a row twice, the two gradients add up before the
-# norm: the square of a sum is not the sum of squares.
+# Embedding: rows of a table. If an example uses a row twice, its two gradients must be added before
+# the norm is taken.
 
 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -142,8 +146,8 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval(equation.outvars[0]).ndim
-    # Each slice takes further axes as a whole. In the mode CLIP, indices into these become 0. In
-    # other modes they may drop the slice.
+    # Each slice takes all further axes as a whole. Nonzero indices into these become 0 in the mode
+    # CLIP; in other modes they may drop the slice.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
@@ -159,11 +163,11 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
 def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     table = aval(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
-    if indices.dtype.itemsize < 4:  # A narrow integer might not hold the number of rows.
+    if indices.dtype.itemsize < 4:  # A narrow integer dtype might not hold the number of rows.
         indices = indices.astype(jnp.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
-    else:  # Rows out of bounds are constants, and have no gradient.
+    else:  # Rows out of bounds give constants, which have no gradient.
         inside = (indices >= 0) & (indices < table[0])
         rows = jnp.where(inside[:, :, None], rows, 0)
     if indices.shape[1] > 1:
@@ -172,8 +176,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
         gathered = jnp.einsum(
             "bts,bsd->btd", same.astype(g.dtype), rows, precision=lax.Precision.HIGHEST
         )
-        # Zero times infinity is NaN. So an example with a row that is not finite has the norm NaN,
-        # and counts as zero.
+        # Zero times infinity is NaN. So an example whose rows are not finite gets the norm NaN, and
+        # counts as zero.
         rows = jnp.where(first[:, :, None], gathered, 0)
 
     def total(factors: jax.Array) -> jax.Array:
@@ -185,8 +189,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squares, total, terms)
 
 
-# Convolution: a product with patches of the input. Gradients are formed, but by one product for the
-# whole batch, instead of the grouped convolutions that `vmap` would make.
+# Convolution: a product with patches of the input. Each example's gradient is formed, but by one
+# product for the whole batch. `vmap` would make slower grouped convolutions.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -232,7 +236,7 @@ def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
 def _patches(
     x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
 ) -> list[jax.Array]:
-    """For each offset in the kernel, the part of the input that it meets, at every place."""
+    """For each offset in the kernel, the input entries that it multiplies, at every place."""
     none = (0, 0, 0)
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)

@@ -3,10 +3,10 @@
 docs/proofs/objective-perturbation.md proves the guarantee, and defines the symbols used here. A
 normal vector b of scale sigma enters the objective. The minimizer lies in a ball of radius W,
 except with a probability that delta pays for. Replacing a record changes the density of the
-minimizer by a determinant (kappa) and by a pull v, at most S long. v depends on b, so b'v is *not*
-normal; a Rayleigh variable R bounds it. Computed weights lie within E of the minimizer, and noise
-of scale tau on the weights covers that. The drawn noise is at least as wide as the proof assumes.
-The certificate of the noise tables is charged for 2 d coordinates.
+minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the pull, with norm
+at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it. Computed weights
+lie within E of the minimizer, and noise of scale tau on the weights covers that distance. The drawn
+noise is at least as wide as the proof assumes. The noise tables are charged for 2 d coordinates.
 """
 
 import functools
@@ -93,17 +93,17 @@ class ObjectivePerturbation:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one release promises."""
+        """The guarantee of one release."""
         return Guarantee(self.epsilon, self.delta)
 
     def __call__(self, key: Key, database: Database, *, name: str | None = None) -> Release:
         """Releases the weights of a database.
 
         Args:
-            key: a typed key from `dpjax.random.secure_key`, used for nothing else. A ledger that is
-                open claims it.
-            database: {"x": (n, dims) features, "y": (n,) labels, positive or not}. Features outside
-                of the unit ball are scaled into it, and NaN counts as 0.
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else. An open ledger
+                records it as used.
+            database: {"x": (n, dims) features, "y": (n,) labels, positive or not}. Feature vectors
+                outside of the unit ball are scaled into it, and NaN counts as 0.
             name: the name of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
         Returns:
@@ -112,13 +112,15 @@ class ObjectivePerturbation:
         Raises:
             TypeError: if the key is not a typed key, the name not a text, or the database does not
                 hold real arrays.
-            ValueError: if the database has other arrays or shapes, dtype is float64 and JAX has
-                none, or databases are mapped over by `vmap` and keys are not.
+            ValueError: if the database has other arrays or shapes, dtype is float64 but JAX's x64
+                is off, or `vmap` maps over databases but not over keys.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
         """
         check_key(key)
         if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(self)):
-            raise ValueError("training must be a single one, got a batch: map over it by jax.vmap")
+            raise ValueError(
+                "training must be a single training, got a batch: map over it by jax.vmap"
+            )
         _dtype_that_runs(self.dtype)
         records = self._records(database)
         draw = functools.partial(_released, self)
@@ -133,10 +135,14 @@ class ObjectivePerturbation:
         )
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
-        """Features and labels; only structure, dtypes and shapes can be refused."""
+        """Features and labels.
+
+        Only structure, dtypes and shapes decide whether they are refused.
+        """
         found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
-        # Columns of text are pytree nodes that compare with text alone.
+        # The structures are compared first, because columns of text are pytree nodes that raise
+        # when compared with others.
         has_arrays = jax.tree.structure(found) == jax.tree.structure({"x": 0, "y": 0})
         if not has_arrays or jax.tree.map(jnp.shape, found) != wanted:
             raise ValueError(
@@ -182,13 +188,13 @@ def objective_perturbation(
     """Private L2-regularized logistic regression, by a random linear term in the objective.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 + b'w / n for Gaussian b,
-    with x_i scaled into the unit ball. A little noise on w hides the error of a solution in floats
-    (approximate minima perturbation). Noise in the objective moves w less in directions in which
-    the data are curved. So w is better than with noise for the global bound of
-    `targets.logistic_regression` on top. No oracle, no gamma.
+    with x_i scaled into the unit ball. A little noise on w hides the numerical error of the
+    solution (approximate minima perturbation). Noise in the objective moves w less in directions in
+    which the loss is curved. So w is better than with output noise for the global bound of
+    `targets.logistic_regression`. There is no oracle and no gamma.
 
-    The noise on w is for the error E of the solver. In float32 it dominates from n of about 10^4
-    on; take float64 there.
+    The noise on w covers the error E of the solver. In float32 it dominates for n above about 10^4;
+    use float64 then.
 
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
@@ -205,17 +211,16 @@ def objective_perturbation(
     Raises:
         TypeError: if a parameter is not a number, or dtype is not one of floats.
         ValueError: if a parameter is out of range, lambda too small for epsilon and n or for the
-            dtype, no grid can carry the noise, or dtype is float64 and JAX has none.
+            dtype, no grid can hold the noise, or dtype is float64 but JAX's x64 is off.
 
     Formal guarantees:
         (epsilon, delta)-DP under replace-one, for any records, and for the actual draws and
         computations. The proof is in `docs/proofs/objective-perturbation.md`. The determinants of
-        the Hessians of neighbors differ by a factor of 1 + 1 / (4 n lambda) at most. The change of
-        the gradient depends on b by way of w, so its product with b is bounded by that of the
-        records. For any data, w is within E of the exact minimizer: after Newton's method, steps
-        along the gradient bring any point there. The noise on w covers E and the rounding of b.
-        All noise is exact integer noise. Pure DP is impossible in this way, because E cannot
-        hold for every b.
+        the neighbors' Hessians differ by a factor of at most 1 + 1 / (4 n lambda). The change of
+        the gradient depends on b through w, so the proof bounds its product with b for the worst
+        records. For any data, w is within E of the exact minimizer: after Newton's method, gradient
+        steps bring any point within E. The noise on w covers E and the rounding of b. All noise is
+        exact integer noise. Pure DP is impossible in this way, because E cannot hold for every b.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Algorithm 2, with the determinant of one record
@@ -250,14 +255,14 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball: each is shorter
 # than 1.
 _REACH = 2.0
-# The share of delta for noise that is longer than B: 10^-6 in the proof.
+# The fraction of delta for the event that the noise is longer than B: 10^-6 in the proof.
 _LONGER = 1e-6
 # Intervals of a Rayleigh variable. A sum over them bounds the expectation.
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
 # Covers the roundings of this file, which computes in float64.
 _OUTWARD = 1 + 1e-9
-# The most steps of the solver. Newton's steps sufficed in all tests, which is no proof, and float32
-# counts no further than 2^24.
+# The most steps of the solver. Newton's steps alone sufficed in all tests, but that is no proof.
+# Float32 cannot count beyond 2^24.
 _MOST_STEPS = 1e7
 # An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
 # for rounding to the grid.
@@ -273,7 +278,8 @@ def perturbation_plan(
 
     The budget mu^2 = mu_1^2 + mu_2^2 is split between two noises. Noise in the linear term acts
     like noise on the weights for the sensitivity 2 / (n lambda). Noise on the weights itself is for
-    the sensitivity 2 E. The variance is least if the shares are proportional to these.
+    the sensitivity 2 E. The variance is least if the shares of mu^2 are proportional to these
+    sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -281,7 +287,7 @@ def perturbation_plan(
         least = 1 / (4 * n * math.expm1(epsilon))
         raise ValueError(
             f"regularization must be above {least:.3g} for epsilon={epsilon:g} and n={n}: at"
-            f" {regularization:g} the curvature of one record alone is worth more"
+            f" {regularization:g} the curvature of one record alone costs more than epsilon"
         )
 
     def planned(share: float, pull: float) -> PerturbationPlan:
@@ -289,7 +295,7 @@ def perturbation_plan(
         mu = _largest_mu(left_epsilon, left_delta, share)
         sigma = 2 * pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
-        # b is drawn on a grid, and divided by n in floats.
+        # The rounding of b: it is drawn on a grid, and divided by n in floats.
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
         solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
@@ -313,7 +319,7 @@ def perturbation_plan(
         )
     for calibration in calibrations(plan, d, dtype):
         if not calibration.fits(_LATTICE, dtype):
-            raise ValueError(f"no grid of {dtype} can carry the noise of epsilon={epsilon:g}")
+            raise ValueError(f"no grid of {dtype} can hold the noise at epsilon={epsilon:g}")
     return plan
 
 
@@ -322,7 +328,7 @@ def calibrations(
 ) -> tuple[Calibration, Calibration]:
     """The calibrations of two noises: that of b, and that of the weights."""
     shape = math.sqrt(d), d, False, dtype
-    # inf, because the plan has charged the certificate of the noise tables.
+    # Epsilon is infinite here, because the plan has already charged the noise tables.
     return (
         Calibration(plan.linear_scale, _REACH, math.inf, *shape),
         Calibration(plan.output_scale, 2 * plan.error, math.inf, *shape),
@@ -330,7 +336,7 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """Epsilon and delta minus what noise tables of 2 d coordinates and too long noise take."""
+    """Epsilon and delta minus the costs of the noise tables and of too long noise."""
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -338,13 +344,13 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
     if not left > delta / 2:
         raise ValueError(
             f"delta={delta!r} is too small for epsilon={epsilon:g} and {d} features: the tables of"
-            f" the noise alone take {outside:.2g}"
+            f" the noise alone need {outside:.2g}"
         )
     return epsilon - 2 * loss, left
 
 
 def _largest_mu(epsilon: float, delta: float, share: float) -> float:
-    """The largest mu that keeps (epsilon, delta), if the output's noise has a share of mu^2.
+    """The largest mu that gives (epsilon, delta)-DP, if output noise gets this share of mu^2.
 
     Delta is H(mu, epsilon) plus 2/3 of the expectation in `_of_lengths`; both grow with mu. We
     bisect the logarithm of the first term.
@@ -366,10 +372,11 @@ def _of_lengths(mu: float, epsilon: float, share: float) -> float:
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # P(R > r) = exp(-r^2 / 2). The divergence grows with R, so each interval counts with its upper
-    # end, and the last one, which is unbounded, counts 1.
+    # P(R > r) = exp(-r^2 / 2). The divergence grows with R. So each interval is evaluated at its
+    # upper end, and the last one, which is unbounded, at divergence 1.
     tails = np.exp(-(_INTERVALS**2) / 2)
-    # Where the two terms nearly cancel, rounding is large relative to their difference.
+    # If the two terms nearly cancel, their rounding errors are large relative to the difference, so
+    # a bound on them is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
@@ -386,13 +393,14 @@ def _grid(sigma: float, d: int) -> float:
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 
 
-# The solver. Thirty Newton steps, each as long as the objective falls along it, reduce the gradient
-# to its rounding error. (Damped steps do not: noise may pull weights hundreds of units along
-# features that few records have.) Steps along the gradient follow, see `walk_to_minimizer`. The
-# proof bounds the error for any result of the Newton steps.
+# The solver. Thirty Newton steps with a line search reduce the gradient to its rounding error.
+# (Damped steps are too short: noise may pull weights hundreds of units along features that few
+# records have.) Gradient steps follow, see `walk_to_minimizer`. The proof bounds the error for any
+# result of the Newton steps.
 
 _NEWTON_STEPS = 30
-# The line search of a Newton step halves an interval so many times, in logarithms.
+# The number of halvings in the line search of a Newton step, which bisects the logarithm of the
+# length.
 _HALVINGS = 8
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
@@ -414,7 +422,8 @@ def solver_error(
     """A bound on the distance between the result and the minimizer of the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    # Of the projection: length, quotient and product; of a gradient step: product and sum.
+    # Counts the roundings of the projection (length, quotient, product) and of a gradient step
+    # (product, sum).
     rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
     return walk_error(
         regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
@@ -449,7 +458,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """The share of a step to take: all of it, or up to where the objective stops falling."""
+        """The fraction of a step to take: all of it, or up to where the objective stops falling."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 
@@ -463,7 +472,8 @@ def perturbed_minimizer(
             falls = falls_at(middle)
             return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
 
-        # A step of this length always lowers the objective, as in `targets.logistic_regression`.
+        # A step of length `whole / reach` always lowers the objective, as in
+        # `targets.logistic_regression`.
         reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
         whole = jnp.ones((), rows.dtype)
         ends = jnp.log1p(reach) / reach, whole

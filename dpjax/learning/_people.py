@@ -1,4 +1,4 @@
-"""Training on people who have several examples: the loss of a person is the average of theirs."""
+"""Training on people with several examples: a person's loss is the average over their examples."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,24 +18,24 @@ Loss = Callable[[PyTree, PyTree], Any]
 def of_people(
     database: Database, loss: Loss, person: str | int, rows: int | None, most_people: int | None
 ) -> tuple[PaddedRecords, Loss, str, tuple[str, ...]]:
-    """People as records, the loss of a person, the privacy unit, and what a guarantee says."""
+    """Returns people as records, a person's loss, the privacy unit, and notes for guarantees."""
     if rows is None or most_people is None:
         raise TypeError(
-            "rows and most_people must be given, where person is: how many rows of a person count,"
+            "rows and most_people must be given with person: how many rows of a person are used,"
             f" and the number of slots for people, got rows={rows}, most_people={most_people}"
         )
     if isinstance(database, PaddedRecords):
-        raise TypeError("database must be a table of rows, where person is given, got slots")
+        raise TypeError("database must be a table of rows if person is given, got slots")
     people = padded_people(database, person=person, rows=rows, capacity=most_people)
     truncation = Truncation(person, rows)
     return people, loss_of_person(loss), truncation.unit, (truncation.note,)
 
 
 def loss_of_person(loss: Loss) -> Loss:
-    """The average loss of the examples of a person; its gradient is that of theirs.
+    """The average loss of a person's examples. Its gradient is the average of their gradients.
 
-    An example that is not there becomes the first one with weight 0. As zeros, it might have a
-    gradient of NaN, which no weight removes.
+    A missing example is replaced by the person's first example with weight 0. An example of zeros
+    might have a gradient of NaN, which no weight removes.
     """
     _checks.function("loss", loss)
 

@@ -1,10 +1,10 @@
 """Gradients of many examples at once: norms for clipping, and a weighted sum.
 
-The traced program of the loss of one example shows where it uses its parameters, so no layer needs
-a wrapper. Calls are inlined, and every parameter is followed, through changes of its shape, to the
-one operation that uses it. If that operation is a layer of `_layers`, its other operand and the
-gradient of its output determine the gradient of the parameter, so none is formed. A parameter with
-another use, or with several, gets a gradient for each example.
+The traced loss of one example shows where it uses its parameters, so no layer needs a wrapper.
+Calls are inlined, and every parameter is followed, through changes of its shape, to the one
+operation that uses it. If that operation is a layer of `_layers`, its other operand and the
+gradient of its output determine the gradient of the parameter, so that gradient is not formed. For
+a parameter with other or several uses, the gradient of each example is formed.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
-# Operations that put the numbers of a parameter in other places, each once.
+# Operations that move the numbers of a parameter to other places, each number once.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
 _REAL = (np.floating, np.integer, np.bool_)
 
@@ -40,7 +40,7 @@ class Use(NamedTuple):
         layer: the kind of operation.
         equation: the equation of the program.
         operand: the place of the parameter among the equation's operands.
-        moves: equations that take the parameter to that operand.
+        moves: the equations that reshape or move the parameter until it is that operand.
     """
 
     layer: Layer
@@ -53,8 +53,8 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        program: takes the leaves of all arguments, and returns the loss and the leaves of aux.
-        places: of the parameters among these leaves.
+        program: maps the leaves of all arguments to the loss and the leaves of aux.
+        places: the positions of the parameters among these leaves.
         uses: for each parameter its use, or None where its gradient is formed for each example.
         aux: the structure of aux, a PyTreeDef.
     """
@@ -87,12 +87,12 @@ def traced(
         try:
             found = loss(*arguments)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            raise  # The loss needs the value of a tracer, and JAX's message says so.
+            raise  # The loss needs the value of a tracer, as JAX's own message says.
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 "loss must be a function of the parameters and one example, without an axis of"
-                f" examples: {_checks.described(arguments[-1])}. The loss of a batch is wrong here."
-                f" It raised {type(error).__name__}: {error}"
+                f" examples: {_checks.described(arguments[-1])}. A loss of a whole batch does not"
+                f" work here. It raised {type(error).__name__}: {error}"
             ) from error
         if has_aux and (type(found) is not tuple or len(found) != 2):
             raise TypeError(
@@ -120,9 +120,9 @@ def traced(
     def inlined(*leaves: jax.Array) -> list[jax.Array]:
         return _walks.run(called, leaves, _inline)
 
-    # A custom derivative rule may call other code, which only the derivative's program shows.
+    # A custom derivative rule may run other operations, which appear only in the traced derivative.
     _check_operations(jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays))
-    # Once more, now that it is known what to inline.
+    # Traced again, with calls inlined.
     program = jax.make_jaxpr(inlined)(*arrays)
     equations = _walks.live(program.jaxpr)
     uses = (_use(equations, program.jaxpr.invars[i], program.jaxpr.outvars) for i in places)
@@ -130,7 +130,7 @@ def traced(
 
 
 def explained(program: TracedLoss) -> list[str]:
-    """A text for each parameter that says how its gradients are clipped."""
+    """A string for each parameter that says how its gradients are clipped."""
     jaxpr = program.program.jaxpr
     equations, texts = _walks.live(jaxpr), list[str]()
     for place, use in zip(program.places, program.uses, strict=True):
@@ -179,7 +179,7 @@ def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
 def _use(
     equations: Sequence[jex.JaxprEqn], variable: jex.Var, outputs: Sequence[object]
 ) -> Use | None:
-    """The use of a parameter, where it has one and a layer knows it."""
+    """The use of a parameter, if it has exactly one and a layer handles it."""
     moves: list[jex.JaxprEqn] = []
     while True:
         found = [
@@ -210,7 +210,8 @@ def _use(
 def _is_real(equation: jex.JaxprEqn) -> bool:
     """Whether an operation takes and gives real numbers, as layers assume.
 
-    Where a real parameter meets complex numbers, its gradient is the real part of a product.
+    If a real parameter is combined with complex numbers, its gradient is the real part of a
+    product, which layers do not compute.
     """
     dtypes = [_walks.aval(atom).dtype for atom in equation.invars]
     operands = all(any(jnp.issubdtype(dtype, kind) for kind in _REAL) for dtype in dtypes)
@@ -223,9 +224,10 @@ class PerExample(NamedTuple):
     Attributes:
         losses: shape (batch,).
         aux: the second result of the loss, with a leading axis of examples.
-        squared_norms: squared norms by the number of a parameter, in any order; each of shape
-            (batch,).
-        total: takes factors of shape (batch,), for each parameter, to the sum, a list of arrays.
+        squared_norms: maps the number of a parameter to squared norms of shape (batch,); in any
+            order.
+        total: maps factors of shape (batch,), one array for each parameter, to the weighted sums, a
+            list of arrays.
         terms: an upper bound on the number of roundings in a squared norm.
     """
 
@@ -273,15 +275,15 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         )
 
     computed = vmapped(one, data)
-    # The norms must be those of the numbers that are summed. Without the barrier, XLA might compute
-    # the gradients twice, and round them differently.
+    # The barrier makes norms and sum use the same numbers. Without it, XLA might compute the
+    # gradients twice, with different rounding.
     (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
 
     def total(factors: Sequence[jax.Array]) -> list[jax.Array]:
-        # Under x64 the factors are float64; a sum keeps the precision of its norm.
+        # Under x64 the factors are float64. They are cast, so that a sum has the dtype of its norm.
         return [
             gradients[i].total(factor.astype(compute_dtype(parameter.dtype)))
             for i, (parameter, factor) in enumerate(zip(parameters, factors, strict=True))
@@ -299,7 +301,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
 def _probed(
     program: TracedLoss, used: dict[int, Use], probes: dict[int, jax.Array], inputs: list[jax.Array]
 ) -> tuple[jax.Array, tuple[dict[int, jax.Array], list[jax.Array]]]:
-    """The loss, with a probe added to the output of every use; the other operands, and aux."""
+    """The loss with a probe added to the output of every use, the other operands, and aux."""
     saved: dict[int, jax.Array] = {}
 
     def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
@@ -307,7 +309,8 @@ def _probed(
         for i, use in used.items():
             if use.equation is equation:
                 saved[i] = operands[1 - use.operand]
-                # The probe is 0, and its gradient is the gradient of the output.
+                # The probe is 0. The gradient with respect to it is the gradient with respect to
+                # the output.
                 outputs = [outputs[0] + probes[i]]
         return outputs
 

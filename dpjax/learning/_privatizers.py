@@ -1,4 +1,4 @@
-"""Noise of other libraries, for sums in which each record has norm at most 1."""
+"""Noise of other libraries, for sums to which each record contributes norm at most 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -41,27 +41,30 @@ def with_privatizer(
     """Noise of another library instead of `gaussian_noise`, such as that of a matrix mechanism.
 
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
-    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So a sum
-    is first divided by its norm bound, and multiplied by it after the noise. The divisor is a
-    little larger than the norm bound, to cover the rounding of the division.
+    adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So
+    `with_privatizer` divides a sum by its norm bound, adds the noise, and multiplies the result by
+    the norm bound. The divisor is a little larger than the norm bound, to cover the rounding of the
+    division.
 
     Args:
-        privatizer: a transformation that adds noise, for sums in which a record counts 1 at most.
-        batch_size: B, public, that the sum is divided by.
+        privatizer: a transformation that adds noise to sums to which a record contributes norm at
+            most 1.
+        batch_size: B, the public number that the sum is divided by.
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. All
-        sums must have one norm bound, as correlated noise is for one: another one gives NaN.
+        sums must have the same norm bound, because correlated noise assumes one. A different bound
+        gives NaN.
 
     Raises:
         TypeError: if a parameter is not a number, or an update is not a `ClippedSum`.
-        ValueError: if a parameter is out of range, or `init` is called twice, mapped or compiled:
-            a privatizer has one key, which is for one training. At a step, if the state was closed
-            over, or `vmap` maps over sums and not over states.
+        ValueError: if a parameter is out of range, or `init` is called twice, mapped or compiled: a
+            privatizer has one key, for one training; at a step, if a function closes over the
+            state, or `vmap` maps over sums but not over states.
 
     Formal guarantees:
-        What the transformation promises for sums of vectors of norm 1, drawn as it draws: noise in
-        floats is not exact, and `learning.guarantee` does not know it. Ask its own accountant.
+        Those of the transformation for sums of vectors of norm 1. Its noise in floats is not exact,
+        and `learning.guarantee` does not cover it: use the other library's accountant.
 
     Source:
         Kairouz, McMahan, Song, Thakkar, Thakurta and Xu, "Practical and private (deep) learning
@@ -86,7 +89,7 @@ def with_privatizer(
         if trainings.number():
             raise ValueError(
                 "init may be called once for each privatizer, whose key two trainings would share:"
-                " make another privatizer, of a key of its own"
+                " make another privatizer, from its own key"
             )
         return PrivatizerState(privatizer.init(parameters), jnp.zeros((), jnp.result_type(float)))
 
@@ -132,8 +135,8 @@ def _(
     bound_is_mapped, of_inner, of_values = mapped
     if any(jax.tree.leaves(of_values)) and not any(jax.tree.leaves(of_inner)):
         raise ValueError(
-            "state must be one for each value: jax.vmap maps over sums and not over states of the"
-            " privatizer, whose noise all of them would get; make the privatizer inside, from keys"
-            " that are mapped over"
+            "state must be mapped over with the sums: jax.vmap maps over sums but not over states"
+            " of the privatizer, so all sums would get the same noise; make the privatizer inside,"
+            " from keys that are mapped over"
         )
     return _state_of_each_lane(norm_bound, *others), bound_is_mapped

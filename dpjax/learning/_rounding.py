@@ -22,33 +22,35 @@ from dpjax._exact._numerics import compute_dtype
 
 # The sum of a microbatch, and the number of examples within the clip norm minus that of others.
 Sum = tuple[list[jax.Array], jax.Array]
-# Integers keep so many bits below the clip norm, by the bytes of the float.
+# How many bits below the clip norm the integers keep, by the number of bytes of the float.
 _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
     """The rho for which one record moves the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms it holds for each of them, and so for the root of the sum of squares.
+    With several clip norms the statement holds for each of them, and so for the root of the sum of
+    their squares.
 
     Args:
         leaves: the leaves of the parameters.
         terms: roundings of a squared norm, of all parameters together.
-        part: examples of a microbatch, that are added up in floats.
+        part: the number of examples in a microbatch, which are added up in floats.
         batch: all examples.
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
-    # `terms + 16` covers the norm, the factor and the product. The rest covers two sums, on both
-    # neighbors: of the record, and of another record that takes its place. In a sum of p floats,
-    # the j-th largest of all partial sums has at most p - j + 1 terms. So it is at most
-    # sqrt(p (p - j + 1)) clip norms long, in any order of each coordinate. Together they are at
-    # most 2 / 3 (p + 1)^2 long, and every addition is off by a unit of its result.
+    # `terms + 16` covers the norm, the factor and the product. The rest covers the sums of two
+    # microbatches on both neighbors: one with the removed record, and one with the record that
+    # takes its place. In a sum of p floats, order all partial sums by their number of terms. The
+    # j-th largest has at most p - j + 1 terms, so its norm is at most sqrt(p (p - j + 1)) clip
+    # norms, whatever order each coordinate is added in. All norms add up to at most 2 / 3 (p +
+    # 1)^2, and every addition is off by a relative unit of rounding.
     relative = (terms + 16) + 3 * part * (part + 4)
-    if batch > part:  # Reading the digits as a float rounds the total, on both neighbors.
+    if batch > part:  # Converting the digits to a float rounds the total, on both neighbors.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
-    # On both neighbors, writing rounds the last digit of both sums.
+    # Converting the sums of two microbatches to digits rounds their last digits, on both neighbors.
     steps = 4 * math.sqrt(dims) * 2.0 ** -_BITS[narrowest.itemsize]
     return 1.01 * (relative * unit + steps)
 
@@ -71,7 +73,8 @@ class Digits(NamedTuple):
 
     Attributes:
         dtype: the dtype of the sums.
-        bits: of a digit, few enough that the digits of a whole batch add up without overflow.
+        bits: the number of bits of a digit, small enough that the digits of a whole batch add up
+            without overflow.
         length: how many digits a number has.
         exponent: the exponent of a power of two above the clip norm, and at most twice as large.
     """
@@ -95,7 +98,7 @@ class Digits(NamedTuple):
         return cls(dtype, bits, math.ceil(_BITS[dtype.itemsize] / bits), exponent)
 
     def write(self, x: jax.Array) -> list[jax.Array]:
-        """The digits of a sum; those of all microbatches may be added to them."""
+        """The digits of a sum. Digits of all microbatches can be added up."""
         rest = x * power_of_two(self.bits - self.exponent, self.dtype)
         found: list[jax.Array] = []
         for _ in range(self.length):
@@ -122,7 +125,7 @@ def in_microbatches(
     """Adds up microbatches one after the other, in integers: their order does not matter.
 
     Padding repeats the first example, masked by False. A microbatch takes slots from all over the
-    batch. So if each device holds a contiguous part of the batch, all devices have work.
+    batch, so that all devices have work if each holds a contiguous part of the batch.
     """
     held = len(batch[1])
 

@@ -26,9 +26,10 @@ _WORD = 2.0**32
 class Batch:
     """Records that were drawn together; made by `sampling(key)`, as private as they are.
 
-    Load the records at `indices`, and hand them to `clipped` together with the batch, which knows
-    the empty slots. A batch may enter `jit`, and `jax.shard_map` with its slots spread over shards.
-    Never join two batches: a record may be in both, and the accounting counts it once.
+    Load the records at `indices`, and pass them to `clipped` together with the batch, which knows
+    its empty slots. A batch may enter `jit`, and `jax.shard_map` with its slots spread over shards.
+    Never join two batches: a record may be in both, but the accounting assumes that it is there
+    once.
 
     Attributes:
         indices: int32 of shape (capacity,); an empty slot has the index of some record.
@@ -48,29 +49,32 @@ class Batch:
     def filled_slots(
         batch: object, size: int, axes: frozenset[str] = frozenset()
     ) -> tuple[jax.Array, int]:
-        """A mask of the slots at hand that hold a record, and the number of all slots.
+        """A mask of this shard's slots that hold a record, and the number of all slots.
 
         Args:
             batch: a `Batch`. Outside of `jax.shard_map` it may also be a boolean mask of shape
-                (size,), or True if every slot holds a record; no `Sampling` drew those records.
-            size: the number of slots on this shard; of all slots, if there is only one.
+                (size,), or True if every slot holds a record; such records were not drawn by a
+                sampling.
+            size: the number of slots on this shard, or of all slots without shards.
             axes: the mesh axes over which `jax.shard_map` splits the slots; empty outside of it.
         """
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
-            # Joined batches have more slots, and so have batches whose slots several shards hold.
+            # Joined batches have too many slots, and so do batches whose slots are on several
+            # shards at once.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
                     f"examples must fill the {batch.capacity} slots of the batch once, got {size}"
-                    f" in {shards} shards, and a batch of {len(mask)} there: hand on the records"
-                    " at batch.indices, and neither join batches nor gather or copy slots"
+                    f" in {shards} shards, and a batch of {len(mask)} there: pass the records at"
+                    " batch.indices, and do not join batches, or gather or copy slots"
                 )
             return mask, batch.capacity
         if axes:
             raise ValueError(
                 "batch must be what sampling(key) returned inside jax.shard_map, got"
-                f" {_checks.described(batch)}: its capacity shows that no shards share a record"
+                f" {_checks.described(batch)}: only its capacity can show that no two shards share"
+                " a record"
             )
         if batch is True:
             return jnp.ones(size, bool), size
@@ -81,8 +85,8 @@ class Batch:
             return jnp.asarray(batch), size
         raise ValueError(
             f"batch must be what sampling(key) returned, or a mask: booleans of shape ({size},), or"
-            f" True if no slot is empty; got {_checks.described(batch)}: else empty slots count as"
-            " records"
+            f" True if no slot is empty; got {_checks.described(batch)}: without it, empty slots"
+            " would count as records"
         )
 
 
@@ -114,10 +118,11 @@ class BatchSampling:
         """Draws a batch; jit-able, and one program for all batches.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, another one for each step. The guarantee does
-                not hold against somebody who knows it, and so knows whose records were used.
+            key: a key from `dpjax.random.secure_key`, a different key for each step. The guarantee
+                does not hold against somebody who knows the key, and so knows whose records were
+                used.
             present: booleans of shape (n,), the slots that hold a record, such as `present` of a
-                `PaddedRecords`; None if all do. The others join no batch.
+                `PaddedRecords`; None if all do. Empty slots join no batch.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -140,9 +145,10 @@ class BatchSampling:
                     f" {_checks.described(present)}"
                 )
             present = jnp.asarray(present)
-        # With one key, all shards would choose the same slots, which the accounting does not cover.
+        # With the same key, all shards would choose the same slots, which the accounting does not
+        # cover.
         _shards.refuse_inside(
-            "sampling(key)", "draw one batch for all of them, and hand each shard its slots"
+            "sampling(key)", "draw one batch for all of them, and give each shard its slots"
         )
         return _poisson(key, self, present) if self.kind == "poisson" else _fixed(key, self)
 
@@ -160,10 +166,9 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     """Batches that each record joins by itself, with probability batch_size / n.
 
     n is public. Where the number of records is private, let n be a public number of slots that
-    holds them all, put the records into `queries.padded_records`, and tell
-    `sampling(key, present)` which slots hold a record. Never count n from private records: each
-    record's rate would depend on the others, and nothing would be promised under
-    add-or-remove-one.
+    holds them all, put the records into `queries.padded_records`, and tell `sampling(key, present)`
+    which slots hold a record. Never count n from private records: each record's rate would then
+    depend on the others, which voids the guarantee under add-or-remove-one.
 
     A batch has a fixed number of slots, so that all of them share a program. Records beyond it are
     left out ("truncated Poisson"), which the accounting charges for.
@@ -171,7 +176,8 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     Args:
         n: number of slots for records, public. If all hold a record, the number of records.
         batch_size: the expected size of a batch if no slot is empty, above 0, at most n; public.
-        capacity: slots of a batch; if None, it exceeds them with probability below 1e-15.
+        capacity: slots of a batch; by default so many that a batch exceeds them with probability
+            below 1e-15.
 
     Returns:
         A `BatchSampling`.
@@ -227,9 +233,9 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        The records with the least 128-bit random words make the batch. It is uniform over subsets,
-        unless two words are equal. The accounting charges for that probability, below n^2 / 2^129.
-        It is for the relation replace-one, under which n is public.
+        The records with the smallest 128-bit random words form the batch. It is uniform over
+        subsets, unless two words are equal. The accounting charges for that probability, which is
+        below n^2 / 2^129. The accounting is for the relation replace-one, under which n is public.
 
     Source:
         Balle, Barthe and Gaboardi, "Privacy amplification by subsampling" (2018).
@@ -256,7 +262,8 @@ def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Ba
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     if present is not None:
         joins &= present
-    # The size is fixed, so records beyond the capacity are cut off, the last ones first.
+    # The output size is fixed, so records beyond the capacity are cut off: those with the highest
+    # indices.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
@@ -273,8 +280,9 @@ def _fixed(key: Key, sampling: BatchSampling) -> Batch:
 def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
     """The indices in a uniform order, those of empty slots last.
 
-    In database order, removing a record would move all later records to other slots, and floats are
-    added up in the order of slots. In random order, the last record takes the empty place.
+    Floats are added up in the order of slots. In database order, removing a record would move all
+    later records to other slots. In random order, only the last record moves: it takes the empty
+    slot.
     """
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)

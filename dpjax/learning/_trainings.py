@@ -1,9 +1,9 @@
 """One key for one training: two trainings with one key share their noise, which then cancels.
 
-Two traps lead there. `init` of an optimizer looks pure, so programs call it again for the next fold
-or restart, map over it, compile it, or send the optimizer to other processes. And a state looks
-like a value, so programs copy it for many lanes of a `vmap`, or close over it where a loop or a
-program runs many times.
+There are two ways to get there by mistake. `init` of an optimizer looks pure, so programs call it
+again for the next fold or restart, map over it, compile it, or send the optimizer to other
+processes. And a state looks like a value, so programs copy it for many lanes of a `vmap`, or close
+over it where a loop or a program runs many times.
 """
 
 import collections
@@ -31,13 +31,14 @@ from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")
 
-# To keep keys apart, copies in lanes fold in numbers from here downward, trainings from 1 upward.
+# Copies in lanes fold in numbers from here downward, and trainings from 1 upward, so their keys
+# never coincide.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class Trainings:
-    """Counts the trainings of one optimizer; refuses places where one call stands for many."""
+    """Counts the trainings of one optimizer. Refuses calls of `init` that may run several times."""
 
     def __init__(self, key: Key | None = None) -> None:
         """Remembers the process and the trace of the optimizer."""
@@ -50,15 +51,18 @@ class Trainings:
         """The number of one more training, from 0."""
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
-                "init must run where the optimizer was made, got another process, or a jit, vmap or"
-                " scan that began later: one key would serve several trainings, whose noise cancels"
-                " in differences of their sums; call init outside, or make the optimizer inside,"
-                " from a key of its own"
+                "init must run where the optimizer was made, got another process, or a jit, vmap"
+                " or scan that began later: several trainings would use one key, and their noise"
+                " would cancel in differences of their sums; call init outside, or make the"
+                " optimizer inside, from its own key"
             )
         return next(self._numbers)
 
     def key(self, key: Key) -> jax.Array:
-        """The key of one more training, known to open key ledgers: first the given one."""
+        """The key of one more training, which open key ledgers record.
+
+        The first is the given key.
+        """
         number = self.number()
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
@@ -77,7 +81,7 @@ class Trainings:
         """Refuses to be pickled: processes could not see each other's counts."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
-            " noise; make one in each process, from a key of its own"
+            " noise; make one in each process, from its own key"
         )
 
     def __deepcopy__(self, _: object) -> "Trainings":
@@ -88,8 +92,9 @@ class TrainingState:
     """A state that knows in which trace it was made; `training_state` makes a pytree of it.
 
     JAX flattens a state and makes a new one wherever it enters a function, as an argument or as the
-    carry of a loop. So a state from another trace was closed over, and each run of that function
-    would use it again. An inner function is no loophole: the state is flattened to enter it.
+    carry of a loop. So if a state comes from another trace, the running function closes over it,
+    and each run of the function would use it again. Passing the state to an inner function does not
+    avoid the check, because flattening it requires the trace in which it was made.
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
@@ -99,13 +104,13 @@ class TrainingState:
         return made
 
     def refuse_if_closed_over(self) -> None:
-        """Refuses a state that was made outside of the function that uses it."""
+        """Refuses a state that the running function closes over."""
         if vars(self)["_trace"] != get_opaque_trace_state():
             raise ValueError(
                 "state must enter this function as an argument, got one from outside of the jit,"
                 " scan, map, vmap, cond or shard_map that is running: every run of the function"
-                " would draw the same noise, which cancels in differences of their sums; make"
-                " the state an argument, the carry of the scan, or an operand of the cond"
+                " would draw the same noise, which cancels in differences of sums; make the state"
+                " an argument, the carry of the scan, or an operand of the cond"
             )
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
@@ -155,7 +160,7 @@ def training_state(cls: type[T]) -> type[T]:
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """The same key; but if an earlier lane of a `vmap` has this key too, a new one.
+    """The same key, or a new key if an earlier lane of a `vmap` has this one too.
 
     This tells copies of one state apart. Their data differ, so their noise must differ as well.
     """
@@ -168,7 +173,7 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
-        # How many earlier lanes have the same key: 0 for the first of them, which keeps it.
+        # How many earlier lanes have the same key. The first lane with a key has 0, and keeps it.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))
@@ -177,7 +182,7 @@ def key_of_each_lane(key: Key) -> Key:
     @apart.def_vmap
     def _(_: int, mapped: list[bool], *batched: jax.Array) -> tuple[jax.Array, bool]:
         del mapped
-        return apart(*batched), True  # Under several `vmap`, the last call sees all lanes.
+        return apart(*batched), True  # Under nested `vmap`, the last call sees all lanes.
 
     # An empty draw marks the key as used, for `jax.debug_key_reuse`.
     words = apart(jax.random.key_data(key), jax.random.bits(key, (0,)))
@@ -187,7 +192,8 @@ def key_of_each_lane(key: Key) -> Key:
 def _numbers_of(key: Key) -> Iterator[int]:
     """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many of them.
 
-    Trainings from a seed must be reproducible, and the value of a traced key is not known yet.
+    A seeded or traced key gets its own count: trainings from a seed must be reproducible, and the
+    value of a traced key is not known yet.
     """
     if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
         return itertools.count()

@@ -30,13 +30,13 @@ class WeightedMajorityRun:
 
     Attributes:
         choices: int32 of shape (T,), the expert that was followed at each step.
-        losses: the losses of shape (T,), of the choices.
-        expected_losses: the expected losses of shape (T,), over the randomness of the choices.
+        losses: shape (T,), the losses of the choices.
+        expected_losses: shape (T,), expected over the randomness of the choices.
         regret: the average loss of the choices, minus that of the best expert.
-        expected_regret: the same of the expected losses.
+        expected_regret: the same for the expected losses.
 
     Formal guarantees:
-        Losses are those of the sequence rounded to 2^-16, or coarser from 2^14 steps on.
+        Losses are rounded to multiples of 2^-16; with 2^14 steps or more, to coarser ones.
     """
 
     choices: jax.Array
@@ -49,10 +49,10 @@ class WeightedMajorityRun:
 def weighted_majority(
     key: Key, losses: jax.typing.ArrayLike, *, learning_rate: Scalar | None = None
 ) -> WeightedMajorityRun:
-    """Randomized weighted majority (Hedge), not private: `private_weighted_majority` is.
+    """Randomized weighted majority (Hedge), without privacy; see `private_weighted_majority`.
 
-    At each step expert i is followed with probability ~ exp(-eta L_i), L_i its loss in the steps
-    before. Jit-able and vmap-able, over sequences too.
+    Each step follows expert i with probability ~ exp(-eta L_i), where L_i is its total loss in
+    earlier steps. Jit-able and vmap-able, over sequences too.
 
     Args:
         key: a typed key.
@@ -93,7 +93,8 @@ def weighted_majority(
 def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = None) -> float:
     """A bound on the expected regret of randomized weighted majority.
 
-    eta + ln k / (eta T), which is least, 2 sqrt(ln k / T), where eta = sqrt(ln k / T).
+    The bound is eta + ln k / (eta T). Its least value, 2 sqrt(ln k / T), is at eta = sqrt(ln k /
+    T).
 
     Args:
         steps: T.
@@ -170,7 +171,7 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """The choices of all steps: `choose(number, cumulative)`, by the sum of the earlier losses.
+    """The choices of all steps: `choose(number, cumulative)` gets the sum of the earlier losses.
 
     The sum is an integer. A sum of floats is rounded at every step, so one loss could move it by
     more than its own size.
@@ -218,18 +219,18 @@ Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]
 
 
 def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax.Array:
-    """A sequence of losses against which following a leader, or exploring for long, is bad.
+    """A sequence of losses on which following the leader, or exploring for long, does badly.
 
-    - "punish-the-likeliest": only the expert with the least loss so far errs (the first one, if
-      several tie). Randomized weighted majority is likeliest to follow this expert, at any learning
-      rate. Always following it errs at every step; the best expert errs at one step in k.
+    - "punish-the-likeliest": only the expert with the least loss so far errs (the first one in a
+      tie). Randomized weighted majority is likeliest to follow this expert, at any learning rate.
+      Always following it errs at every step; the best expert errs at one step in k.
     - "alternating": the first two experts take turns, half a step apart, so the leader always errs
       next. The others always err.
     - "one-good-expert": the last expert never errs, and the others always do. A low learning rate
       costs the most here: the regret comes near ln k / (eta T).
 
     Args:
-        adversary: one of the words above.
+        adversary: one of the names above.
         steps: T, at most 2^20.
         experts: k, at least 2.
 
@@ -268,12 +269,12 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
 
 
 # Private choices. A choice is the exponential mechanism on minus the cumulative losses. Replacing
-# the losses of one step moves these by at most 1. So a choice is 2 eta-DP, with log ratios of
-# probabilities in an interval of length 2 eta. Hence it is (2 eta)^2 / 8 = eta^2 / 2-zCDP, and T
-# choices are T eta^2 / 2-zCDP.
+# the losses of one step moves these sums by at most 1. So a choice is (2 eta)-DP, and its log
+# ratios of probabilities lie in an interval of length 2 eta. Hence it satisfies zCDP with rho = (2
+# eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 / 2-zCDP.
 
 RateMethod = Literal["zcdp", "drv"]
-# Covers the roundings of a calibration in float64, and of one in float32.
+# Cover the rounding of a calibration in float64 and in float32.
 _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
@@ -312,7 +313,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         return exponential(2.0 ** loss_bits(self.steps), 2 * self.learning_rate)
 
     def units(self, losses: jax.typing.ArrayLike) -> jax.Array:
-        """Losses as they are added up, clamped and in units of their grid; private.
+        """Losses as they are added up: clamped, and in units of their grid. They are private.
 
         If losses come one step at a time, the choice of step t, from 0, is `mechanism.choice(
         jax.random.fold_in(key, t), -total)`, with the total of the earlier units.
@@ -327,7 +328,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """Of T choices with bounded range: T eta^2 / 2 and 0."""
+        """The cost of T choices with bounded range: rho = T eta^2 / 2, delta = 0."""
         rho, delta = self.choice.zcdp
         return self.steps * rho * (1 + _ROUNDING), delta
 
@@ -350,7 +351,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         return scan_steps(choose, value)
 
     def clamped(self, value: Value) -> Value:
-        """Losses as they count: in [0, 1], NaN as 1.
+        """Losses as the mechanism counts them: clamped to [0, 1], with NaN as 1.
 
         Args:
             value: an array of losses.
@@ -372,10 +373,10 @@ class PrivateWeightedMajority(SensitivityMechanism):
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on how far the loss so far of a followed expert exceeds that of the best one.
+        """A bound on the excess loss so far of a followed expert over the best expert.
 
         Args:
-            confidence: the probability, at least, that the bound is kept; in (0, 1).
+            confidence: the bound holds with at least this probability; in (0, 1).
             shape: (T, k); it is needed where simultaneous.
             simultaneous: whether the bound holds for all experts at all steps, instead of for each
                 one of them.
@@ -396,14 +397,15 @@ def private_weighted_majority(
 ) -> PrivateWeightedMajority:
     """Randomized weighted majority under differential privacy: the choices may be published.
 
-    The learning rate is the largest at which all T choices together keep (epsilon, delta), by
+    The learning rate is the largest at which all T choices together are (epsilon, delta)-DP, by
 
     - "zcdp": T eta^2 / 2-zCDP, since every choice has bounded range. If epsilon is traced, zCDP is
       converted in closed form: sqrt(T eta^2 / 2) = sqrt(ln(1 / delta) + epsilon) - sqrt(ln(1 /
       delta)). Otherwise the optimal conversion gives a larger eta: by 18% at epsilon = 1, delta =
       1e-6.
     - "drv": eta = epsilon / sqrt(32 T ln(1 / delta)), by advanced composition of T choices that are
-      2 eta-DP. This is the textbook rate, about a quarter of the other one, for comparison.
+      2 eta-DP. This is the textbook rate, about a quarter of the rate by "zcdp". It is there for
+      comparison.
 
     The price is `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)`.
 
@@ -416,7 +418,8 @@ def private_weighted_majority(
     Returns:
         A `PrivateWeightedMajority`: `mechanism(key, losses)` takes losses of shape (T, k), clamped
         to [0, 1] where NaN counts as 1, and releases choices, int32 of shape (T,). The choice of a
-        step sees the losses before it alone, rounded to 2^-16, or coarser from 2^14 steps on.
+        step depends only on earlier losses, which are rounded to 2^-16, or coarser for 2^14 steps
+        and more.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -459,15 +462,15 @@ def private_weighted_majority(
 
 
 def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
-    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon; no difference of roots loses digits."""
+    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon, in a form without cancellation."""
     return (epsilon / ((log + epsilon) ** 0.5 + log**0.5)) ** 2
 
 
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
-    """Refuses an epsilon at which the closed-form rate may not be private; NaN where traced.
+    """Refuses an epsilon at which the closed-form rate may not be private; NaN if traced.
 
-    With x = 2 eta, advanced composition is epsilon / 2 + T x (e^x - 1), and for x <= 1 the second
-    term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).
+    With x = 2 eta, advanced composition gives epsilon / 2 + T x (e^x - 1), and for x <= 1 the
+    second term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).
     """
     if traced:
         private = (epsilon <= 2 * log) & (epsilon <= (8 * steps * log) ** 0.5)

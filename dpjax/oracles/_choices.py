@@ -34,8 +34,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses index i with a given probability, which is a multiple of 2^-32 above 0.
 
-    `ends[i]` is the number of 32-bit words that choose an index of at most i. The last index has no
-    entry.
+    `ends[i]` is the number of 32-bit words that choose an index of at most i. The last index needs
+    no entry.
     """
 
     ends: jax.Array
@@ -43,7 +43,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """From the numbers of 32-bit words that choose each index."""
+        """Makes a choice from the number of 32-bit words for each index."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -73,6 +73,6 @@ def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int)
     if words.min() == 0:
         smallest = array[np.argmin(words)] / array.sum()
         raise ValueError(
-            f"{name} must each be at least 2^-32 of their sum to be drawn, got {smallest:.2g} of it"
+            f"{name} must each be at least 2^-32 times their sum, got {smallest:.2g} times the sum"
         )
     return WeightedChoice.of(words)

@@ -20,16 +20,17 @@ class ClassGaussians(IndependentRecords):
 
     labels: jax.Array
     choice: WeightedChoice
-    means: jax.Array  # Of the features, shape (classes, d).
+    means: jax.Array  # Means of the features, shape (classes, d).
     deviations: jax.Array  # The same shape.
-    factors: jax.Array  # Of the correlations, lower triangular, shape (classes, d, d).
+    # Cholesky factors of the correlations, lower triangular, shape (classes, d, d).
+    factors: jax.Array
 
     def record(self, key: jax.Array) -> dict[str, jax.Array]:
         key_class, key_noise = jax.random.split(key)
         chosen = self.choice.draw(key_class)
         classes, d = self.means.shape
         noise = jax.random.normal(key_noise, (d,), self.means.dtype)
-        # One product with all factors is faster than a copy of one factor for every record.
+        # One product with all factors is faster than gathering the factor of each record.
         in_class = jax.nn.one_hot(chosen, classes, dtype=noise.dtype)[:, None] * noise[None]
         correlated = jnp.einsum("cj,cij->i", in_class, self.factors)
         x = self.means[chosen] + self.deviations[chosen] * correlated
@@ -55,17 +56,18 @@ def class_gaussians(
     """Class-conditional Gaussians, fitted to public labeled records.
 
     Each class gets the frequency, means, standard deviations and correlations of its records. The
-    correlations R of d features are shrunk to (1 - s) R + s I. Otherwise a class of at most d
-    records would lie in a subspace, and no record would ever be drawn outside of it. The result
-    does not depend on the units of the features.
+    correlations R of d features are shrunk to (1 - s) R + s I. Without shrinkage, the fit to a
+    class of at most d records would be confined to a subspace. The result does not depend on the
+    units of the features.
 
     Args:
         records: {"x": (p, d) features, "y": (p,) labels}: public records, at least 2 of each class.
-        shrinkage: s in (0, 1). By default each class gets the oracle-approximating one, which is
-            near 1 for few records and falls like 1/p.
+        shrinkage: s in (0, 1). By default it is the oracle-approximating shrinkage of each class,
+            which is near 1 for few records and falls like 1/p.
         floor: 0 or above. In every class, the standard deviation of a feature is at least this
-            share of the one among all records. So a feature that happens to be constant in a few
-            records still has a density. A feature that is constant in all records stays constant.
+            fraction of its standard deviation among all records. So a feature that is constant
+            within a small class still has a density. A feature that is constant in all records
+            stays constant.
 
     Returns:
         An oracle: `oracle(key, n)` draws a database {"x": (n, d), "y": (n,)} of independent
@@ -79,8 +81,8 @@ def class_gaussians(
     Formal guarantees:
         A guarantee under this oracle is about the fitted Gaussians, whose tails are light. It is
         not about the population that the public records came from.
-        `dpjax.accounting.under_distribution_shift` bounds the difference. gamma covers all classes
-        together, and may leave out all of a rare class.
+        `dpjax.accounting.under_distribution_shift` bounds the difference. gamma is about all
+        classes together, so the pairs left uncovered may include a whole rare class.
 
     Source:
         Chen, Wiesel, Eldar and Hero (2010), Equation (23), on standardized features: the
@@ -149,15 +151,15 @@ def _fit(
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviations; exactly 0 for equal numbers, even if their mean is rounded."""
+    """Standard deviations. They are exactly 0 for equal numbers, even if the mean is rounded."""
     return np.where(np.ptp(x, axis=0) > 0, x.std(axis=0, ddof=1), 0)
 
 
 def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> float:
-    """Equation (23), for a matrix of trace d."""
+    """Equation (23) of the source, for a matrix with trace d."""
     d = len(correlation)
     squares = float(np.sum(correlation**2))
-    excess = squares - d  # The squared correlations of different features.
+    excess = squares - d  # The sum of squared correlations between different features.
     if excess <= 0:
         return 1.0
     return min(1.0, ((1 - 2 / d) * squares + d**2) / ((count + 1 - 2 / d) * excess))

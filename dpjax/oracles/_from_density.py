@@ -23,8 +23,8 @@ class PiecewiseUniform(IndependentRecords):
     """Points of the unit cube, cut into equal cells, with uniform points in each cell."""
 
     places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
-    choice: WeightedChoice  # Of one of these.
-    log_densities: jax.Array  # Of all cells, one axis for each coordinate.
+    choice: WeightedChoice  # Chooses one of these cells.
+    log_densities: jax.Array  # The log densities of all cells, with an axis for each coordinate.
 
     def record(self, key: jax.Array) -> jax.Array:
         key_cell, key_offset = jax.random.split(key)
@@ -52,19 +52,20 @@ def from_density(
 ) -> IndependentRecords:
     """An oracle of points in [0, 1]^dims, drawn by a density that is known up to a factor.
 
-    It is made for the polynomials that the Bernstein mechanism releases. Their noise makes them
+    It is meant for polynomials that the Bernstein mechanism releases. Because of noise they are
     negative in places, and their integral is not 1. The cube is cut into cells^dims equal cells. A
     cell gets the density at its center, or 0 if that is negative, divided by the sum over all
     cells. Points are uniform in a cell. Masses are rounded to 2^-32, and coordinates are multiples
-    of 2^-24. Otherwise this piecewise density is drawn exactly, and `log_prob` states it.
+    of 2^-24. Apart from that, draws follow this piecewise density exactly, and `log_prob` returns
+    its logarithm.
 
     Args:
         density: takes points of shape (..., dims) to their densities, shape (...), like a
             `dpjax.BernsteinPolynomial`.
         dims: number of coordinates, at least 1.
-        cells: along each coordinate, a power of two up to 2^16; by default the largest one with at
-            most 2^14 cells in total. Twice the cells take twice the memory, and one more step for a
-            draw.
+        cells: the number of cells along each coordinate, a power of two up to 2^16; by default the
+            largest with at most 2^14 cells in total. Doubling the cells doubles the memory, and
+            adds a step to each draw.
 
     Returns:
         An oracle: `oracle(key, n)` draws n independent points, shape (n, dims).
@@ -75,11 +76,11 @@ def from_density(
             another shape, is NaN or infinite at a center, or is not above 0 at any center.
 
     Formal guarantees:
-        A computation from a release costs nothing more. If the release was about other records than
-        those to protect, this is an oracle like any other. If it was about the same records,
-        epsilon and delta of both releases add up. But then `dpjax.accounting.compose` says nothing
-        about gamma: the oracle was not fixed in advance, and given the first release, the records
-        are no longer a draw from it.
+        Making the oracle from a release is post-processing. If the release was about other records
+        than those to protect, this is an oracle like any other. If it was about the same records,
+        epsilon and delta of both releases add up, but the gamma of `dpjax.accounting.compose` is
+        not valid: the oracle was not fixed in advance, and given the first release, the records are
+        no longer a draw from it.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), Section

@@ -22,11 +22,11 @@ class IndependentRecords(abc.ABC):
 
     Attributes:
         record: draws one record from a key.
-        log_prob: log density of one record, where it is known.
+        log_prob: log density of one record, if it is known.
 
     Formal guarantees:
-        Record i of a database is `record(fold_in(key, i))`, whatever n is. So two records that are
-        drawn alone are the same as in the whole database.
+        Record i of a database is `record(fold_in(key, i))`, whatever n is. So two records can be
+        drawn alone, with the same values as in the whole database.
     """
 
     @abc.abstractmethod
@@ -71,7 +71,7 @@ class IndependentRecords(abc.ABC):
 
 @frozen_pytree
 class _FromSampler(IndependentRecords):
-    """Records from a caller's function."""
+    """Records drawn by a caller's function."""
 
     sampler: Callable[[Key], PyTree] = static()
     log_density: Callable[[PyTree], jax.Array] | None = static(default=None)
@@ -104,14 +104,14 @@ def independent(
     Raises:
         TypeError: if an argument is not a function; later, if `oracle.log_prob` is called and none
             was given.
-        ValueError: later, when records are drawn, if one may depend on others under `vmap`. That is
-            possible with keys of rbg, or with operations that are not JAX's.
+        ValueError: later, when records are drawn, if one record may depend on others under `vmap`.
+            That is possible with "rbg" keys, or with operations that are not JAX's own.
 
     Formal guarantees:
-        Records are independent and identically distributed, as far as keys are. Exchangeable
-        records, groups and `dpjax.accounting.under_distribution_shift` need that. Two records that
-        are drawn alone are the same as in the whole database. The sampler compares the distances
-        from both on random databases. Nothing compares `log_prob` with the draws.
+        Records are independent and identically distributed, as far as pseudorandom keys are.
+        Exchangeability, groups and `dpjax.accounting.under_distribution_shift` rely on that. A
+        record that is drawn alone equals the same record of the whole database; the sampler checks
+        distances for this on random databases. It is not checked that `log_prob` matches the draws.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.
@@ -172,9 +172,9 @@ def mixture(
 
     Formal guarantees:
         A guarantee under this oracle is about the mixture. So components and weights must come from
-        public knowledge: the share of a group among private records is a private fact. gamma covers
-        the mixture as a whole, and may leave out all of a component with a small weight.
-        Probabilities are within 2^-32 of the weights.
+        public knowledge. In particular, the share of a group among private records is private.
+        gamma is about the mixture as a whole, so the pairs left uncovered may include a whole
+        component with a small weight. Probabilities are within 2^-32 of the weights.
 
     Source:
         Rubinstein and Aldà (2017), Section 7, draws its data in this way.

@@ -18,7 +18,7 @@ from dpjax.oracles._independent import IndependentRecords
 
 @frozen_pytree
 class Resampled(IndependentRecords):
-    """Draws whole public records, which have a common leading axis."""
+    """Draws whole records from public arrays with a common leading axis."""
 
     public: Database
     choice: UniformChoice | WeightedChoice
@@ -50,14 +50,15 @@ def resample(
 
     Raises:
         TypeError: if the records or weights are not real arrays.
-        ValueError: if they have no common leading axis, fewer than 2 records, or if a weight is
-            not above 0, or below 2^-32 of the sum.
+        ValueError: if they have no common leading axis, fewer than 2 records, or if a weight is not
+            above 0, or is below 2^-32 of the sum.
 
     Formal guarantees:
         A guarantee under this oracle is about the public records, not about the population that
-        they came from. It does not cover a private record unlike all of them. Each of p public
-        records takes part in about 2/p of the pairs, replaced or replacing. So a larger gamma may
-        leave one of them out. Probabilities are within 2^-32 of the given ones.
+        they came from. It does not cover a private record that differs from all of them. Each of p
+        public records takes part in about 2/p of the pairs, as the old or the new record. So if
+        gamma is larger than that, all pairs with some record may be uncovered. Probabilities are
+        within 2^-32 of the given ones.
 
     Source:
         Efron (1979); Rubinstein and Aldà (2017), Remark 7, on choosing an oracle.
@@ -76,7 +77,7 @@ def resample(
 
 
 def public_records(records: Database) -> tuple[Database, int]:
-    """A copy of public records, since JAX may share memory with NumPy; and their number."""
+    """A copy of public records, because JAX may share memory with NumPy, and their number."""
     public, count = public_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
@@ -153,7 +154,8 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
     def spread(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.zeros(leaf.shape[1:])
-        varies = jnp.any(leaf != leaf[:1], axis=0)  # Of equal numbers, std may round to above 0.
+        # For equal numbers, rounding may make std positive.
+        varies = jnp.any(leaf != leaf[:1], axis=0)
         return jnp.where(varies, width * jnp.std(leaf.astype(float), axis=0), 0).astype(leaf.dtype)
 
     spreads = jax.tree.map(spread, public)
@@ -169,7 +171,7 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
-    """Log density of the noise from each public record to another, shape (p, entries)."""
+    """Log density of the noise between each public record and a record, shape (p, entries)."""
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
     if not jnp.issubdtype(public.dtype, jnp.floating):
         return equal
@@ -191,8 +193,8 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
     the table, use `resample(arrays, weights)`.
 
     Args:
-        frequencies: from word to frequency, finite and above 0, in any unit; at least 2 words.
-        width: the number of letters that are kept of a word, at least 1; by default all.
+        frequencies: maps words to frequencies, finite and above 0, in any unit; at least 2 words.
+        width: the number of letters of a word that are kept, at least 1; by default all.
 
     Returns:
         An oracle: `oracle(key, n)` draws n independent words, shape (n, width), uint8. Its
@@ -205,8 +207,8 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
 
     Formal guarantees:
         A guarantee under this oracle is about words of the table. It does not cover a private word
-        unlike all of them. If gamma exceeds the frequency of a word, that word may be left out,
-        too. Probabilities are within 2^-32 of the frequencies.
+        that is not in the table. If gamma exceeds the frequency of a word, that word may be left
+        uncovered, too. Probabilities are within 2^-32 of the frequencies.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017): names

@@ -1,7 +1,7 @@
-"""Norms in exact rational arithmetic, rounded up: the parts of known bounds.
+"""Norms in exact rational arithmetic, rounded up, from which known bounds are computed.
 
-A bound covers the program that runs. So it takes the dtype of that program and adds its rounding
-error. Float32 rounds more than float64, so a bound for float32 holds for both.
+A bound must hold for the program that runs. So it includes the rounding error of that program's
+dtype. Float32 rounds more than float64, so a bound for float32 holds for both.
 """
 
 import math
@@ -48,7 +48,7 @@ def norm_up(magnitudes: Sequence[Fraction], norm: VectorNorm) -> float:
 
 def sqrt_up(exact: Fraction) -> float:
     """The least float64 that is not below the square root of an exact rational."""
-    # The integer square root of 2^(2 shift) times the number has more bits than a float64 keeps.
+    # `shift` is chosen so that the integer square root has more bits than a float64.
     shift = 128 + max(0, exact.denominator.bit_length() - exact.numerator.bit_length())
     scaled = exact * 4**shift
     root = math.isqrt(math.ceil(scaled))

@@ -1,4 +1,4 @@
-"""Public intervals and balls, into which private records are moved."""
+"""Public intervals and balls, to which private records are clamped."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def check_known(name: str, value: object) -> None:
-    """Refuses a traced number where a target, or its bound, depends on the number itself."""
+    """Refuses a traced number if a target or its bound needs the number's value."""
     if _checks.is_traced(value):
         raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
 
@@ -46,17 +46,17 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
 def clip_and_replace_nan(
     x: jax.Array, lower: ArrayLike, upper: ArrayLike, *, nan: ArrayLike = 0
 ) -> jax.Array:
-    """Floats in [lower, upper], with another number for NaN."""
+    """Floats clipped to [lower, upper], with a given number for NaN."""
     return jnp.clip(jnp.where(jnp.isnan(x), nan, x), lower, upper)
 
 
 def comparable(numbers: jax.Array) -> jax.Array:
-    """Numbers as floats without subnormals, which not all threads and devices compare alike."""
+    """Numbers as floats without subnormals, which threads and devices may compare differently."""
     return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
 
 
 def without_subnormals(numbers: jax.Array) -> jax.Array:
-    """The same numbers, with 0 for subnormal floats, which some operations of XLA flush to 0."""
+    """Replaces subnormal floats by 0, because some operations of XLA flush them to 0."""
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         return numbers
     # ml_dtypes, where this finfo comes from, has no type annotations.
@@ -65,14 +65,14 @@ def without_subnormals(numbers: jax.Array) -> jax.Array:
 
 
 def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int) -> np.ndarray:
-    """Increasing numbers in float64, at least so many; `wanted` begins the message of an error."""
+    """At least `least` increasing numbers, in float64; `wanted` begins the error message."""
     try:
         array = np.array(numbers, float)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{wanted}, got {_checks.shown(numbers)}") from error
     if array.ndim != 1 or array.size < least or not np.all(array[1:] > array[:-1]):
         raise ValueError(f"{wanted}, got {_checks.shown(numbers)}")
-    array.setflags(write=False)  # So that programs with it can be kept.
+    array.setflags(write=False)  # Read-only, so that programs that contain it can be kept.
     return array
 
 
@@ -102,8 +102,8 @@ def into_unit_ball(x: jax.Array) -> jax.Array:
 
     Lengths are rounded up, so no result is longer than 1. Results are float32 or wider.
     """
-    # Large enough for any feature, with a finite square. An infinite feature would become infinity
-    # over infinity.
+    # The clip is far beyond any useful feature, and its square is finite. Without it, an infinite
+    # feature would give infinity / infinity.
     x = clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), -1e15, 1e15)
     length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
     margin = 1 + (x.shape[-1] + 8) * float(np.finfo(x.dtype).eps)

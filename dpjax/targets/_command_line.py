@@ -1,7 +1,7 @@
 """Targets that are command-line programs.
 
 How much a program prints may depend on private records. So its output is read piece by piece, and
-memory never holds more than the expected numbers.
+no more than the expected numbers are kept in memory.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from dpjax.targets._host import host_target, spec_of
 _LONGEST_WORD = 1024
 _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
-_NAP = 0.05  # Seconds between two looks whether the program has ended.
+_NAP = 0.05  # Seconds between two checks whether the program has ended.
 Process = subprocess.Popen[bytes]
 # The shell sets two limits, then execs the program. `ulimit -f` caps every file at 524288 blocks of
 # 512 bytes (256 MiB), and the OOM score makes Linux kill this process first if memory runs out.
@@ -62,7 +62,7 @@ def command_line(
 
     Args:
         arguments: the program and its arguments; no shell interprets them. If an argument names a
-            file, such as a script, its contents count.
+            file, such as a script, the file's contents are part of the target.
         output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the printed
             numbers.
         timeout: seconds after which the program, and all that it has started, is killed. Choose it
@@ -75,23 +75,22 @@ def command_line(
 
     Raises:
         TypeError: if an argument is of the wrong type.
-        ValueError: if there are no arguments, the timeout is not above 0, or `failure` is not like
-            the output.
-        FileNotFoundError: if there is no such program; before a release, too.
+        ValueError: if there are no arguments, the timeout is not above 0, or `failure` does not
+            have the structure of the output.
+        FileNotFoundError: if there is no such program, when the target is made or before a release.
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
         Those of `host`. A program fails if it exits with a status other than 0, prints anything
-        else than the numbers, or takes longer than the timeout. A crash or hang of the program is a
-        failure like any other. Memory never holds more than the expected numbers: one number more,
-        or a word of more than 1024 bytes, is a failure at once. A file that the program writes
-        holds 256 MiB at most. If memory runs out, Linux kills the program and not its caller.
-        Ctrl-C is not a failure, and kills the program. The database is written to no file.
-        `privatize` compares the arguments, the program and the files among the
-        arguments. We assume that nothing else changes on which the program depends, such as
-        libraries and the environment, and that workers on other machines have the same. We assume
-        that the program leaves nothing behind: neither many files, nor a process in a session of
-        its own.
+        except the numbers, or takes longer than the timeout. A crash or hang of the program is a
+        failure like any other. An extra number, or a word of more than 1024 bytes, is a failure at
+        once, so output does not fill the memory. A file that the program writes holds 256 MiB at
+        most. If memory runs out, Linux kills the program and not its caller. Ctrl-C is not a
+        failure, and kills the program. The database is written to no file. `privatize` compares the
+        arguments, the program and the files among the arguments. We assume that everything else on
+        which the program depends, such as libraries and the environment, stays the same, also on
+        other machines that run workers. We assume that the program leaves nothing behind: neither
+        many files, nor a process in its own session.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -164,8 +163,8 @@ def converse(
     """Writes the input of a program, and passes its output on until it ends.
 
     Args:
-        process: with pipes, unbuffered.
-        told: the input, which the program need not read.
+        process: the program's process, with unbuffered pipes.
+        told: the input. The program may stop reading it early.
         take: takes each piece of the output; raises to end the conversation.
         end: kills all that the program has started, which may hold its pipes open.
         timeout: in seconds.
@@ -251,7 +250,8 @@ class _Program:
             stderr=pipe,
             start_new_session=True,
         )
-        # The group is killed after success, too: the program may have started others.
+        # The process group is killed after success, too, because the program may have started other
+        # processes.
         with ended_when_stopped(start, _kill) as process:
             complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)
         if process.returncode != 0:
@@ -259,7 +259,7 @@ class _Program:
 
 
 def _kill(process: Process) -> None:
-    """Kills a program and all that it has started, which are in its session."""
+    """Kills a program and every process in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -284,10 +284,10 @@ def _csv(database: Database) -> str:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """A row of texts for each record: every number in the fewest digits that read back the same."""
+    """A row of strings for each record. Every number has the fewest digits that identify it."""
     numbers = array.astype(int) if array.dtype == bool else array
     if not np.issubdtype(numbers.dtype, np.number):
-        numbers = numbers.astype(np.float32)  # NumPy does not print bfloat16 and the like.
+        numbers = numbers.astype(np.float32)  # NumPy cannot print bfloat16 and similar dtypes.
     return numbers.reshape(len(numbers), -1).astype(str)
 
 

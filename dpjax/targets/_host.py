@@ -36,19 +36,20 @@ def host(
 
     Args:
         function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a
-            pytree of arrays. It must not call JAX: JAX may be waiting for this very call. When the
-            target is traced, the function is frozen with all that it reaches, and every call, in
-            any process, starts from a fresh copy. Your own code and objects are frozen by value;
-            Python and installed packages by name and version.
+            pytree of arrays. It must not call JAX, which may be waiting for this call. When the
+            target is traced, the function is frozen together with everything that it refers to, and
+            every call, in any process, starts from a fresh copy. Your own code and objects are
+            frozen by value; Python and installed packages are frozen by name and version.
         output: shapes and dtypes of the result: arrays or `jax.ShapeDtypeStruct` in dicts, lists
-            and tuples. Numbers are converted within their kind. 64 bits become 32 if float64 is not
-            enabled.
+            and tuples. Results are cast to these dtypes if they are of the same kind (boolean,
+            integer, float). Without x64, 64-bit dtypes become 32-bit ones.
         failure: the value to release if the function fails on the private database: public, fixed
             in advance, a pytree like the output; None for zeros.
         jobs: how many databases are evaluated at a time; -1 for the number of cores. None takes it
             from `joblib.parallel_config`, else 1. A single database stays in the calling process.
-        version: a text such as "name 1.2", which you change with the code. It identifies a function
-            that cannot be frozen, or takes long to copy, and is called without a copy.
+        version: a string such as "name 1.2", which you change whenever the code changes. Use it for
+            a function that cannot be frozen or is slow to copy: the version identifies the
+            function, which is then called without a copy.
 
     Returns:
         A target: takes a database to the output.
@@ -57,16 +58,17 @@ def host(
         TypeError: if `function` is not a function, or reaches something that cannot be frozen (a
             lock, a generator, an open file, a pointer, your compiled code); or if jobs is not an
             integer.
-        ValueError: if `failure` is not like the output, or jobs is below -1 or 0.
+        ValueError: if `failure` does not have the structure of the output, or jobs is 0 or below
+            -1.
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
-        A failure is an exception, an exit, or a result unlike the output. While sampling, it is an
-        error that names the pair, and ends the sampling. On the private database `failure` is
-        released instead, without a message, with the noise and the guarantee of any other value.
-        Pairs on which the function fails are among those that gamma leaves uncovered. Outside of
-        the sampler every database counts as private. `privatize` refuses a function if any part of
-        it has changed since it was sampled.
+        A failure is an exception, an exit, or a result that does not match `output`. During
+        sampling, a failure raises an error that names the pair. On the private database, `failure`
+        is released as if the function had returned it: without a message, and with the same noise
+        and guarantee. Pairs on which the function fails are among those that gamma leaves
+        uncovered. Every database outside of the sampler counts as private. `privatize` refuses a
+        function if any part of it has changed since it was sampled.
 
         We assume that the function returns the same for equal databases (fixed seeds, solvers run
         to convergence). We assume that it does not depend on things outside of a copy: files, the
@@ -76,8 +78,9 @@ def host(
         program that may crash or hang.
 
         An interruption of the caller (Ctrl-C, a signal handler that exits) is not a failure:
-        nothing is released, and a debit stands. The function goes on in its own thread, and its
-        result is ignored. It always runs in such a thread, so it cannot install signal handlers.
+        nothing is released, but the budget stays spent. The function continues in its own thread,
+        and its result is ignored. It always runs in a thread of its own, so it cannot install
+        signal handlers.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -137,10 +140,10 @@ T = TypeVar("T")
 
 
 class _Workers:
-    """Where databases are evaluated, as joblib is told.
+    """Where databases are evaluated: a configuration for joblib.
 
-    Workers do not change values, so no fingerprint may contain their configuration. Therefore this
-    is no dataclass, and its text is fixed.
+    Workers do not change values, so fingerprints must not contain this configuration. Therefore
+    this class is not a dataclass, and its repr is fixed.
     """
 
     def __init__(self, configuration: dict[str, object]):
@@ -157,13 +160,13 @@ class _Workers:
         joblib = _checks.extra("joblib", "host")
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
-            # Only processes need the lock. With one job, an abandoned call (after Ctrl-C) would
-            # keep holding it, and others would wait.
+            # Only process backends need the lock. With one job, a call that was abandoned after
+            # Ctrl-C would keep holding the lock, and other calls would wait.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
 
-# Several devices may call back at once, but a backend of processes serves one call at a time.
+# Several devices may call back at once, but a process backend of joblib serves one call at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -175,7 +178,7 @@ def _failure(error: BaseException) -> _Failure:
     kind = type(error).__name__
     try:
         return _Failure(" ".join(f"{kind}: {error}".split()))
-    except BaseException:  # The __str__ of an exception may raise, too.
+    except BaseException:  # Even the __str__ of an exception may raise.
         return _Failure(kind)
 
 
@@ -194,7 +197,8 @@ class _Evaluation(HostCall):
         On private databases it raises only if the user interrupts it.
         """
         try:
-            # Only NumPy from here on: JAX may wait for this call, so it must not wait for JAX.
+            # Only NumPy is used from here on: JAX may be waiting for this call, so using JAX here
+            # could deadlock.
             origin = np.asarray(origin)
             batch = origin.shape[:-1]
             origins = origin.reshape(-1, *_host_calls.SPEC.shape)
@@ -225,7 +229,7 @@ class _Evaluation(HostCall):
             return self.workers.map(attempt, (task for task in tasks if wanted()))
         except _host_calls.HostError:
             raise
-        except Exception as error:  # Of the workers: for example, a process was killed.
+        except Exception as error:  # An error of the workers: for example, a process was killed.
             failure = _failure(error)
             if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
@@ -235,9 +239,9 @@ class _Evaluation(HostCall):
 def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, as declared. A failure on a sampled database ends the sampling."""
-    # In a worker process this is the main thread, where signals arrive. So the function runs in
-    # another one.
+    """The leaves of the value, in their declared dtypes. A failure on a sampled database raises."""
+    # Signals arrive in the main thread, which this is in a worker process. So the function runs in
+    # another thread.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:
@@ -270,7 +274,8 @@ def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.
 
 
 def _same_kind(dtype: np.dtype, declared: np.dtype) -> bool:
-    kinds = (np.bool_, np.integer, jnp.floating)  # JAX has floats that NumPy lacks.
+    # `jnp.floating` also covers floats that NumPy lacks, such as bfloat16.
+    kinds = (np.bool_, np.integer, jnp.floating)
     found, wanted = (
         next((i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)), len(kinds))
         for x in (dtype, declared)
@@ -288,7 +293,8 @@ def _public_value(failure: PyTree, output: PyTree) -> list[np.ndarray]:
         value = None
     if value is None or not all(np.all(np.isfinite(leaf)) for leaf in value):
         raise ValueError(
-            f"failure must be finite and like the output, {output}, got {_checks.shown(failure)}"
+            f"failure must be finite and have the structure of the output, {output}, got"
+            f" {_checks.shown(failure)}"
         )
     return value
 

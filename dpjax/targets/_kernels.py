@@ -51,10 +51,10 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
     Formal guarantees:
         The linf sensitivity under replace-one, on any lattice, is (2 pi)^(-dims/2) / (n h^dims).
         Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), and so does every
-        computed value. So replacing a record moves the estimate at a point by at most
-        K(0) / (n h^dims). It moves by as much if the record goes from the point to infinity.
-        Kernels are added up in fixed point, so the order of the records does not matter. Rounding
-        adds at most 9 eps K(0) / h^dims.
+        computed value. So replacing a record moves the estimate at a point by at most K(0) / (n
+        h^dims). The bound is attained if the record moves from the point to infinity. Kernels are
+        added up in fixed point, so the order of the records does not matter. Rounding adds at most
+        9 eps K(0) / h^dims.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -94,8 +94,8 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
     """The values of `kernel_density` on the lattice of a Bernstein polynomial, as a target.
 
     The same as `dpjax.evaluate_on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`,
-    up to rounding, but faster. A Gaussian kernel is a product over coordinates, so a record takes
-    dims (degree + 1) exponentials for all lattice points.
+    up to rounding, but faster. A Gaussian kernel is a product over coordinates, so a record needs
+    only dims (degree + 1) exponentials for all lattice points.
 
     Args:
         bandwidth: h, above 0, in the units of the records.
@@ -133,7 +133,8 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
             raise ValueError(f"records must have shape ({dims},), got {jnp.shape(record)}")
         x = record.astype(compute_dtype(record.dtype))
         axis = jnp.asarray(np.linspace(0.0, 1.0, degree + 1), x.dtype)
-        # A vector for each coordinate: XLA is four times slower on rows of one array.
+        # Each coordinate gets a separate vector, because XLA is four times slower on rows of one
+        # array.
         return reduce(jnp.multiply.outer, [gaussian_kernel(axis, x[i], h) for i in range(dims)])
 
     def finish(average: jax.Array) -> jax.Array:
@@ -149,9 +150,9 @@ def _bound(h: float, dims: int | None) -> Bound:
         del norm  # linf.
         size, d = _checks.integer("n", n, least=1), known_dims(dims)
         _peak(h, d, dtype)
-        less_than_pi = Fraction(math.pi)  # This float64 is below pi, so the peak is rounded up.
+        less_than_pi = Fraction(math.pi)  # `math.pi` is below pi, so the peak is rounded up.
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
-        # The peak is rounded, and so is its product with an average.
+        # The last term covers the rounding of the peak and of its product with an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
         return round_up(
             peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))
@@ -168,11 +169,11 @@ def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
 def _peak(h: float, dims: int, dtype: np.dtype) -> float:
     """K(0) / h^dims, if the dtype holds it."""
     largest = float(np.finfo(dtype).max)
-    # In logarithms, which do not overflow.
+    # Compared in logarithms, which do not overflow.
     if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
         raise ValueError(
-            f"bandwidth must be larger, dims smaller, or the dtype wider: {dtype} does not hold the"
-            f" peak of a density, {h!r}^-{dims}; rescale the records, or use float64"
+            "bandwidth must be larger, dims smaller, or the dtype wider: the peak of a density,"
+            f" {h!r}^-{dims}, is too large for {dtype}; rescale the records, or use float64"
         )
     return (math.sqrt(2 * math.pi) * h) ** -dims
 
@@ -195,8 +196,8 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Database], Callable[[jax.Ar
         ValueError: if it is not above 0.
 
     Formal guarantees:
-        No global bound is known: a distant record stretches a gap without limit. The target sorts
-        its records, so it ignores their order.
+        No global bound is known: a single distant record can make a gap arbitrarily long. The
+        target sorts its records, so it ignores their order.
 
     Source:
         Priestley and Chao (1972).
@@ -245,12 +246,12 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
         ValueError: if a parameter is not above 0.
 
     Formal guarantees:
-        The linf sensitivity under replace-one, on any lattice, is min(2, 4 / (1 + lambda n)), and
-        rounding. The curve lies between -1 and 1. Taking a record out moves it by at most
-        2 K(0) / (K(0) + lambda n K(0)), and putting another in moves it by as much again. The proof
+        The linf sensitivity under replace-one, on any lattice, is min(2, 4 / (1 + lambda n)) plus
+        rounding. The curve lies between -1 and 1. Removing a record moves it by at most 2 K(0) /
+        (K(0) + lambda n K(0)), and adding another record moves it by at most as much. The proof
         only needs that a response times its kernel is at most the kernel, also after rounding.
-        Rounding the two averages, their sum and quotient adds at most 20 eps, where lambda and
-        1 / n are well above eps. Kernels are added up in fixed point, exactly, so the order of the
+        Rounding the two averages, their sum and quotient adds at most 20 eps if lambda and 1 / n
+        are well above eps. Kernels are added up in fixed point, exactly, so the order of the
         records does not matter.
 
     Source:
@@ -285,7 +286,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # linf.
         size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
-        # Above this size, the errors of averages are relative; below it, they are absolute.
+        # The error of an average is relative above this size, and absolute below it.
         least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
         rounding = 20 * unit(dtype) * (1 + least / exactly)
         return round_up(min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype)))
@@ -293,17 +294,17 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
-@jax.jit  # JAX keeps this trace, which makes tracing a target faster.
+@jax.jit  # JAX caches the trace of this function, so targets trace faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sorted x; and for each x, the gap below it times its least y (0 for the first x)."""
-    # On a CPU, XLA sorts integers six times faster than floats with a payload. So the bits of x are
-    # sorted alone, as integers, and each y finds its place by a binary search.
+    """The sorted x, and for each x, the gap below it times its least y (0 for the first)."""
+    # On a CPU, XLA sorts plain integers six times faster than floats with a payload. So only the
+    # bits of x are sorted, as integers, and a binary search finds the place of each y.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
     keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
     in_order = lax.sort(keys)
     firsts = count_below(in_order, keys)
-    # Of records with the same x, the first gets the least y. A minimum of floats does not depend on
-    # their order, unless one is NaN.
+    # The first of several records with the same x gets their least y. The minimum of floats does
+    # not depend on the order, unless one of them is NaN.
     least = jnp.full_like(y, jnp.inf).at[firsts].min(jnp.where(jnp.isnan(y), jnp.inf, y))
     x = lax.bitcast_convert_type(order_like_integers(in_order), x.dtype)
     gaps = jnp.diff(x, prepend=x[:1])

@@ -46,12 +46,12 @@ class KnownSensitivity(KnowsSensitivity):
         n: int | None = None,
         dtype: DTypeLike = "float32",
     ) -> Sensitivity:
-        """The bound to calibrate a mechanism to: `dpjax.laplace(target.sensitivity(), epsilon)`.
+        """The bound for a mechanism, as in `dpjax.laplace(target.sensitivity(), epsilon)`.
 
         Args:
             norm: one of `norms`; None for the first of them.
-            relation: which databases are neighbors: one of `relations`. None for that of an open
-                ledger, else replace-one.
+            relation: which databases are neighbors: one of `relations`. None for the relation of an
+                open ledger, else replace-one.
             n: number of records; a release then refuses databases of another size. An average
                 needs it. Under add-or-remove-one it is the number of slots.
             dtype: float dtype of the records. A bound for float32 holds for float64 as well.
@@ -74,7 +74,7 @@ class KnownSensitivity(KnowsSensitivity):
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
-            raise ValueError(f"the value is public: no record moves it under {relation}")
+            raise ValueError(f"the value is public: no record changes it under {relation}")
         made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
         return dataclasses.replace(
             made,
@@ -96,7 +96,7 @@ class _WithBound(KnownSensitivity):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del relation  # Replace-one: `sensitivity` refuses the other.
+        del relation  # The relation is replace-one: `sensitivity` refuses others.
         return self.bound(norm, n, running_dtype(dtype))
 
 

@@ -67,13 +67,13 @@ def letter_counts(*, width: int) -> BoundedSum:
     Raises:
         TypeError: if the width is not an integer; on a database, if it does not hold integers.
         ValueError: if the width is below 1; on a database, if it does not have shape (n, width), or
-            n times the width is more than JAX's integers count to: 2^31 without x64.
+            n times the width exceeds the range of JAX's integers: 2^31 without x64.
 
     Formal guarantees:
-        A text that is replaced moves the counts by width in linf, 2 width in l1 and sqrt(2) width
-        in l2: the counts of a text are at least 0 and add up to at most width. Texts of one letter
-        attain it. The counts are integers, so they have no rounding error and ignore the order of
-        the records exactly.
+        Replacing a text moves the counts by at most width in linf, 2 width in l1 and sqrt(2) width
+        in l2, because the counts of a text are at least 0 and add up to at most width. Texts that
+        repeat one letter attain these bounds. The counts are integers, so they have no rounding
+        error and ignore the order of the records exactly.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
@@ -109,7 +109,7 @@ def letter_counts(*, width: int) -> BoundedSum:
 
 
 class _Counts(BoundedSum):
-    reads = "integers"  # Codes beyond letters are not counted.
+    reads = "integers"  # Integers that are not codes of letters are not counted.
 
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max

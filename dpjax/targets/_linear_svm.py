@@ -18,39 +18,40 @@ from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
-# How far a step may go toward the boundary, as a share of the way. With a larger share, divisors of
-# the next step would lose digits. With a smaller one, there would be more steps.
+# How far a step may go toward the boundary, as a fraction of the way. With a larger fraction,
+# divisors in the next step would lose digits. With a smaller one, more steps would be needed.
 _STRIDE = 0.99
-# The goal for the complementary products, over the cap. A product is a slope times a distance, so
-# the goal bounds the error of a margin. In float32 it is a tenth of eps. In float64 that would be
-# finer than needed, and a fixed number of steps might not reach it, so it is 1e-12.
+# The target value of the complementary products, divided by the cap. A product is a slope times a
+# distance, so this value bounds the error of a margin. In float32 it is a tenth of eps. In float64
+# that would be finer than needed, and a fixed number of steps might not reach it, so it is 1e-12.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# An undecided record of length 1 adds cap^2 / (8 gap) to a Hessian that starts as the penalty, 1.
-# At a gap of 16 cap^2 eps it adds 1 / (128 eps). This leaves the Cholesky factor seven bits, for
-# longer records and for several of them.
+# The Hessian starts as the penalty, 1, and an undecided record of length 1 adds cap^2 / (8 gap) to
+# it. At a gap of 16 cap^2 eps that is 1 / (128 eps). This leaves the Cholesky factor seven bits of
+# accuracy, for longer records or several undecided ones.
 _GAP_PER_CAP_IN_UNITS = 16
-# A relative amount that is added to the diagonal. It covers the rounding of the sums there, so no
-# pivot is negative. It changes the path but not the end: residuals are computed without it.
+# A relative amount that is added to the diagonal. It covers the rounding of the sums there, so that
+# no pivot is negative. It affects the path but not the solution, because residuals are computed
+# without it.
 _JITTER_IN_UNITS = 8
-# Features that need not lie in [0, 1] are clipped to this, so that products do not overflow.
+# Without `clip`, features are clipped to this magnitude, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# The number of last steps, which use the undecided records alone.
+# The number of final steps, which use only the undecided records.
 _LAST_STEPS = 8
-# Of the start: the least and the largest slope, as shares of the cap, and the width.
+# The starting point: the least and the largest slope, as fractions of the cap, and the width.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
-# A slope this near to 0 or to the cap, as a share of the cap, counts as decided.
+# A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
 _DECIDED = 0.1
-# A penalty that keeps the bias in place if no record does: in the first steps in units of eps times
-# the cap, in the last ones in units of the cap.
+# A penalty that keeps the bias in place if no record does: in units of eps times the cap in the
+# first steps, and in units of the cap in the final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
 class Point(NamedTuple):
-    """Primal and dual variables; all but theta stay above 0."""
+    """Primal and dual variables. All except theta stay above 0."""
 
     theta: jax.Array
     slope: jax.Array  # Below the cap.
-    spare: jax.Array  # The cap minus the slope; kept apart, because the difference would cancel.
+    spare: jax.Array  # The cap minus the slope, stored because the difference would cancel.
     short: jax.Array  # How far a record is short of the margin; complementary to spare.
     beyond: jax.Array  # How far a record is beyond the margin; complementary to slope.
 
@@ -66,23 +67,23 @@ def linear_svm(
     """The weights and the bias of a linear support vector machine, as a target.
 
     Minimizes (1/n) sum_i max(0, 1 - y_i (w'x_i + b)) + (lambda / 2) ||w||^2 by an interior point
-    method of a fixed number of steps. C = 1 / lambda is the cost of an average error. The weights
-    are unique. The bias is the middle of all minimizing biases. With p positive labels, it is the
-    average of the order statistics of ranks p and p + 1 of the y_i - w'x_i. It is continuous in the
-    records. If all labels agree, w is 0 and b is the label, 1 or -1, though any bias beyond
-    the label would minimize as well.
+    method with a fixed number of steps. C = 1 / lambda is the weight of the average hinge loss. The
+    weights are unique. The bias is the middle of all minimizing biases. With p positive labels, it
+    is the average of the order statistics of ranks p and p + 1 of the y_i - w'x_i. It is continuous
+    in the records. If all labels agree, w is 0 and b is the label, 1 or -1, although any bias
+    further from 0 with that sign would also be a minimizer.
 
     Args:
         regularization: lambda, above 0; 1 / (n lambda) is the C of scikit-learn's SVC.
         dims: d, the number of features. With None, no sensitivity is known.
         clip: clips features to [0, 1]; without it no sensitivity is known. NaN counts as 0.
-        steps: interior point steps, at least 1; 8 more follow. We measured the l1 error at 12 steps
-            in float32. On the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) it was below .4%
-            of the sampled sensitivity. On many other kinds of databases, for C <= 3, it was at most
-            2% of the effect of a record. The Gaussians need 8 steps. Hard problems at C = 100 need
-            more, and float64.
-        working_set: how many records, at least 2 (d + 1), take part in the last steps: the most
-            undecided ones, while the slopes of the others stay. None uses all records. Use it if
+        steps: interior point steps, at least 1; 8 final steps follow. We measured the l1 error at
+            12 steps in float32. On the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) it was
+            below .4% of the sampled sensitivity. On many other kinds of databases, for C <= 3, it
+            was at most 2% of the effect of a record. The Gaussians need 8 steps. Hard problems at C
+            = 100 need more, and float64.
+        working_set: how many records, at least 2 (d + 1), take part in the final steps: the most
+            undecided ones. The slopes of the others stay fixed. None uses all records. Use None if
             many records lie on the margin, such as copies of each other at large C.
 
     Returns:
@@ -94,13 +95,13 @@ def linear_svm(
         ValueError: if a parameter is out of range; on a database, if it has other dims.
 
     Formal guarantees:
-        On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where
-        L = min(C d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged.
-        At the minimizer ||w||_1 is at most L, and the bias lies between -1 - L and 1 + L. The
-        target moves its solution into this set, and the diameter of the set is the bound
+        On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where L = min(C
+        d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged. At the
+        minimizer ||w||_1 is at most L, and the bias lies between -1 - L and 1 + L. The target moves
+        its solution into this set, and the diameter of the set is the bound
         (docs/proofs/learners.md). The exact minimizer moves by at most 2 + L + 4 C d / n, which is
-        less. But nobody has proven how exact a float solution is. Without clipping no bound is
-        finite. Sums, selections and order statistics over records ignore their order, up to
+        less. But no error bound is proven for the solution in floats. Without clipping, no finite
+        bound holds. Sums, selections and order statistics over records ignore their order, up to
         rounding.
 
     Source:
@@ -180,7 +181,7 @@ def _solve(
     slope = jnp.where(at.spare < _DECIDED * cap, cap, at.slope)
     slope = jnp.where(at.slope < _DECIDED * cap, 0, slope)
     few = rows.T[chosen].T
-    # The slopes that stay need not balance, so this penalty keeps the bias near its last value.
+    # The fixed slopes need not add up to zero, so this penalty keeps the bias near its last value.
     held = jnp.where(weights_only, penalty, _LAST_BIAS_HOLD * cap)
     pull = rows @ slope - few @ slope[chosen] + (held - penalty) * at.theta
     undecided = at._replace(**{name: getattr(at, name)[chosen] for name in at._fields[1:]})
@@ -188,12 +189,12 @@ def _solve(
 
 
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
-    """A start: weights along the difference of the classes' means, and slopes that match them."""
+    """A starting point: weights along the difference of the class means, and matching slopes."""
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # This length makes margins 1 on average, where the cap allows it.
+    # This length makes margins 1 on average if the cap allows it.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -204,10 +205,11 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
-    """The middle of the minimizing biases. Thresholds are y - w'x; `positives` counts labels of 1.
+    """The middle of the minimizing biases.
 
-    The derivative of the sum of hinges in the bias begins at -positives, and grows by one at each
-    threshold. So it is 0 between the order statistics of ranks positives and positives + 1.
+    Thresholds are y - w'x, and `positives` is the number of labels 1. The derivative of the sum of
+    hinges in the bias begins at -positives, and grows by one at each threshold. So it is 0 between
+    the order statistics of ranks positives and positives + 1.
     """
     lowest = jnp.min(thresholds)
     above = thresholds - lowest
@@ -229,7 +231,7 @@ def interior_point(
 ) -> Point:
     """Minimizes sum penalty theta^2 / 2 - pull'theta + cap sum max(0, 1 - theta'rows).
 
-    Newton steps on the optimality conditions, each predicted and then corrected.
+    It takes Newton steps on the optimality conditions, each with a predictor and a corrector.
 
     Args:
         rows: shape (p, n).
@@ -267,8 +269,8 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # Mehrotra's rule: the share of the gap that remains after a plain Newton step decides how
-        # much to center. Its cube is near 0 after a good step, and near 1 after a bad one.
+        # Mehrotra's rule: the fraction of the gap that remains after a plain Newton step decides
+        # how much to center. Its cube is near 0 after a good step and near 1 after a bad one.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -276,7 +278,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
-        # If a factorization fails nevertheless, the last finite point is the answer.
+        # If a factorization still fails, the last finite point is returned.
         finite = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
 
@@ -284,7 +286,7 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """The weight of each hinge in the Hessian; large while its side is undecided."""
+    """The weight of each hinge in the Hessian. It is large while the record is undecided."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 
@@ -298,7 +300,7 @@ def _move(at: Point, step: Point) -> Point:
     pairs = list(zip(at[1:], step[1:], strict=True))
     shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
     length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
-    # The stride keeps variables above 0 up to rounding, and a 0 would be a divisor later.
+    # The stride keeps variables above 0 only up to rounding, and a 0 would later be a divisor.
     tiny = np.finfo(at.theta.dtype).tiny
     positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
     return Point(at.theta + length * step.theta, *positive)

@@ -1,11 +1,12 @@
-"""Minimizers of an average loss plus a ridge, to an error that is known in advance.
+"""Minimizers of an average loss plus a ridge, with an error bound that is known in advance.
 
 An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||w - w*|| is at most
 ||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
 
-Fast solvers usually get there, but nobody has proven it in floats. And a private gradient must not
-decide whether a release happens. So a walk along the gradient follows, of at most K steps and
-usually of none. It takes any point to the minimizer. docs/proofs/learners.md has the proof.
+Fast solvers usually make the gradient short enough, but no proof covers floats, and a private
+gradient must not decide whether a release happens. So gradient descent follows, with at most K
+steps and usually none. It is proven to bring any point near the minimizer
+(docs/proofs/learners.md).
 """
 
 import math
@@ -23,11 +24,11 @@ from dpjax._core._values import Scalar
 from dpjax.targets._bounds import unit
 from dpjax.targets._clamping import check_known
 
-# Lambda must be large against the rounding errors of a Hessian and its factorization. And weights,
-# which are about 1 / lambda, must stay far above the least float.
+# Lambda must be large compared with the rounding errors of a Hessian and its factorization. It must
+# not be huge, because weights, which are about 1 / lambda, must stay far above the least float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
-# The walk ends if the computed gradient is at most so many times as long as its rounding error.
-# Solvers get below that: the rounding of weights, step and gradient leaves about three.
+# The walk ends when the computed gradient is at most this many times as long as its rounding error.
+# Solvers reach about three times, because of the rounding of weights, step and gradient.
 GRADIENTS_IN_ERRORS = 4
 Number = TypeVar("Number", float, Fraction)
 
@@ -39,7 +40,7 @@ def check_strength(regularization: float) -> float:
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Refuses a lambda that is too small against rounding with d features, or enormous."""
+    """Refuses a lambda that is too small for the rounding with d features, or enormous."""
     least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
@@ -49,7 +50,8 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto a ball around 0, and so no farther from any point in it; NaN gives 0."""
+    """Projects w onto a ball around 0, which brings it no farther from points in it; NaN gives
+    0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
@@ -60,8 +62,8 @@ class WalkPlan(NamedTuple):
 
     Attributes:
         radius: the radius of a ball that holds the minimizer.
-        enough: the length of a gradient that needs no more steps.
-        most_steps: K.
+        enough: the length of a gradient at which the walk stops.
+        most_steps: K, the largest number of steps.
     """
 
     radius: Scalar
@@ -147,7 +149,8 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
     """The inverse W of the lower Cholesky factor: W matrix W' = I, so W'W is the inverse."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
-    # For a TPU, XLA compiles 65 rows in 84 seconds if they are split, and in one second otherwise.
+    # For a TPU, XLA needs 84 seconds to compile `_split` of 65 rows, and one second for
+    # `_eliminate`.
     return lax.platform_dependent(matrix, tpu=_eliminate, default=_split)
 
 

@@ -39,8 +39,7 @@ def optax_training(
         optimizer: from optax, such as `optax.adam(0.1)`. It also gets the value of the loss, its
             gradient and the loss as a function, for optimizers that search along a line.
         steps: optimizer steps, at least 1.
-        average_last: the target returns the average of the parameters after each of so many last
-            steps.
+        average_last: the number of last steps over which the returned parameters are averaged.
 
     Returns:
         A target: takes a database, a pytree of arrays with leading axis n, to the trained
@@ -54,8 +53,8 @@ def optax_training(
         ValueError: if there are no parameters, steps is below 1, or average_last not in [1, steps].
 
     Formal guarantees:
-        No global bound is known in general: use `dpjax.sample_sensitivity`. The target is the
-        result of exactly these steps, converged or not, so there is no solver error to account for.
+        No global bound is known in general: use `dpjax.sample_sensitivity`. The target is defined
+        as the result of exactly these steps, converged or not, so there is no solver error.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -91,8 +90,8 @@ def optax_minibatch_training(
     are drawn without replacement, and depend on the key and s alone.
 
     Args:
-        key: a typed key, public: the same for all databases, sampled and released. It hides
-            nothing, so never pass a key that a release uses.
+        key: a typed key, public, and the same for all databases, both in sampling and in a release.
+            It hides nothing, so never pass a key that a release uses.
         loss: `loss(parameters, batch)`, a scalar.
         parameters: as for `optax_training`.
         optimizer: from optax.
@@ -193,7 +192,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """The mean of `before` earlier points and the current one; the current one if before <= 0."""
+    """The mean of `before` earlier points and the current point, which is alone if before <= 0."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)

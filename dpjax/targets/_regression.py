@@ -1,4 +1,4 @@
-"""Logistic and ridge regression, solved to an error that is known in advance.
+"""Logistic and ridge regression, solved with an error bound that is known in advance.
 
 A fast solver comes first, and then the walk of `_minimizers.py`. docs/proofs/learners.md has the
 proofs.
@@ -40,8 +40,9 @@ from dpjax.targets._minimizers import (
 
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = Fraction(2785, 10_000)
-# While steps still help, the loop continues to a gradient shorter by this factor. Most problems get
-# there, so that the sampler sees a smaller error. Still shorter ones gain nothing.
+# While steps still help, the loop continues until the gradient is shorter by this factor. Most
+# problems reach it, so that the sampler sees a smaller error. Still shorter gradients would not
+# help.
 _FAR_BELOW = 1024
 # Each refinement divides the residual by 16 or more, down to its rounding error.
 _REFINEMENTS = 6
@@ -65,7 +66,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """The plan of the walk; refuses a lambda that is too near to rounding."""
+        """The plan of the walk. Refuses a lambda that is too close to rounding error."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -103,19 +104,20 @@ class _Point(NamedTuple):
     gradient: jax.Array
     length: jax.Array  # The length of the gradient.
     before: jax.Array  # The length of the gradient one step ago.
-    steps: jax.Array  # In the dtype of the features, which counts high enough.
+    # In the dtype of the features, which can count to the largest number of steps.
+    steps: jax.Array
 
 
 def logistic_regression(*, regularization: float, dims: int | None = None) -> BoundedTarget:
     """The weights of L2-regularized logistic regression, as a target.
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
-    from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop goes
-    on until the gradient is down to rounding error, which certifies that w is near the minimizer.
-    Then it goes on until the gradient is far shorter, or until a step no longer halves it. It ends
-    after at most 5 lambda^(-3/4) + 100 steps; twelve are usual. If the gradient is still longer, at
-    most K steps along it follow, which take any point to the minimizer; usually none are needed.
-    docs/proofs/learners.md proves this and the bound.
+    from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop runs
+    until the gradient is as small as its rounding error, which certifies that w is near the
+    minimizer. It then continues as long as each step halves the gradient, down to a far shorter
+    one. It ends after at most 5 lambda^(-3/4) + 100 steps; twelve are usual. If the gradient is
+    then still too long, at most K gradient steps follow, which bring any point near the minimizer;
+    usually none are needed. docs/proofs/learners.md proves this and the bound.
 
     Args:
         regularization: lambda, above 0.
@@ -136,11 +138,11 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
         W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So a
         record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
-        any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where
-        e = eps ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and
-        u = eps (W (d / 2 + 8) + 16) the rounding of a step. E stays below 1% of the bound as long
-        as n is well below 1 / (500 e). Gradients are added up in fixed point, but products of
-        matrices are not, so the order of the records shows in rounding.
+        any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where e = eps
+        ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and u = eps (W (d / 2 + 8) +
+        16) the rounding of a step. E stays below 1% of the bound as long as n is well below 1 /
+        (500 e). Gradients are added up in fixed point, but matrix products are not, so the order of
+        the records affects rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -195,8 +197,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         del norm  # l2.
         return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
 
-    # The target closes over numbers alone, so a release sees that it cannot change, and keeps its
-    # trace.
+    # The target closes over numbers only. So a release can see that it cannot change, and reuses
+    # its trace.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
@@ -205,10 +207,10 @@ def _logistic_objective(regularization: float) -> _Objective:
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # At weights up to twice as long as the longest. A product w'x is off by (d + 1) eps / 2
-        # times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product
-        # with a record, their average, lambda w and the difference are off by 8 eps together. The
-        # grid of the average adds eps / 8 in each coordinate.
+        # Holds for weights up to twice as long as W. A product w'x is off by (d + 1) eps / 2 times
+        # the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product with a
+        # record, their average, lambda w and the difference are off by 8 eps together. The grid of
+        # the average adds eps / 8 in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
     # The slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
@@ -248,10 +250,10 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E bounds the
         error of a solution, for any result of its refinement: max(5 e, 2 e + (lambda + 1) u) /
         lambda + u. e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments and
-        of a residual, and u = eps (W (d / 2 + 8) + 16) the rounding of a step. If the gradient is
-        longer than 4 e, steps along it follow, which take any point to the minimizer: usually none.
-        docs/proofs/learners.md has the proof. Second moments are added up in fixed point, exactly,
-        so the order of the records does not matter.
+        of a residual, and u = eps (W (d / 2 + 8) + 16) the rounding of a step. While the gradient
+        is longer than 4 e, gradient steps follow, which bring any point near the minimizer. Usually
+        there are none. docs/proofs/learners.md has the proof. Second moments are added up in fixed
+        point, exactly, so the order of the records does not matter.
 
     Source:
         Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),
@@ -305,9 +307,9 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # Includes the rounding of second moments. In units of eps / 2: the product with moments is
-        # off by d + 1 times the length of w, lambda w by 1, and two differences by 2. The grid and
-        # the division of an average leave moments off by d / 2 + 5.
+        # Includes the rounding of second moments. In units of eps / 2, the product with moments is
+        # off by d + 1 times the length of w, lambda w by 1, and the two differences by 2. Moments
+        # themselves are off by d / 2 + 5, because of the grid and the division of an average.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

@@ -61,16 +61,16 @@ def summable(
 def log_likelihoods(
     log_likelihood: Callable[[PyTree, PyTree], jax.Array], parameters: PyTree
 ) -> Summable:
-    """A target: log p(D | theta) for each of a public list of parameters, D of independent records.
+    """A target: log p(D | theta) for each parameter in a public list, with independent records.
 
-    Section 4 of the paper has this target as a function of all theta. For other models, write a
+    Section 4 of the paper uses this target as a function of all theta. For other models, write a
     target that returns the K log likelihoods of a database.
 
     Args:
         log_likelihood: takes one record and one parameter to log p(record | parameter), a float.
-            Terms without the parameter may be left out: they change no range. Keep it finite on
-            every record, by a bound on the record or a floor: a record that one parameter excludes
-            makes the sensitivity infinite.
+            Terms that do not depend on the parameter may be left out, because they do not change
+            the range. Keep it finite on every record, by clamping the record or by a floor: a
+            record with probability 0 under a parameter makes the sensitivity infinite.
         parameters: public, a pytree of arrays with leading axis K: a grid, or draws from the prior.
 
     Returns:

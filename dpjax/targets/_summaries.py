@@ -43,8 +43,8 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
             records have other dims, or no number of its dtype lies between the bounds.
 
     Formal guarantees:
-        A record that is replaced moves every coordinate by at most (upper - lower) / n. So it moves
-        the average by at most dims times that in the norm l1, and sqrt(dims) times that in l2. All
+        Replacing a record moves every coordinate by at most (upper - lower) / n. So it moves the
+        average by at most dims times that in l1, and sqrt(dims) times that in l2. All these bounds
         are attained. Records are added up in fixed point, exactly, so their order does not matter.
         Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate, which is little while n
         is well below 1 / eps.
@@ -79,7 +79,8 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     """The raw moments of numbers clamped to public bounds, as a target.
 
     f(D)_j = (1/n) sum_i min(max(x_i, lower), upper)^j for j = 1, ..., order. NaN counts as lower.
-    Central moments are a function of them, so they follow from the release without further cost.
+    Central moments are functions of the raw moments, so they can be computed from the release at no
+    further cost.
 
     Args:
         order: the highest moment, at least 1.
@@ -97,11 +98,11 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
             bounds, or a power of a bound is too large for its dtype.
 
     Formal guarantees:
-        A record that is replaced moves moment j by at most 1/n times the length of
-        {x^j : lower <= x <= upper}. The bound is the norm of these lengths. It is attained where 0
-        is not inside the interval, and always in linf. Powers are added up in fixed point, exactly,
-        so the order of the records does not matter. Rounding adds at most
-        (5 + 2 j / n) eps max(|lower|, |upper|)^j to moment j.
+        Replacing a record moves moment j by at most 1/n times the length of the interval {x^j :
+        lower <= x <= upper}. The bound is the norm of the vector of these numbers. It is attained
+        if 0 is not inside [lower, upper], and always in linf. Powers are added up in fixed point,
+        exactly, so the order of the records does not matter. Rounding adds at most (5 + 2 j / n)
+        eps max(|lower|, |upper|)^j to moment j.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of clamped statistics.
@@ -118,8 +119,8 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # Powers beyond float64 are refused below, once the dtype is known.
-    # A tuple, because a list may change, and a target that may change is traced at every release.
+    # `_check_powers` refuses powers beyond the range of the dtype, once that is known. A tuple
+    # rather than a list, because a target that may change is traced anew at every release.
     largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
@@ -147,8 +148,9 @@ def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
-            f"order must be lower, the bounds nearer to 0, or the dtype wider: {dtype} does not"
-            f" hold {float(farthest):g}^{order}; rescale the records, or use float64"
+            "order must be lower, the bounds nearer to 0, or the dtype wider:"
+            f" {float(farthest):g}^{order} is too large for {dtype}; rescale the records, or use"
+            " float64"
         )
 
 
@@ -162,13 +164,12 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
     """An empirical quantile of numbers clamped to public bounds, as a target.
 
     f(D) = x_(k), the k-th smallest of min(max(x_i, lower), upper), with k = ceil(p n). At least a
-    share p of the records is at most x_(k), and no smaller number has this property. There is no
+    fraction p of the records is at most x_(k), and no smaller number has this property. There is no
     interpolation. NaN counts as lower.
 
     Args:
         probability: p, in (0, 1). At 0.5 it is the median, the lower one if n is even. A float
-            stands for the decimal number that it prints as, so 0.1 is 1/10; or a
-            `fractions.Fraction`.
+            stands for the decimal that it prints, so 0.1 is 1/10. A `fractions.Fraction` is exact.
         lower: a finite number, public, in the units of the records.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 
@@ -184,9 +185,10 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
     Formal guarantees:
         The global sensitivity under replace-one is upper - lower in any norm. It is attained for
         every p and n: with k records at lower and the others at upper, move one of the k to upper.
-        Such databases are rare. If records have density g at the quantile, one record moves it by
-        about 1/(n g), and `dpjax.sample_sensitivity` finds this smaller number. A quantile is one
-        of the clamped records, so it has no rounding error, and ignores the order of the records.
+        Such databases are rare. If records have density g at the quantile, one record typically
+        moves it by about 1/(n g), and `dpjax.sample_sensitivity` finds this smaller number. A
+        quantile is one of the clamped records, so it has no rounding error, and ignores the order
+        of the records.
 
     Source:
         Hyndman and Fan (1996), Definition 1; Nissim, Raskhodnikova and Smith (2007), on the median.
@@ -222,7 +224,7 @@ def exact_probability(probability: float | Fraction) -> Fraction:
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers, by their magnitudes, as `order_statistic` needs."""
+    """The k-th smallest of finite numbers of any sign, by `order_statistic` on magnitudes."""
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives

@@ -92,7 +92,7 @@ def test_states_and_sums_are_checked(keys):
     noise = learning.adaptive_noise(keys(5), **SETTINGS)
     floats = learning.adaptive_noise(keys(5), **SETTINGS, noise="float").init(jnp.zeros(3))
     for other in (noise.init(jnp.zeros(2)), floats):
-        with pytest.raises(ValueError, match="state must be of dims=4 and noise='exact'"):
+        with pytest.raises(ValueError, match="state must have dims=4 and noise='exact'"):
             noise.update(sum_of(60), other)
     with pytest.raises(TypeError, match="updates must be a ClippedSum"):
         noise.update(jnp.zeros(3), noise.init(jnp.zeros(3)))

@@ -111,7 +111,7 @@ def test_parts_of_a_batch_have_the_losses_of_all(keys):
         ({"argnums": -1}, 3, ValueError, "argnums must be"),
         ({"argnums": (0, 0)}, 3, ValueError, "argnums must be distinct"),
         ({"argnums": ()}, 3, ValueError, "argnums must be distinct"),
-        ({"argnums": 3}, 3, ValueError, "argnums=3 must be places of arguments in front of"),
+        ({"argnums": 3}, 3, ValueError, "argnums=3 must be positions of arguments in front of"),
         ({"argnums": 1.5}, 3, TypeError, "argnums must be"),
         ({}, 3, ValueError, "loss must return the loss of one example"),
         ({"has_aux": True}, 0, ValueError, "batch must be what"),

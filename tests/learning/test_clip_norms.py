@@ -106,9 +106,9 @@ def test_one_number_and_a_tree_of_one_are_the_same():
 @pytest.mark.parametrize(
     ("clip_norm", "message"),
     [
-        (0, "0 keeps nothing"),
-        (float("inf"), "infinity has no guarantee, and the sum without clipping is jax.grad"),
-        ({"body": 1.0, "head": 0.0}, "0 keeps nothing"),
+        (0, "to freeze parameters, leave them out of argnums"),
+        (float("inf"), "without clipping there is no guarantee, and jax.grad"),
+        ({"body": 1.0, "head": 0.0}, "to freeze parameters, leave them out of argnums"),
         ({"body": 1.0}, "one for each part of the parameters"),
         ({"body": 1.0, "tail": 1.0}, "one for each part of the parameters"),
         ([1.0, 1.0], "one for each part of the parameters"),

@@ -399,7 +399,7 @@ def test_one_state_of_a_privatizer_is_not_for_many_sums():
     for other in (counter, optax.identity()):
         noise = learning.with_privatizer(other, batch_size=1)
         state = noise.init(jnp.zeros(2))
-        with pytest.raises(ValueError, match="maps over sums and not over states"):
+        with pytest.raises(ValueError, match="maps over sums but not over states"):
             jax.vmap(lambda x, state: of_dot(x, noise, state), (0, None))(FOLDS, state)  # noqa: B023
 
 
@@ -482,7 +482,7 @@ def test_a_state_of_another_training_is_refused(keys):
         learning.gaussian_noise(keys(0), noise=kind, **settings) for kind in ("exact", "float")
     )
     for state in (exact.init({"a": jnp.zeros(2)}), floats.init(sums.value)):
-        with pytest.raises(ValueError, match="state must be of dims=3 and noise='exact'"):
+        with pytest.raises(ValueError, match="state must have dims=3 and noise='exact'"):
             exact.update(sums, state)
 
 
@@ -508,9 +508,9 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         keys(0), noise_multiplier=1.1, batch_size=4, initial_clip_norm=1.0
     )
     for untaken in (noise.init(PARAMETERS), adaptive.init(PARAMETERS)):
-        with pytest.raises(ValueError, match=r"that after the last step.*got that of init"):
+        with pytest.raises(ValueError, match=r"after the last step, got the state of init"):
             learning.guarantee(untaken, sampling, delta=1e-5)
-    with pytest.raises(ValueError, match="state must be that of one training"):
+    with pytest.raises(ValueError, match="state must be the state of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
     with pytest.raises(TypeError, match="state must be a state of gaussian_noise"):
         learning.guarantee((state,), sampling, delta=1e-5)

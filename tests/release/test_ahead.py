@@ -33,6 +33,6 @@ def test_a_draw_that_is_refused_is_not_paid_for(tmp_path):
     private = dpjax.privatize(lambda x: jnp.zeros(10_000) + jnp.sum(x), mechanism)
     with dpjax.Ledger(tmp_path / "budget.db", epsilon=1.0) as ledger:
         for _ in range(2):
-            with pytest.raises(ValueError, match="no grid can carry"):
+            with pytest.raises(ValueError, match="no grid can hold noise"):
                 private(dpjax.random.secure_key(), np.ones(3))
         assert ledger.spent.epsilon == 0

@@ -545,7 +545,9 @@ def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="jobs"):
         targets.host(column_means, output=VALUE, jobs=1.5)
     for failure in (0.0, [0.0], np.zeros(3), np.array([0.0, np.nan]), np.array([0, 1j])):
-        with pytest.raises(ValueError, match="failure must be finite and like the output"):
+        with pytest.raises(
+            ValueError, match="failure must be finite and have the structure of the output"
+        ):
             targets.host(column_means, output=VALUE, failure=failure)
 
 
