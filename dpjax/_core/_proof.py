@@ -46,10 +46,22 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Every coordinate lies in [low, high], two numbers of the array's own dtype."""
+    """Every coordinate lies in [low, high], or is missing.
+
+    Attributes:
+        low: public, a number of the array's own dtype.
+        high: public, above `low`.
+        missing: whether a coordinate may also be NaN. Then the target sees NaN, and decides how a
+            missing number counts, as `jnp.nansum` does. Otherwise NaN becomes `low`.
+
+    Formal guarantees:
+        A release of a proved sensitivity clamps each number to [low, high]. A record may change
+        from NaN to any number, and back. A target whose value may be NaN is refused.
+    """
 
     low: float
     high: float
+    missing: bool = dataclasses.field(default=False, kw_only=True)
 
     @property
     def empty(self) -> float:
@@ -57,7 +69,10 @@ class Interval:
         return min(max(0.0, self.low), self.high)
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end."""
+        """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end.
+
+        If numbers may be missing, NaN stays NaN, but loses the bits that it carries.
+        """
         if x.dtype == bool:
             return (x & bool(self.high)) | bool(self.low)
         low, high = (jnp.asarray(end, x.dtype) for end in (self.low, self.high))
@@ -65,7 +80,10 @@ class Interval:
             tiny = float(np.finfo(x.dtype).tiny)
             x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
         # NaN >= low is false.
-        return jnp.where(x >= low, jnp.where(x <= high, x, high), low)
+        inside = jnp.where(x >= low, jnp.where(x <= high, x, high), low)
+        if not self.missing:
+            return inside
+        return jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), inside)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,7 +126,7 @@ def _within_rows(x: Tracked) -> Tracked:
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is no row of an empty slot.
         return Tracked(value, value, x.slots)
-    if value.axis != axis:
+    if value.axis != axis or value.nan:
         return x
     apart = np.maximum(value.high - x.empty.low, x.empty.high - value.low)
     each = np.minimum(*np.broadcast_arrays(value.changed.each, rounding.up(over(apart, axis))))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import lipschitz, steps
 from dpjax.proving._value import (
@@ -14,6 +15,7 @@ from dpjax.proving._value import (
     Difference,
     Moves,
     RefusalError,
+    Source,
     aligned,
     constant,
     over,
@@ -46,16 +48,23 @@ def compare(
 
     `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
 
-    No array here holds NaN, so an array equals itself. In a one-hot encoding x == c_j with distinct
-    constants c_j, at most one answer is true. So a row of answers moves by at most 2 in l1.
+    Without NaN, an array equals itself. A comparison with NaN is false, and != is true.
+
+    In a one-hot encoding x == c_j with distinct constants c_j, at most one answer is true. So a row
+    of answers moves by at most 2 in l1.
     """
-    if first is second and first.is_finite and not first.pending.coarse:
+    if first is second and first.is_finite and not first.pending.coarse and not first.nan:
         return everywhere((sure is not less) != negated, first.shape)
     a, b = aligned(first, second)
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
     true, false = sure(b, a, gap) if swapped else sure(a, b, gap)
     if negated:
         true, false = false, true
+    nan, unequal = a.nan | b.nan, sure is equal and negated
+    if nan and total_order:
+        raise RefusalError("an order of numbers that may be NaN has no rule")
+    if nan:
+        true, false = (true & unequal, false & (not unequal))
     l1 = l2 = math.inf
     if sure is equal and not negated and (fibers := one_true(a, b)):
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
@@ -68,7 +77,8 @@ def compare(
     still = a.apart == b.apart == 0 and not zeros.any()
     ends = np.where(true, 1.0, 0.0), np.where(false, 0.0, 1.0)
     apart = 0.0 if still else math.inf
-    return result_of((a, b), *ends, answers, dtype=BOOL, whole=True, apart=apart)
+    found = result_of((a, b), *ends, answers, dtype=BOOL, whole=True, apart=apart)
+    return dataclasses.replace(found, answers=frozenset((source, unequal) for source in nan))
 
 
 def _least(a: Abstract) -> np.ndarray:
@@ -106,7 +116,9 @@ def _check_booleans(*inputs: Abstract) -> None:
 def negation(x: Abstract, **_: Any) -> Abstract:
     """`not` of booleans."""
     _check_booleans(x)
-    return lipschitz((x,), (1 - x.high, 1 - x.low), (1.0,), whole=True)
+    found = lipschitz((x,), (1 - x.high, 1 - x.low), (1.0,), whole=True)
+    opposite = frozenset((source, not answer) for source, answer in x.answers)
+    return dataclasses.replace(found, answers=opposite)
 
 
 def logic(
@@ -119,13 +131,20 @@ def logic(
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
     if combine is not None:
         ends = combine(a.low, b.low), combine(a.high, b.high)
-    return lipschitz((a, b), ends, (1.0, 1.0), whole=True)
+    found = lipschitz((a, b), ends, (1.0, 1.0), whole=True)
+    # `or` is true where one of them is, and false where both are.
+    decisive = {np.maximum: True, np.minimum: False}.get(combine)
+    every = frozenset((a.answers | b.answers) if decisive is not None else ())
+    kept = [pair for pair in every if pair[1] is decisive or pair in a.answers & b.answers]
+    return dataclasses.replace(found, answers=frozenset(kept))
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
     """True everywhere: arrays with a finite range hold finite numbers."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite has no rule")
+    if x.nan:  # All numbers are finite, and equal themselves.
+        return compare(equal, x, x)
     return everywhere(True, x.shape)
 
 
@@ -155,7 +174,17 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
 
     apart = max(x.apart for x in values) + flush if choice.apart == 0 else math.inf
     kept = {"dtype": values[0].dtype, "whole": whole, "apart": apart}
-    return result_of((choice, *values), low, high, moved, **kept)
+    found = result_of((choice, *values), low, high, moved, **kept)
+    if all(_never_chosen(choice, x.nan, k, len(values)) for k, x in enumerate(values)):
+        return found
+    found = dataclasses.replace(found, nan=Source.new(*values))
+    return nans.checked(found, (choice, *values))
+
+
+def _never_chosen(which: Abstract, nan: frozenset[Source], case: int, count: int) -> bool:
+    """Whether `select` takes another case wherever this one is NaN."""
+    other = case == 0
+    return not nan or (count == 2 and all(source.says(other, which.answers) for source in nan))
 
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
@@ -163,6 +192,10 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     dtype, ends = np.dtype(new_dtype), (x.low, x.high)
     if dtype == x.dtype:
         return x
+    if x.nan and not (x.dtype in rounding.USUAL and dtype in rounding.USUAL and dtype.kind == "f"):
+        raise RefusalError(
+            f"NaN has no {dtype}: replace it before, as by jnp.where(jnp.isnan(x), 0, x)"
+        )
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
             # A compiler may drop a cast to float32 and back. Then nothing is rounded.

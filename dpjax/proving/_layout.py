@@ -89,7 +89,8 @@ def broadcast(
         x, shape=tuple(put(x.shape)), low=x.low.reshape(put(x.low.shape)),
         high=x.high.reshape(put(x.high.shape)), axis=None if x.axis is None else places[x.axis],
         changed=placed(x.changed), others=placed(x.others),
-        tied=frozenset(places[k] for k in x.tied), source=x.origin,
+        tied=frozenset(places[k] for k in x.tied), source=x.origin, nan=frozenset(),
+        answers=frozenset(),
     )  # fmt: skip
     return stretched(inserted, shape)
 

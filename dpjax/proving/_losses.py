@@ -149,6 +149,8 @@ def _drawn(
         share = rng.random(shape) if kind == 0 else rng.integers(0, 2, shape)
         rows = bound.low + share * (bound.high - bound.low)
         rows = rows if leaf.dtype.kind == "f" else np.floor(rows)
+        if bound.missing:
+            rows = np.where(rng.random(shape) < 0.25, np.nan, rows)
     if kind == 2:
         rows[:] = rows[0]
     if kind == 3:

@@ -128,7 +128,12 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abs
 
 def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
     """`jnp.searchsorted` of numbers in a public array of levels."""
-    if len(operands) != 2 or not operands[0].is_public or not operands[1].is_finite:
+    if (
+        len(operands) != 2
+        or not operands[0].is_public
+        or not operands[1].is_finite
+        or operands[1].nan
+    ):
         return None
     levels, x = operands
     if len(levels.shape) != 1 or levels.dtype != x.dtype:
@@ -163,8 +168,8 @@ def improved(
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
     # Lemmas assume that all uses of an array see the same numbers, up to `apart`. Uses of numbers
-    # of 16 bits may not.
-    if any(x is not None and x.pending.coarse for x in operands):
+    # of 16 bits may not. And lemmas are about numbers, not about NaN.
+    if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
     found = clipped(program.made, equation, values) if name in ("div", "mul") else None
     if found is not None:
@@ -221,7 +226,9 @@ def _of_a_maximum(
     for maximum in program.sources(equation.outvars[0], "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
         x = None if isinstance(variable, jex.Literal) else values.get(variable)
-        if x is None or x.is_public or not x.is_finite or x.dtype.kind != "f" or x.pending.coarse:
+        if x is None or x.is_public or x.nan or not x.is_finite:
+            continue
+        if x.dtype.kind != "f" or x.pending.coarse:
             continue
         part = program.between(variable, equation.outvars[0])  # type: ignore[arg-type]
         axis: Any = axes[0] if len(axes) == 1 else axes
@@ -257,7 +264,8 @@ def _mean(program: Program, equation: Equation, values: Values) -> tuple[str, Ab
 
 
 def _is_of_records(x: Abstract) -> bool:
-    return x.axis == 0 and x.others.is_zero and x.dtype.kind == "f" and x.is_finite and x.n > 1
+    by_record = x.axis == 0 and x.others.is_zero and not x.nan
+    return by_record and x.dtype.kind == "f" and x.is_finite and x.n > 1
 
 
 def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abstract | None:

@@ -1,5 +1,6 @@
 """The global sensitivity of a target, proved from its traced program."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -32,8 +33,8 @@ from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
 from dpjax.proving._losses import Losses
-from dpjax.proving._value import Abstract, RefusalError, make, norm_of
-from dpjax.proving._walk import Walk
+from dpjax.proving._value import Abstract, RefusalError, Source, make, norm_of
+from dpjax.proving._walk import Walk, check_no_nan
 
 ProvedNorm = Literal["l1", "l2", "linf"]
 
@@ -69,8 +70,10 @@ def prove_sensitivity(
         records: arrays or `jax.ShapeDtypeStruct`s with a leading axis of n records, or a pytree.
             Only shapes and dtypes matter.
         bounds: public bounds on a record: (low, high) for all coordinates, or a pytree like
-            `records` with such a pair, a `dpjax.proving.Ball` or a `dpjax.proving.Categories` for
-            each array. They are rounded to the dtype of the records.
+            `records` with such a pair, a `dpjax.proving.Interval`, `dpjax.proving.Ball` or
+            `dpjax.proving.Categories` for each array. `Interval(low, high, missing=True)` lets a
+            record hold NaN, for targets that count missing numbers themselves. Numbers are rounded
+            to the dtype of the records.
         norm: "l1", "l2" or "linf".
         n: the number of records, if it differs from the length of `records`.
         relation: which databases are neighbors. None takes the relation of an open ledger, or else
@@ -91,7 +94,8 @@ def prove_sensitivity(
         emptied or filled. Under add-or-remove-one, D' has n slots and all records of D except one,
         in any slots. A program that may look at slots is refused. The clamp gives empty slots a
         public row: 0 if the bounds allow it. `privatize` clamps the database first, so nothing is
-        assumed about the data: NaN, infinities and outliers become public numbers. The bound
+        assumed about the data: infinities and outliers become public numbers, and so does NaN
+        unless the bounds allow missing numbers. The bound
         includes rounding in the dtype that runs: sums in any order, fused products, subnormal
         numbers that are flushed to 0, and 64 eps for elementary functions (512 in float64).
         Releases run on CPUs and GPUs only, and convolutions on CPUs only. The proof assumes four
@@ -221,7 +225,9 @@ def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Wal
     walk, inputs = Walk(), _inputs(program, public)
     # Records before the clamp may be anything, so the program must not use them otherwise.
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
-    return walk, walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    check_no_nan(jaxpr, outputs)
+    return walk, outputs
 
 
 @np.errstate(all="ignore")
@@ -232,6 +238,7 @@ def _padded_walk(
     walk, inputs = PaddedWalk(), inputs_of(_inputs(program, public), public)
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
     outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
+    check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
     # Emptying a slot also replaces its row, by the empty row. So a proof for replaced rows holds
@@ -269,7 +276,7 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))
     ones, moves, norm, apart = (1,) * len(shape), math.inf, math.inf, 0.0
-    whole = dtype.kind != "f"
+    whole, missing = dtype.kind != "f", False
     if isinstance(bound, Ball):
         ends = -bound.radius, bound.radius
         # The clamp computes the norm of a record and scales the record. Each step rounds.
@@ -279,13 +286,14 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
         ends = min(bound.values), max(bound.values)
         whole = whole or all(float(x).is_integer() for x in bound.values)
     else:
-        ends = bound.low, bound.high
+        ends, missing = (bound.low, bound.high), bound.missing
     low, high = (np.full(ones, end) for end in ends)
     changed = rounding.up(high - low), math.inf, float(rounding.up(moves))
-    return make(
+    found = make(
         shape, dtype, low, high, 0, changed, (np.zeros(ones), 0.0, 0.0), whole=whole,
         l2_of_row=float(rounding.up(norm)), apart=apart,
     )  # fmt: skip
+    return dataclasses.replace(found, nan=Source.new()) if missing else found
 
 
 def _specs(records: Database, n: int | None) -> Database:
@@ -359,6 +367,9 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
         if not values:
             raise ValueError("bounds: Categories must hold a number")
         return Categories(values)
+    missing = isinstance(bound, Interval) and bound.missing
+    if missing and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"bounds: missing numbers are NaN, which {dtype} does not hold: use floats")
     if isinstance(bound, Interval):
         bound = bound.low, bound.high
     if not _is_bound(bound):
@@ -366,7 +377,7 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
     low, high = (_number(x, dtype) for x in bound)
     if not low < high:
         raise ValueError(f"bounds must have low below high, got {low:g} and {high:g}")
-    return Interval(low, high)
+    return Interval(low, high, missing=missing)
 
 
 def _no_records_of(dtype: np.dtype) -> str:

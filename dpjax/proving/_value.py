@@ -15,6 +15,10 @@ variable x of the program. It stands for a set of families of arrays x(D), its *
 5. No row of x(D) has an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
 7. Two uses of one entry of x(D) differ by at most `apart`.
+8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 speak of the others. An
+   entry is NaN if and only if the entry of a `Source` in `nan` is, an array of the same shape. An
+   entry that is NaN on one database alone counts as one that moves, so `each` is above 0 there.
+9. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
 x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x again for each
 operation that uses x, and may round it differently each time. But one use rounds in the same way
@@ -122,6 +126,28 @@ NOTHING = Pending()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """An array that may hold NaN.
+
+    Attributes:
+        within: if not empty, the array is NaN only where one of these is.
+    """
+
+    within: "frozenset[Source]" = frozenset()
+
+    @staticmethod
+    def new(*operands: "Abstract") -> "frozenset[Source]":
+        """The `nan` of a new source that is NaN only where one of the operands is."""
+        return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
+
+    def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
+        """Whether a boolean has this answer wherever the array is NaN."""
+        if (self, answer) in answers:
+            return True
+        return bool(self.within) and all(x.says(answer, answers) for x in self.within)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
     """Bounds on a difference of two arrays: in each entry, in l1 and in l2."""
 
@@ -183,6 +209,8 @@ class Abstract:
     source: object | None = None
     pending: Pending = NOTHING
     apart: float = 0.0
+    nan: frozenset[Source] = frozenset()
+    answers: frozenset[tuple[Source, bool]] = frozenset()
 
     @property
     def origin(self) -> object:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
 from dpjax.proving import _loops as loops
+from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import vanishing
 from dpjax.proving._operations import operation_of
@@ -174,7 +175,15 @@ class Walk:
         dtypes = (np.dtype(aval(equation.outvars[0]).dtype), *(x.dtype for x in operands))
         if not operation.narrow and rounding.NARROW.intersection(dtypes):
             raise RefusalError("floats of 16 bits have no rule here: compute in float32")
+        of_nan = nans.RULES.get(equation.primitive.name)
+        may_be_nan = any(x.nan for x in operands)
+        if may_be_nan and of_nan is None:
+            raise RefusalError(
+                "a number may be missing here, and NaN has no rule: replace NaN before, as by"
+                " jnp.where(jnp.isnan(x), 0, x)"
+            )
         if equation.primitive.name == "scan":
+            operands = [dataclasses.replace(x, answers=frozenset()) for x in operands]
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
             raise RefusalError("it has no rule")
@@ -185,6 +194,8 @@ class Walk:
             # A compiler may regroup the factors of a product, so that a part of it underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
+            if may_be_nan and of_nan is not None:
+                found = of_nan(equation.params, operands, found)
             outputs.append(dataclasses.replace(found, pending=pending))
         return outputs
 
@@ -200,6 +211,18 @@ def located(refusal: RefusalError, equation: Equation) -> RefusalError:
         f" {operation_of(name).remedy} (dpjax.sample_sensitivity)"
     )
     return type(refusal)(text, "located")
+
+
+def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
+    """Refuses a program whose value may be NaN."""
+    for atom, x in zip(jaxpr.outvars, outputs, strict=True):
+        if x.nan:
+            refusal = RefusalError(
+                "the value may be NaN, and then it would not be released: replace NaN before, as by"
+                " jnp.where(jnp.isnan(x), 0, x)"
+            )
+            made = Program(jaxpr).definition(atom)
+            raise located(refusal, made) if made else refusal
 
 
 def _check_type(expected: Any, found: Abstract) -> None:

@@ -1,0 +1,89 @@
+"""Numbers that may be NaN: what each operation makes of them.
+
+Records may be missing if their bounds say so (`Interval(low, high, missing=True)`). Operations
+without a rule here refuse such numbers, for example sums, sorts and casts to integers. Comparisons,
+logic and choices have their rules in `_choices.py`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    RefusalError,
+    Source,
+    aligned,
+    over,
+    result_of,
+)
+
+# rule(parameters, operands, found): the result, from the result for operands that are numbers.
+Rule = Callable[[Any, Sequence[Abstract], Abstract], Abstract]
+
+
+def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
+    """The rule of the operation looks at NaN itself."""
+    return found
+
+
+def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
+    """The result is NaN exactly where an operand is: numbers here are finite."""
+    if parameters.get("y") == 0:
+        raise RefusalError("the power 0 of NaN has no rule")
+    nan = frozenset[Source]().union(*(x.nan for x in operands))
+    return checked(dataclasses.replace(found, nan=nan), operands)
+
+
+def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
+    """A maximum or minimum is NaN where an operand is, or the other operand: devices differ."""
+    xs = aligned(*operands)
+    if not all(x.is_finite for x in xs):
+        raise RefusalError("the extremum of NaN and a number that is not finite has no rule")
+    low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in xs)))
+    high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in xs)))
+    width = rounding.up(over(high - low, xs[0].axis))
+
+    def moved(*ds: Difference) -> Moves:
+        moves = np.logical_or.reduce(np.broadcast_arrays(*(d.each > 0 for d in ds)))
+        return np.where(moves, width, 0.0), np.inf, np.inf
+
+    hull = result_of(xs, low, high, moved, whole=found.whole)
+    return checked(dataclasses.replace(hull, nan=Source.new(*xs)), xs)
+
+
+def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
+    """Entries have other places, so the result is a source of its own."""
+    return dataclasses.replace(found, nan=Source.new())
+
+
+_ARITHMETIC = "add add_any sub mul div neg abs square integer_pow"
+_SAME = "convert_element_type stop_gradient copy copy_p"
+_BY_RULE = "lt gt le ge eq ne lt_to is_finite select_n"
+_REARRANGED = "broadcast_in_dim reshape squeeze transpose slice split concatenate stack tile rev"
+# By the name of the primitive.
+RULES: dict[str, Rule] = {
+    **dict.fromkeys((_ARITHMETIC + " " + _SAME).split(), arithmetic),
+    **dict.fromkeys(("max", "min"), extremum),
+    **dict.fromkeys(_BY_RULE.split(), by_rule),
+    **dict.fromkeys(_REARRANGED.split(), rearranged),
+}
+
+
+def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
+    """The result, if its bounds say that entries move wherever an operand may become NaN.
+
+    Raises:
+        RefusalError: if they do not: 0 x is 0 for all numbers x, and NaN for NaN.
+    """
+    *xs, result = aligned(*operands, found)
+    for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):
+        moves = np.logical_or.reduce(np.broadcast_arrays(*(a.each > 0 for a in ds)))
+        if (moves & (d.each == 0)).any():
+            raise RefusalError("one number, or NaN: the result has no rule")
+    return found
