@@ -1,5 +1,6 @@
-"""Tables that one test checks row by row, which costs less than a test for each row."""
+"""Tables that one test checks row by row, and refusals that fail a test by an assertion."""
 
+import contextlib
 import functools
 import inspect
 import traceback
@@ -19,6 +20,18 @@ def is_own_assertion(problem):
     # JAX and NumPy assert on behalf of the tests that call them, and so do the auditing tools.
     ours = [x for x in files if x.is_relative_to(TESTS) or x.is_relative_to(PACKAGE)]
     return ours[-1].is_relative_to(TESTS) or ours[-1].is_relative_to(PACKAGE / "auditing")
+
+
+@contextlib.contextmanager
+def no_refusal(*kinds):
+    """Fails the test where the package refuses what it must accept.
+
+    A mutant that refuses is killed by an assertion alone. `kinds` are further exceptions.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, *kinds) as error:
+        pytest.fail(f"refused: {error}")
 
 
 def for_each(names, rows):

@@ -388,12 +388,12 @@ def contribution(
 ) -> Contribution:
     """How many rows a query by some columns sees; `cells` are these, with the numbers of keys.
 
-    Only columns that are named by texts count as those of blocks: an index may mean another column
-    once the column of people is left out.
+    `cells` holds only columns that are named by texts: an index may mean another column once the
+    column of people is left out.
     """
     rows, blocks = truncation.rows if per_person is None else 1, 1
     for column, most in truncation.groups:
-        if isinstance(column, str) and column in cells:
+        if column in cells:
             blocks *= min(most, cells[column])
         else:
             rows *= most

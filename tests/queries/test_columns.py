@@ -354,6 +354,12 @@ ASKED = {
         ),
         ["column 'x' must be numbers, texts, dates", "interval[int64", "leave it out"],
     ),
+    "numbers of groups": (
+        lambda: queries.by(
+            queries.sum_query(lower=0, upper=1, capacity=9), column="y", keys=[1], of="x"
+        )(INTERVALS.astype({"y": "int64"})),
+        ["column 'x' must be numbers, texts, dates", "interval[int64", "leave it out"],
+    ),
     "a frame to prove": (
         lambda: dpjax.prove_sensitivity(
             lambda d: jnp.mean(d["a"]), pa.table({"a": [[1]], "b": [1.0]}), bounds=(0, 1), norm="l1"

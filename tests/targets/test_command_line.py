@@ -3,6 +3,8 @@
 import functools
 import os
 import select
+import signal
+import subprocess
 import sys
 import tracemalloc
 
@@ -16,6 +18,7 @@ from dpjax import targets
 from dpjax._tracing._host_calls import Role, sampled
 from dpjax._tracing._programs import Program
 from dpjax.targets import _command_line
+from tables import no_refusal
 
 N, D = 12, 2
 SPEC = jax.ShapeDtypeStruct((N, D), jnp.float32)
@@ -158,6 +161,19 @@ def test_who_holds_the_pipe_is_not_waited_for():
     for child in ("sleep 600", "setsid sleep 30"):
         found = shell(f"{child} & echo 1 2", timeout=15.0)(RECORDS)
         np.testing.assert_array_equal(found, [1, 2])
+
+
+def test_a_process_that_cannot_be_ended_is_not_waited_for():
+    """Such as one that belongs to another user, and holds the pipes."""
+    pipes, heard = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), []
+    script = "sleep 60 & echo 1 2"
+    with subprocess.Popen(["sh", "-c", script], bufsize=0, start_new_session=True, **pipes) as one:
+        try:
+            with no_refusal(TimeoutError):
+                _command_line.converse(one, b"", heard.append, lambda _: None, timeout=10.0)
+        finally:
+            os.killpg(one.pid, signal.SIGKILL)
+    assert b"".join(heard) == b"1 2\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems choose in other ways")
