@@ -6,7 +6,7 @@ BIN := .venv/bin
 # package and the tests again: half the time of collecting them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants test-versions nightly bench bench-table accelerators docs lint package clean
+.PHONY: tools demo notebooks test test-long test-ci test-slow test-times test-mutants test-versions nightly bench bench-table accelerators docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -46,17 +46,24 @@ test-slow: .venv/test .venv/frameworks
 test-long: export XLA_FLAGS ?= $(QUICKLY)
 test-long: .venv/test
 	$(BIN)/python -m pytest -m long -n auto --dist worksteal
-	$(BIN)/python -m pytest -m "slow and not long" -n auto --dist worksteal tests/mechanisms/test_conformance.py tests/test_public_api.py
+
+# Both sets at once, as CI does: two workers take a minute to find the tests.
+test-ci: export XLA_FLAGS ?= $(QUICKLY)
+test-ci: .venv/test
+	$(BIN)/python -m pytest -m "long or not slow" -n auto --dist worksteal
 
 # Which of the fast tests take long, with nothing compiled before; they become slow ones.
 test-times: export XLA_FLAGS ?= $(QUICKLY)
 test-times: .venv/test
-	rm -rf build/cpu_times.jsonl .pytest_cache/xla tests/long_tests.txt && touch tests/long_tests.txt
+	rm -rf build/cpu_times.jsonl .pytest_cache/xla
+	: > tests/long_tests.txt
+	: > tests/longest_tests.txt
 	$(BIN)/python -m pytest -p cpu_time -n auto --dist worksteal
 	$(BIN)/python tests/cpu_time.py
 
-# Within an hour on two cores: each mutant runs the tests that must fail on it. CHANGED=main runs the
-# mutants of files that differ from main, and MUTANTS=40 runs so many, drawn with a seed.
+# Each mutant runs the tests that must fail on it. CHANGED=main runs the mutants of files that differ
+# from main, and MUTANTS=40 runs so many, drawn with a seed. Both together run so many, half of them
+# of files that differ.
 test-mutants: export XLA_FLAGS ?= $(QUICKLY)
 test-mutants: export DPJAX_CHANGED = $(CHANGED)
 test-mutants: export DPJAX_MUTANTS = $(MUTANTS)
@@ -117,11 +124,12 @@ package: .venv/package
 	build/empty/bin/python -m pip install --quiet --disable-pip-version-check build/dist/*.whl
 	build/empty/bin/python tests/installed_example.py
 
-# What CI needs, installed at once instead of target by target.
+# What CI needs, installed at once instead of target by target. Python compiles modules when it
+# imports them, and most of what is installed is never imported.
 tools:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,docs,frameworks,lint,notebooks,test]'
-	cd .venv && touch demo docs frameworks lint notebooks test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[demo,docs,lint,notebooks,test]'
+	cd .venv && touch demo docs lint notebooks test
 
 clean:
 	rm -rf .venv build

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import dpjax
-from cpu_time import long_tests
+from cpu_time import left_out, long_tests
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -41,10 +41,13 @@ def pytest_collection_modifyitems(config, items):
     """Marks tests that take long, before the marks are looked at."""
     known = long_tests()
     config.stash[COLLECTED] = {item.nodeid for item in items}
+    slow = {item.nodeid for item in items if item.get_closest_marker("slow")} | known
+    not_in_ci = left_out(config.stash[COLLECTED] - slow, known & config.stash[COLLECTED])
     for item in items:
         if item.nodeid in known:
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.long)
+            if item.nodeid not in not_in_ci:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish():

@@ -1,27 +1,68 @@
-"""Which tests take long: `make test-times` measures them, and renews `long_tests.txt`.
+"""Which tests take long: `make test-times` measures them, and renews two lists.
 
-`conftest.py` marks the tests of that file as slow, so `make test` leaves them to `make test-long`.
-Tests that must fail on a mutant stay in the fast set unless they take much longer than others.
+`conftest.py` marks the tests of `long_tests.txt` as slow, so `make test` leaves them to
+`make test-long`. Tests that must fail on a mutant stay in the fast set unless they take much longer
+than others. CI has no time for all that is long: `left_out` says which tests only `make test-slow`
+runs, those of `longest_tests.txt` and rows for which others stand.
 """
 
 import json
+import re
 import resource
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-LIST, MEASURED = HERE / "long_tests.txt", HERE.parent / "build" / "cpu_times.jsonl"
+LIST, LONGEST = HERE / "long_tests.txt", HERE / "longest_tests.txt"
+MUTANTS = HERE / "mutation" / "mutants.toml"
+MEASURED = HERE.parent / "build" / "cpu_times.jsonl"
 # Of the time of all tests: fast and slow machines choose alike. A fortieth of the tests takes half
 # of the time, and most of these kill mutants.
-LIMIT, LIMIT_OF_KILLERS = 1.5e-4, 1e-3
+LIMIT, LIMIT_OF_KILLERS, LIMIT_OF_CI = 1.5e-4, 1e-3, 1e-3
+# Users copy the examples, so CI runs all of them.
+WHOLE = {"tests/test_public_api.py::test_examples_run"}
 
 
 def long_tests():
     """The tests that are marked as slow, because they take long."""
     return set(LIST.read_text().splitlines())
+
+
+def longest_tests():
+    """Those of them that CI leaves out, because they take very long and kill no mutant."""
+    return set(LONGEST.read_text().splitlines())
+
+
+def function_of(test):
+    """A test without its row."""
+    return test.split("[")[0]
+
+
+def killers():
+    """The tests that must fail on a mutant, by their names; those of promises are among them."""
+    return set(re.findall(r'"(tests/[^"]+)"', MUTANTS.read_text()))
+
+
+def left_out(fast, known):
+    """The long tests that CI leaves to `make test-slow`.
+
+    A row that kills no mutant is left out where another row of its test runs: a fast one, or else
+    the first of the long ones. Where a mutant names a test or one of its rows, all rows run.
+
+    Args:
+        fast: the fast tests that there are.
+        known: the long ones.
+    """
+    guards = set(map(function_of, killers())) | WHOLE
+    found, seen = longest_tests() & known, set(map(function_of, fast))
+    for test in sorted(known - found):
+        function = function_of(test)
+        if function in seen and function not in guards:
+            found.add(test)
+        seen.add(function)
+    return found
 
 
 def _cpu():
@@ -40,19 +81,22 @@ def pytest_runtest_protocol(item):
 
 
 def main():
-    """Writes the list, from what was measured."""
+    """Writes the lists, from what was measured."""
     times = [json.loads(line) for line in MEASURED.read_text().splitlines()]
-    mutants = tomllib.loads((HERE / "mutation" / "mutants.toml").read_text())["mutant"]
-    killers = {killer for mutant in mutants for killer in mutant["killers"]}
+    named = killers()
+    guards = set(map(function_of, named)) | WHOLE
     total = sum(seconds for _, seconds in times)
-    chosen = {}
+    chosen, longest = {}, {}
     for test, seconds in times:
-        kills = not killers.isdisjoint({test, test.split("[")[0]})
+        kills = not named.isdisjoint({test, function_of(test)})
         if seconds > total * (LIMIT_OF_KILLERS if kills else LIMIT):
             chosen[test] = seconds
-    LIST.write_text("".join(f"{test}\n" for test in sorted(chosen)))
-    share = sum(chosen.values()) / total
-    print(f"{len(chosen)} of {len(times)} tests take {share:.0%} of the time")
+            if seconds > total * LIMIT_OF_CI and function_of(test) not in guards:
+                longest[test] = seconds
+    for file, tests in ((LIST, chosen), (LONGEST, longest)):
+        file.write_text("".join(f"{test}\n" for test in sorted(tests)))
+        share = sum(tests.values()) / total
+        print(f"{file.name}: {len(tests)} of {len(times)} tests take {share:.0%} of the time")
 
 
 if __name__ == "__main__":

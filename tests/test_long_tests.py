@@ -1,11 +1,11 @@
-"""The list of tests that take long names tests that exist, or they would run with the fast ones."""
+"""The lists of tests that take long name tests that exist, and CI leaves out none that guards."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from cpu_time import long_tests
+from cpu_time import function_of, killers, left_out, long_tests, longest_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,3 +27,19 @@ def test_every_row_of_the_list_exists(collected, pytestconfig):
     files = {test.split("::")[0] for test in collected}
     gone = {test for test in long_tests() if test.split("::")[0] in files} - collected
     assert not gone
+
+
+def test_ci_leaves_out_no_test_that_must_fail_on_a_mutant():
+    assert longest_tests() <= long_tests()
+    guards = set(map(function_of, killers()))
+    assert len(guards) > 500
+    assert not [test for test in longest_tests() if function_of(test) in guards]
+
+
+def test_a_row_is_left_out_where_another_one_runs():
+    """Never the rows of a test that a mutant names, and of other tests at least one row runs."""
+    guard = "tests/mechanisms/test_conformance.py::test_mechanism_conforms"
+    assert guard in set(map(function_of, killers()))
+    fast = {"a::test_x[0]", f"{guard}[laplace]"}
+    known = {"a::test_x[1]", "a::test_y[0]", "a::test_y[1]", "a::test_z", f"{guard}[mwem]"}
+    assert left_out(fast, known) == {"a::test_x[1]", "a::test_y[1]"}

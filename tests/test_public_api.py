@@ -51,6 +51,7 @@ LONG = re.compile(
     r"|posterior|simulation_bank|confidence_set|calibration"
     r"|linear_svm|logistic_regression|ridge_regression)$"
 )
+IN_CI = (pytest.mark.slow, pytest.mark.long)
 functions = for_each("name", FUNCTIONS)
 classes = for_each("name", CLASSES)
 # Parameters that take any text: a claim, a unit, the names of a sweep's dimensions.
@@ -83,7 +84,7 @@ def test_functions_are_documented(name):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(x, marks=pytest.mark.slow if LONG.search(x) else ()) for x in FUNCTIONS],
+    [pytest.param(x, marks=IN_CI if LONG.search(x) else ()) for x in FUNCTIONS],
 )
 def test_examples_run(name):
     (test,) = doctest.DocTestFinder(recurse=False).find(FUNCTIONS[name], name, globs={})

@@ -18,7 +18,8 @@ from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.random import LAPLACE, seeded_key
 from mechanism_table import FAST, SCALAR, TABLE
 
-ROWS = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in TABLE]
+IN_CI = (pytest.mark.slow, pytest.mark.long)
+ROWS = [name if name in FAST else pytest.param(name, marks=IN_CI) for name in TABLE]
 
 
 @pytest.mark.parametrize("name", ROWS)

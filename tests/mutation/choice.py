@@ -3,10 +3,10 @@
 `CHANGED=main` chooses the mutants of what differs from this commit: of the file that they break, or
 of a file of tests that must fail on them. Where nothing differs, as on main itself, it is compared
 with its parent, and where git cannot tell, all files count as changed. `MUTANTS=40` runs so many,
-drawn with the date of the commit as the seed: a mutant that is drawn is drawn all day.
+drawn with the date of the commit as the seed: a mutant that is drawn is drawn all day. With both,
+half of those are of what differs, if there are so many, and the others of all files.
 """
 
-import collections
 import hashlib
 import os
 import shutil
@@ -41,29 +41,35 @@ def _files_of(name):
     return {str(file), *(killer.split("::")[0] for killer in MUTANTS[name]["killers"])}
 
 
+def _touched(changed):
+    """The mutants of what differs from a commit, and that commit; None where git cannot tell."""
+    since = next((x for x in (changed, "HEAD~1") if _git("diff", "--name-only", x, "--")), None)
+    files = set(_git("diff", "--name-only", since, "--")) if since else set()
+    return {name for name in MUTANTS if files & _files_of(name)}, since
+
+
 def chosen(changed, most):
     """The names of the mutants to run, and a sentence about the others."""
-    names, said, limit = list(MUTANTS), "of all files", len(MUTANTS)
-    if changed:
-        since = next((x for x in (changed, "HEAD~1") if _git("diff", "--name-only", x, "--")), None)
-        if since is None:
-            said, limit = "of all files, for git knows of no change", MOST_WITHOUT_GIT
-        else:
-            files = set(_git("diff", "--name-only", since, "--"))
-            names = [name for name in names if files & _files_of(name)]
-            said = f"of what differs from {since}"
     (seed,) = _git("log", "-1", "--format=%cs") or ["0"]
-    count = min(int(most or limit), len(names))
-    shuffled = sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
-    drawn = set(shuffled[:count])
-    left = collections.Counter(
-        str(broken_text(MUTANTS[x])[0].parent) for x in names if x not in drawn
-    )
-    text = f"{count} of {len(names)} mutants {said}"
-    if left:
-        places = ", ".join(f"{room} ({count})" for room, count in sorted(left.items()))
-        text += f", drawn with the seed {seed}; left out: {places}"
-    return [name for name in names if name in drawn], text
+    shuffled = sorted(MUTANTS, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    most, pool, said = int(most or 0), len(MUTANTS), "of all files"
+    drawn = shuffled[: most or pool]
+    if changed:
+        touched, since = _touched(changed)
+        first = [name for name in shuffled if name in touched]
+        if most:
+            first = first[: most // 2]
+            drawn = [*first, *(name for name in shuffled if name not in first)][:most]
+            said = f"of all files, {len(first)} of what differs from {since}"
+        elif since is None:
+            drawn = shuffled[:MOST_WITHOUT_GIT]
+            said = "of all files, for git knows of no change"
+        else:
+            drawn, pool, said = first, len(first), f"of what differs from {since}"
+    text = f"{len(drawn)} of {pool} mutants {said}"
+    if len(drawn) < pool:
+        text += f", drawn with the seed {seed}"
+    return [name for name in MUTANTS if name in set(drawn)], text
 
 
 CHOSEN, SENTENCE = chosen(os.environ.get("DPJAX_CHANGED"), os.environ.get("DPJAX_MUTANTS"))
