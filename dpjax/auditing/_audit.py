@@ -41,13 +41,13 @@ class StatedGrid:
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":
-        """Reads `mechanism.grids`; without that method, no array has a grid."""
+        """Reads `mechanism.grids`. Without that method, no array has a grid."""
         grids = getattr(mechanism, "grids", None)
         spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
         return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
     def misses(self, outputs: PyTree) -> np.ndarray:
-        """Whether each output of a batch is off the grid of half the stated spacing.
+        """Whether each output of a batch is off the grid with half of the stated spacing.
 
         A compiled mechanism may round differently, and use half of the spacing that it states.
         """
@@ -72,17 +72,17 @@ def _finite(leaf: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditResult:
-    """A statistical lower bound on epsilon or delta, and the event that shows it.
+    """A statistical lower bound on epsilon or delta, and the event that proves it.
 
     Attributes:
         epsilon: the lower bound, or the epsilon at which delta was bounded.
         delta: the lower bound, or the delta at which epsilon was bounded.
         bounded: the one of the two that is the bound: "epsilon" or "delta".
-        claimed: the mechanism's own claim for the bounded one; None if it has no claim there.
+        claimed: the mechanism's own claim for that quantity; None if it has none.
         confidence: a lower bound on the probability, over the samples, that the bound holds.
         samples: the number of outputs of each of the two values.
         event: the event whose probabilities were bounded.
-        swapped: whether `event` is likelier under `neighbor`, not under `value`.
+        swapped: whether `event` is likelier under `neighbor` than under `value`.
         probability: a lower limit of the event's probability under the value where it is likelier.
         other_probability: an upper limit of its probability under the other value.
         value: the first input of the mechanism.
@@ -93,7 +93,7 @@ class AuditResult:
     Formal guarantees:
         With probability at least `confidence` over the samples, no (epsilon', delta')-DP claim
         below the bound holds for the pair `value`, `neighbor`. A low bound proves nothing: a
-        mechanism may give away more on another pair, or by an event that was not tried.
+        mechanism may reveal more on another pair, or by an event that was not tried.
     """
 
     epsilon: float
@@ -158,12 +158,13 @@ def audit(
 ) -> AuditResult:
     """Measures a lower bound on epsilon, or on delta, from the outputs of a mechanism.
 
-    It returns a number and judges nothing. `verify` raises if this bound refutes a claim.
-    `check_conformance` checks a factory of mechanisms, with all that they say of themselves.
+    It returns the bound and compares it with no claim; `verify` raises if the bound refutes a
+    claim. `check_conformance` checks a factory of mechanisms, and everything that they claim about
+    themselves.
 
-    Half of the samples choose up to three events, from a common one to a rare and telling one. The
-    other half bound their probabilities under the two values, by Clopper-Pearson limits that share
-    the error. The candidates are:
+    Half of the samples choose up to three events, from a common event to a rare but revealing one.
+    The other half bounds their probabilities under the two values, by Clopper-Pearson limits that
+    share the error. The candidates are:
 
     - high likelihood ratios, if the mechanism has a `log_prob`;
     - thresholds, and coarse and fine intervals, of single numbers and of projections;
@@ -172,8 +173,8 @@ def audit(
     - numbers off the grid that holds nearly all of them.
 
     An event may be likelier under either value. If the mechanism states the grid of its outputs
-    (`mechanism.grids`), the audit counts the outputs off that grid. A single one shows that the
-    program does not do what was proved.
+    (`mechanism.grids`), the audit counts the outputs off that grid. A single such output shows that
+    the program does not do what was proved.
 
     Args:
         key: a typed key. Samples are fresh only if nothing else uses the key.
@@ -182,10 +183,12 @@ def audit(
         value: an input of the mechanism, a pytree of real arrays.
         neighbor: another input; the bound is about this pair, in both directions.
         pairs: candidates for the worst pair, instead of `value` and `neighbor`: an iterable of
-            pairs, or a function from a key to one. A pilot with its own samples chooses.
+            pairs, or a function from a key to an iterable. A pilot with its own samples chooses one
+            of them.
         delta: the delta at which to bound epsilon; by default the delta of `mechanism.guarantee`,
             or 0.
         at_epsilon: to bound delta at this epsilon instead.
+        at_epsilon: bounds delta at this epsilon, instead of epsilon.
         samples: the number of outputs of each value, at least 100; the pilot uses more.
         confidence: the confidence of the bound, in (0, 1).
         jit: whether to compile the mechanism, or to run its operations one by one. The last bits of
@@ -196,22 +199,22 @@ def audit(
 
     Raises:
         TypeError: if the key is not a typed key of a usable implementation, outputs are not real
-            arrays, neither a pair nor candidates are given, both are given, or both delta and
+            arrays, if both a pair and candidates are given, or neither; or if both delta and
             at_epsilon are given.
         ValueError: if a number is out of range, `pairs` is empty, or the mechanism's outputs for
             the two values differ in shape or dtype.
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, the bound is at most the truth for
-        the pair. The samples that bound an event are drawn after it is chosen, so this holds for
-        any event. An audit can show that a mechanism is broken, but never that it is private. If a
-        mechanism was calibrated by samples (gamma above 0), a bound above its epsilon contradicts
-        its claim only for a pair within the sensitivity.
+        With probability at least `confidence` over the samples, the bound does not exceed the truth
+        for the pair. The samples that bound an event are drawn after it is chosen, so this holds
+        for any event. An audit can show that a mechanism is broken, but never that it is private.
+        If a mechanism was calibrated by samples (gamma above 0), a bound above its epsilon
+        contradicts its claim only for a pair within the sensitivity.
 
         At epsilon 1, the bound on Laplace noise or randomized response reaches .95 with 30,000
         samples, and .99 with 800,000. For Laplace noise, 100,000 samples detect that an interval of
         mass .0036 is never drawn. If one of 2^10 draws has noise in floating point, detection takes
-        400,000 samples, or one such draw if the mechanism states a grid.
+        400,000 samples, or a single such draw if the mechanism states a grid.
 
     Source:
         Clopper and Pearson (1934); Ding, Wang, Wang, Zhang and Kifer (2018), who split the samples;
@@ -309,7 +312,9 @@ def audit_curve(
 def _question(mechanism: object, delta: float | None, at_epsilon: float | None) -> Question:
     if at_epsilon is not None:
         if delta is not None:
-            raise TypeError("delta and at_epsilon must not both be given: the audit bounds one")
+            raise TypeError(
+                "delta and at_epsilon must not both be given: the audit bounds one of the two"
+            )
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
     # At the claimed delta, a bound above the claimed epsilon refutes the claim.
@@ -351,7 +356,8 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # A larger caution promises more certainly, so it counts before the promised bound.
+        # A bound with a larger caution is more certain, so caution is compared before the expected
+        # bound.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 
@@ -384,7 +390,7 @@ def _audit_pair(
     error, trials = 1 - confidence, plan.bounding
     choices = _learn(key_learn, sampler, pair, plan, Experiment(question, error, trials))
     grid = StatedGrid.of(sampler.mechanism, pair[0])
-    # The last count is of outputs off the grid, which is no event of its own.
+    # The last count is that of outputs off the grid. It is not an event.
     counted = [*(choice.event.predicate for choice in choices), grid.misses]
     found = [
         np.sum([[np.sum(p(outputs)) for p in counted] for outputs in batches], axis=0)
@@ -420,7 +426,10 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """How events share the error; the first one, which likely shows the most, gets the most."""
+    """How events share the error.
+
+    The first event, which likely gives the best bound, gets the most.
+    """
     rest = count - 1
     return [1 - _LATER * rest, *[_LATER] * rest]
 
@@ -428,7 +437,7 @@ def _parts(count: int) -> list[float]:
 def _limits(
     choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
 ) -> tuple[float, float, float]:
-    """The bound that an event shows, and the limits of its two probabilities."""
+    """The bound that follows from an event, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
     # Each limit fails with a probability of at most its share of the error. So both hold, except
     # with a probability of at most the error.
@@ -438,7 +447,7 @@ def _limits(
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """The claim that a higher bound would refute; None if the mechanism claims nothing there."""
+    """The claim that a higher bound would refute; None if the mechanism makes no such claim."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: whether posteriors contain the truth as often as they say."""
+"""Simulation-based calibration: whether posteriors contain the truth as often as they claim."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,14 +22,14 @@ class Calibration:
     """The ranks of true parameters among draws of their posteriors; made by `calibration`.
 
     Attributes:
-        ranks: shape (repeats, numbers): of each number of theta, how many draws lie below it, from
+        ranks: shape (repeats, numbers): for each number of theta, how many draws lie below it, from
             0 to draws.
-        draws: from each posterior.
+        draws: the number of draws from each posterior.
 
     It prints the p-value and the coverage of intervals of 95%.
 
     Formal guarantees:
-        If prior, releases and posterior fit together, each column of ranks is uniform on 0, ...,
+        If prior, releases and posterior are consistent, each column of ranks is uniform on 0, ...,
         draws, and its rows are independent.
     """
 
@@ -46,7 +46,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """Of the chi-square test that all ranks are uniform; over several numbers by Bonferroni."""
+        """The chi-square p-value for uniform ranks, with Bonferroni's correction."""
         counts = self.counts
         expected = len(self.ranks) / counts.shape[1]
         statistics = ((counts - expected) ** 2 / expected).sum(axis=1)
@@ -60,7 +60,7 @@ class Calibration:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            Shape (numbers,). The interval leaves out as many ranks on either side, rounded to the
+            Shape (numbers,). The interval leaves out equally many ranks on either side, to the
             nearest number of ranks.
 
         Raises:
@@ -69,7 +69,7 @@ class Calibration:
         """
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
-        # A fraction of a rank counts as that share of the trials that have it.
+        # If the interval ends within a rank, that fraction of the trials with this rank counts.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))
@@ -96,7 +96,7 @@ def calibration(
     """Checks posteriors by simulation: ranks of the truth among draws must be uniform.
 
     Each trial draws theta from the prior, a release given theta, and draws from the posterior given
-    the release. A wrong density, prior or number of records shows in the ranks.
+    the release. A wrong density, prior or number of records makes the ranks nonuniform.
 
     Args:
         key: a typed key of `dpjax.random`, used for nothing else.
@@ -106,8 +106,8 @@ def calibration(
         release: `release(key, theta)` draws the value of a release about a database of a population
             with these parameters, as `SimulationBank.draw_release` does; JAX code.
         repeats: number of trials, at least 100.
-        draws: of each posterior; draws + 1 ranks fall into at most 20 equal bins, so 99 is better
-            than 100.
+        draws: the number of draws from each posterior. The draws + 1 possible ranks are put into at
+            most 20 equal bins, so 99 is better than 100.
 
     Returns:
         A `Calibration`.
@@ -118,10 +118,10 @@ def calibration(
             than theta.
 
     Formal guarantees:
-        If all fits together, `p_value` is below x with probability about x: the distribution of
-        chi-square is the limit for many trials, and 1,000 trials in 20 bins are enough. Draws from
-        one bank share its error: with an effective size s the ranks are off by about
-        draws / (2 sqrt(s)), which many trials can tell from 0.
+        If everything is consistent, `p_value` is below x with probability about x. The chi-square
+        distribution is a limit for many trials; 1,000 trials in 20 bins are enough. All draws from
+        one simulation bank share its error: at an effective sample size s, ranks are off by about
+        draws / (2 sqrt(s)), which many trials can detect.
 
     Source:
         Talts, Betancourt, Simpson, Vehtari and Gelman (2018), "Validating Bayesian Inference
@@ -158,7 +158,7 @@ def calibration(
 
 
 def _ranks(key: Key, theta: PyTree, found: PyTree, draws: int) -> jax.Array:
-    """Of every number of theta the number of draws below it; ties are broken at random."""
+    """For every number of theta, the number of draws below it. Ties are broken at random."""
     numbers, structure = jax.tree.flatten(theta)
     columns, of_draws = jax.tree.flatten(found)
     wanted = [(draws, *leaf.shape) for leaf in numbers]

@@ -27,9 +27,10 @@ from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
 _BATCH = 2**12  # Releases that one program draws.
-# Batches of draws that all moves of single coordinates share. A move of two takes one batch.
+# The number of batches of draws that are tested with moves of single coordinates. A move of two
+# coordinates is tested with one batch.
 _BATCHES_OF_SINGLES = 64
-# The allowed error of a mean, in standard errors: one false alarm in 500 million means.
+# The allowed error of a mean, in standard errors. It gives one false alarm in 500 million means.
 _SIGMAS = 6.0
 # Bounds the relative rounding error of a log probability in float32, over several coordinates.
 _ROUNDING = 1e-4
@@ -38,7 +39,7 @@ _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the most outcomes of its integers, the fewest draws of an outcome,
 # and the most floats.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density is narrower than the noise, and is cut off at these quantiles.
+# The fitted density is narrower than the noise by this factor, and cut off at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
@@ -54,8 +55,8 @@ class ConformanceReport:
         ratio_error: the largest difference from 1 of a mean likelihood ratio, over these values.
         largest_loss: the largest privacy loss of a draw: log p(Y | value) - log p(Y | other value),
             for other values within the sensitivity.
-        delta: the largest delta at the guarantee's epsilon that the draws show.
-        checks: a sentence for each check, by its name.
+        delta: the largest delta, at the guarantee's epsilon, that the draws give evidence for.
+        checks: maps the name of each check to a sentence about its result.
 
     Formal guarantees:
         Those of `check_conformance`, which makes it.
@@ -99,7 +100,7 @@ class _Case:
 
     @functools.cached_property
     def keys(self) -> Key:
-        """A key for each draw, in batches of one size, so that any number shares a program."""
+        """A key for each draw, in batches of one size, so that all batches share a program."""
         return jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
 
     @functools.cached_property
@@ -134,8 +135,8 @@ def check_conformance(
 ) -> ConformanceReport:
     """Runs all checks of dpjax on a mechanism that you wrote, and reports what each one found.
 
-    `audit` and `verify` see outputs only, and search for an event that refutes a claim. This
-    function also sees the factory and what the mechanism says of itself, and checks all of it:
+    `audit` and `verify` only use outputs, and search for an event that refutes a claim. This
+    function also uses the factory and the mechanism's methods, and checks all of the following:
 
     - A release is a function of the key. It works under `jit`, and under `vmap` over keys, epsilons
       and sensitivities. A new epsilon does not trace the mechanism again.
@@ -144,26 +145,26 @@ def check_conformance(
     - Bad parameters raise, or become NaN if traced.
     - `mechanism.clamped` replaces NaN, infinities, numbers out of range and -0.0. A value with such
       numbers, in all coordinates or in one, is released like its replacement.
-    - Draws have the density that `log_prob` states, its total is 1, and it keeps the guarantee. The
-      draws are compared with `neighbor`, and with values in which one coordinate of `value` moves
-      as far as the norm allows.
+    - Draws have the density that `log_prob` states. That density integrates to 1 and satisfies the
+      guarantee. The draws are compared with `neighbor`, and with values in which one coordinate of
+      `value` moves as far as the norm allows.
     - No two coordinates share noise.
-    - A mechanism with an `error` bounds it by finite numbers.
+    - The `error` method, if there is one, returns finite bounds.
 
     Args:
         key: a typed key.
         factory: `factory(sensitivity, epsilon)` makes the mechanism, or `factory(epsilon)` if
             `sensitivity` is None.
         value: a value of the target, a pytree of real arrays.
-        neighbor: another value, within `sensitivity` of it in the mechanism's norm. At that
-            distance the check of the guarantee is sharp.
+        neighbor: another value, at most `sensitivity` away in the mechanism's norm. The check of
+            the guarantee is sharpest at exactly that distance.
         sensitivity: a global bound, or None for a mechanism without one.
         epsilon: the epsilon of the tested mechanism.
         draws: the number of draws that test the distribution.
 
     Returns:
-        A `ConformanceReport`: each check with what it found, the number of draws, and the largest
-        privacy loss and delta that they show.
+        A `ConformanceReport`: each check with its result, the number of draws, and the largest
+        privacy loss and delta in them.
 
     Raises:
         AssertionError: with the name of the failed check.
@@ -173,11 +174,11 @@ def check_conformance(
     Formal guarantees:
         A mechanism that fails is broken, up to a false alarm in one of a million runs, for up to a
         hundred coordinates. A mechanism that passes may still be broken elsewhere. Only values
-        around one pair are tested: the pair in both directions, and stretched to twice the
-        sensitivity. `log_prob` is trusted for the tails. Of more than 11 coordinates, 64 pairs are
-        tested for shared noise. The total of `log_prob` is tested for up to 32 linearly independent
-        floats, and for integers that are drawn often. 100,000 draws at epsilon 1 detect a scale
-        that is 10% too low.
+        around one pair are tested: the pair in both directions, and the pair stretched to twice the
+        sensitivity. In the tails, `log_prob` is trusted. With more than 11 coordinates, only 64
+        pairs of coordinates are tested for shared noise. The total of `log_prob` is tested for up
+        to 32 linearly independent floats, and for integers that are drawn often. 100,000 draws at
+        epsilon 1 detect a scale that is 10% too low.
 
     Source:
         The likelihood ratio p'(Y) / p(Y) averages 1 over draws Y of p, for any density p'.
@@ -278,7 +279,10 @@ def _guarantees(case: _Case) -> str:
 
 
 def _works_over_grids(case: _Case) -> str:
-    """Works under vmap. A bad traced parameter gives NaN (a negative integer) and a NaN epsilon."""
+    """Works under vmap.
+
+    Bad traced parameters give NaN (or a negative integer) and a NaN epsilon.
+    """
     good = np.asarray([case.epsilon / 2, case.epsilon])
     bad = np.asarray([0.0, -1.0, np.nan, np.inf])
     epsilons = jnp.asarray(np.concatenate([good, bad, np.full(4, case.epsilon)]))
@@ -291,7 +295,7 @@ def _works_over_grids(case: _Case) -> str:
         return mechanism, mechanism(case.key, case.value)
 
     made, batch = jax.jit(jax.vmap(release))(epsilons, scales)
-    # Constants have no axis of lanes.
+    # Constants are not mapped over, so they are broadcast.
     returned = np.broadcast_to(made.guarantee.epsilon, epsilons.shape)
     promised = np.broadcast_to(batch.guarantee.epsilon, epsilons.shape)
     _require(np.allclose(promised[:2], good), "vmap must keep the guarantees apart")
@@ -329,7 +333,8 @@ def _refuses(case: _Case) -> str:
 def _sanitizes(case: _Case) -> str:
     """Checks that no number in a private value decides whether or how a release happens.
 
-    Under the same key, a strange value must be released exactly like its clamped replacement.
+    Under the same key, a value with special numbers must be released exactly like its clamped
+    replacement.
     """
     keys = case.keys[0]
     found = list[str]()
@@ -355,7 +360,8 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
     swapped = dataclasses.replace(case, value=case.neighbor, neighbor=case.value)
     fits = [_fits_neighbor(case), *_moves_with_each_coordinate(case), _fits_neighbor(swapped)]
     if case.sensitivity is not None:
-        # A mechanism that ignores its sensitivity may pass at one of them, but not at twice that.
+        # A mechanism that ignores its sensitivity may pass at one sensitivity, but not also at
+        # twice that.
         stretched = jax.tree.map(lambda x, y: x + 2 * (y - x), case.value, case.neighbor)
         doubled = 2 * case.sensitivity
         fits.append(
@@ -365,14 +371,14 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
 
 
 def _fits_neighbor(case: _Case) -> _Fit:
-    """Draws have the stated density, and the loss on the neighbor keeps (epsilon, delta)."""
+    """Draws have the stated density, and the loss on the neighbor satisfies (epsilon, delta)."""
     here = case.log_probs(case.value)
     _require(np.all(np.isfinite(here)), "log_prob must be finite on draws")
     return _fits_density(case, "the neighbor", here, case.log_probs(case.neighbor))
 
 
 def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
-    """Finds coordinates without noise that the neighbor does not move, and shared noise."""
+    """Finds coordinates without noise, which the neighbor may not change, and shared noise."""
     here = case.log_probs(case.value)
     norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
     singles = single_moves(norm, most, case.value, case.neighbor)
@@ -387,12 +393,12 @@ def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
         if not _depends_on_rare_draws(here[: len(there)], there):
             _has_mean_ratio_1(name, here[: len(there)], there)
     wrong = wrong_total(case.outputs, here)
-    _require(wrong is None, f"log_prob must be that of a density with total 1: {wrong}")
+    _require(wrong is None, f"log_prob must be the logarithm of a density with integral 1: {wrong}")
     return fits
 
 
 def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -> _Fit:
-    """Draws of p have the density p, and the loss of p against p' keeps (epsilon, delta)."""
+    """Draws of p have the density p, and the loss of p against p' satisfies (epsilon, delta)."""
     ratio_error = _has_mean_ratio_1(name, here, there)
     delta = float(case.mechanism.guarantee.delta)
     excess = np.maximum(0.0, -np.expm1(case.epsilon + _ROUNDING - (here - there)))
@@ -427,7 +433,7 @@ def _bounds_its_error(case: _Case) -> str:
     return f"at most {largest:.4g} at confidence 0.95"
 
 
-_TRACES: list[None] = []  # One entry for every trace of the program below.
+_TRACES: list[None] = []  # Gets an entry at every trace of the program below.
 
 
 @jax.jit
@@ -447,9 +453,9 @@ def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
 
 
 def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
-    """A clamped array without -0.0, in the dtype of the value if that loses nothing.
+    """A clamped array without -0.0, in the dtype of the value if that is exact.
 
-    In that dtype it shares the value's compiled program.
+    Then it shares the value's compiled program.
     """
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)
@@ -472,7 +478,7 @@ def _require(holds: object, message: str) -> None:
 
 
 def _mean_ratio(here: np.ndarray, there: np.ndarray) -> tuple[float, float]:
-    """The mean of p' / p on draws of p, and the most that chance moves it from 1.
+    """The mean of p' / p over draws of p, and how far chance may move it from 1.
 
     Args:
         here: log p of every draw.
@@ -489,10 +495,11 @@ def _depends_on_rare_draws(here: np.ndarray, there: np.ndarray) -> bool:
 
 
 def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
-    """Describes how the total of a stated density differs from 1.
+    """Describes how the integral of a stated density differs from 1.
 
-    We fit a density q to half of the draws. On the other half, q / p must average 1. q covers the
-    outcomes of integers that are drawn most often, each with a normal density of the floats.
+    A density q is fitted to half of the draws. Over the other half, q / p must average 1. q is a
+    mixture over the most frequent outcomes of the integers, with a normal density of the floats for
+    each.
 
     Args:
         outputs: the outputs of the mechanism, a batch.
@@ -519,7 +526,7 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     if not np.isfinite(log_q).any() or _depends_on_rare_draws(log_probs[half:], log_q):
         return None
     mean, margin = _mean_ratio(log_probs[half:], log_q)
-    # A narrow float stands for an interval, whose width depends on the float.
+    # A float of a narrow dtype stands for an interval, whose width depends on the number.
     if abs(mean - 1) <= margin + _ROUNDING + 8 * precision:
         return None
     return f"of a density fitted to the draws, the mean ratio is {mean:.4f}, not 1"

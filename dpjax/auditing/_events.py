@@ -1,4 +1,4 @@
-"""Events of outputs, and the choice of the events that show the most."""
+"""Events of outputs, and the choice of the events that give the best bounds."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class Question:
     at: float
 
     def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
-        """The bound from limits of p and q; below 0 if they show nothing."""
+        """The bound from limits of p and q. A bound below 0 proves nothing."""
         lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
             if self.bounded == "epsilon":
@@ -34,13 +34,14 @@ class Question:
             return lower - np.exp(self.at) * upper
 
 
-# Thresholds per score: evenly over the sample, and geometrically towards both ends.
+# Thresholds per score: evenly spaced over the sample, and geometrically toward both ends.
 _EVEN, _TAIL = 256, 48
 # The choice of an event divides the error by one of these, so that no event wins by chance. The
-# first widens the limits by three standard errors of the sample. The others are for rare events,
-# small epsilons and few samples, where the first leaves no event.
+# first one widens the limits by three standard errors of the sample. The others are for rare
+# events, small epsilons and few samples, for which the first would reject every event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score must show this share more than an earlier one, so that simple events win.
+# A later score must give a bound better by this fraction than an earlier one, so that simple events
+# win.
 _MARGIN = 0.01
 # The lower limit gets one of these shares of the error, and the upper limit gets the rest.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -84,9 +85,9 @@ class ChosenEvent:
 
     event: Event
     swapped: bool  # Whether the event is likelier under neighbor.
-    share: float  # Of the error, for the lower limit.
+    share: float  # The share of the error for the lower limit.
     caution: float  # The divisor of the error during the choice.
-    promise: float  # The expected bound at that caution; below 0 if it shows nothing.
+    promise: float  # The expected bound at that caution; below 0 if it proves nothing.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +112,8 @@ def choose(
 ) -> list[ChosenEvent]:
     """The events with the largest expected bounds, among all thresholds of all scores.
 
-    There is one event for each caution, the strictest first. A smaller caution admits rarer events.
-    Scores are in order of preference.
+    There is one event for each caution, with the strictest caution first. A smaller caution admits
+    rarer events. Scores must be in order of preference.
     """
     tallies = [_tally(score, here, there, experiment) for score in scores]
     best = [_best(tallies, experiment, caution) for caution in _CAUTIONS]
@@ -129,7 +130,7 @@ class _Tally:
 
     score: Score
     thresholds: np.ndarray
-    counts: np.ndarray  # (2, 2, thresholds): of value and neighbor; at least and at most.
+    counts: np.ndarray  # (2, 2, thresholds): for value and neighbor; at least and at most.
 
 
 def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _Tally:

@@ -1,4 +1,4 @@
-"""The gamma of single records: how often the pairs of one person are not covered."""
+"""The gamma of single records: the probability that a pair with this record is not covered."""
 
 import dataclasses
 from fractions import Fraction
@@ -42,8 +42,8 @@ class RecordGammas:
         records: a pytree of arrays with leading axis K.
         uncovered: for each record, the number of pairs that may lie further apart than the
             sensitivity, given the rounding of distances.
-        certain: for each record, the number of pairs that certainly do.
-        pairs: J, drawn for each record.
+        certain: for each record, the number of pairs that certainly lie further apart.
+        pairs: J, the number of pairs drawn for each record.
         drawn: whether the records were drawn from the oracle.
         confidence: the confidence of all limits together.
 
@@ -75,7 +75,7 @@ class RecordGammas:
 
     @property
     def _error(self) -> Fraction:
-        # The other half of the error is for `share_above`, which only drawn records have.
+        # If records were drawn, the other half of the error is for `share_above`.
         return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
 
     @property
@@ -97,7 +97,10 @@ class RecordGammas:
         """
         x = _checks.fraction("x", x)
         if not self.drawn:
-            raise ValueError("records must be a number, to be drawn: given ones are no sample")
+            raise ValueError(
+                "records must be a number, so that records are drawn: given records are not a"
+                " random sample"
+            )
         counts = np.arange(self.pairs)
         above = (self.uncovered[:, None] > counts).sum(0)
         error = float(self._error / self.pairs) * (1 - 1e-15)
@@ -170,19 +173,19 @@ def gamma_by_record(
     Formal guarantees:
         Records are independent, and neighbors are replace-one. Fix target, sensitivity, records, n,
         J and the confidence C without these pairs. With probability at least C, all of this holds:
-        `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at
-        (1 - C) / (2 K) each). And a share of at most `share_above(x)` of all people has
-        gamma(r) > x, for all x at once. For drawn records each of these statements gets half of
-        1 - C. Never use the private records here.
+        `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at (1 - C) / (2
+        K) each). And for all x at once, at most a fraction `share_above(x)` of all people has
+        gamma(r) > x. For drawn records each of these two statements gets half of 1 - C. Never use
+        the private records here.
 
         Distances are known up to rounding, with the margin that `dpjax.sample_sensitivity` adds. So
-        `lower` counts the pairs whose distance exceeds Delta even if it is lowered by the margin.
-        `upper`, `estimates` and `share_above` count those that exceed it if raised by the margin.
+        `lower` counts pairs whose distance minus the margin exceeds Delta, while `upper`,
+        `estimates` and `share_above` count pairs whose distance plus the margin does.
 
-        For `share_above`, let N be the number of uncovered pairs of a drawn person. If
-        gamma(r) > x, then N exceeds c with probability at least b(c) = P(Bin(J, x) > c). So
-        P(gamma(R) > x) <= P(N > c) / b(c) for each c. P(N > c) is at most its Clopper-Pearson limit
-        at (1 - C) / (2 J) from K draws, for all J values of c at once.
+        For `share_above`, let N be the number of uncovered pairs of a drawn person. If gamma(r) >
+        x, then N exceeds c with probability at least b(c) = P(Bin(J, x) > c). So P(gamma(R) > x) <=
+        P(N > c) / b(c) for each c. Clopper-Pearson limits at (1 - C) / (2 J) from K draws bound P(N
+        > c) for all J values of c at once.
 
     Source:
         Clopper and Pearson (1934); Steinke and Ullman (2020), who criticize averages.
@@ -234,7 +237,7 @@ def gamma_by_record(
     )
     if sensitivity.target not in (None, plan.pair.released.fingerprint):
         raise ValueError("target must be the one that the sensitivity was sampled from")
-    # Apart from the key of the sensitivity, whose pairs have chosen Delta.
+    # Derived so that these pairs differ from those that determined Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
     if drawn:
@@ -254,7 +257,7 @@ def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
     if not like or [(x.shape[1:], x.dtype) for x in got.leaves] != [
         (x.shape, x.dtype) for x in one.leaves
     ]:
-        raise ValueError(f"records must be like those of the oracle, {one}, got {got}")
+        raise ValueError(f"records must have the structure of the oracle's, {one}, got {got}")
 
 
 def _further_apart(
@@ -289,7 +292,8 @@ def _further_apart(
             return jnp.sum(further, axis=1, dtype=jnp.int32)
 
         numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)
-        # One record after the other: a batch over records would take K times the memory.
+        # Records are processed one after the other, because a batch over records would take K times
+        # the memory.
         return jax.lax.map(of_one, (numbers, known))
 
     may, do = np.asarray(count(known)).astype(np.int64).T

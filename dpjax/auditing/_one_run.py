@@ -1,4 +1,4 @@
-"""Auditing in one run: one output guesses the coins of many canaries."""
+"""Auditing in one run: an attacker guesses the coins of many canaries from one output."""
 
 import math
 
@@ -9,7 +9,7 @@ from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
 
 _ROUNDING = 1e-9  # Bounds the relative error of SciPy's binomial probabilities.
-# To refute a larger epsilon takes more guesses than a machine can count.
+# Refuting a larger epsilon would take more guesses than a machine can count.
 _MOST_EPSILON = 64.0
 
 
@@ -18,12 +18,12 @@ def one_run_epsilon(
 ) -> float:
     """A lower bound on epsilon, from one run on a database with many canaries.
 
-    A fair coin for each of m canaries decides whether the canary is in the database. If databases
-    keep their size, the coin chooses between two records z and z'. The attacker guesses r of the
-    coins from the output, and v guesses are right. The output may decide which coins are guessed.
-    Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
-    (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta:
-    P(v or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
+    A fair coin for each of m canaries decides whether the canary is in the database. Under
+    replace-one, the coin chooses between two records z and z' instead. The attacker guesses r of
+    the coins from the output, and v guesses are right. The output may decide which coins are
+    guessed. Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
+    (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta: P(v
+    or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
 
     Args:
         canaries: m, at least 1.
@@ -43,8 +43,9 @@ def one_run_epsilon(
         Let canaries, delta and p be fixed in advance, let coins be fair and independent, and let
         guesses depend on the output alone. Then the bound exceeds the true epsilon at delta with
         probability at most p, over coins and mechanism. The relation is add-or-remove-one for
-        canaries that are in or out, and replace-one for pairs z and z'. One run shows less than
-        many runs: r right guesses of r refute at most about log(r / log(1 / p)).
+        canaries that are in or out, and replace-one for pairs z and z'. One run gives weaker bounds
+        than many runs: even if all r guesses are right, they refute at most an epsilon of about
+        log(r / log(1 / p)).
 
     Source:
         Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Appendix D.

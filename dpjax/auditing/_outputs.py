@@ -1,4 +1,4 @@
-"""Outputs of a mechanism: drawn in batches of bounded memory, and their features."""
+"""Outputs of a mechanism, drawn in batches of bounded memory, and their features."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
 
-# The lowest set bit of 0, which is a multiple of every power of two.
+# Stands for the lowest set bit of 0, which is a multiple of every power of two.
 NO_BIT = 4000
-# The lowest set bit of NaN, infinities, and differences that were rounded.
+# Stands for the lowest set bit of NaN, infinities, and differences that were rounded.
 NO_NUMBER = -4000
 # The binades of 0, and of NaN and infinities.
 _OF_ZERO, _OF_NO_NUMBER = -1075, 1024
@@ -32,7 +32,7 @@ def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
     """The largest j such that the number is a multiple of 2^j."""
     if numbers.dtype == np.int64:
         return np.where(numbers == 0, NO_BIT, _trailing_zeros(numbers))
-    # float64 holds every float32, and frexp is exact. Times 2^53, a significand is an integer.
+    # Every float32 is exact in float64, and frexp is exact. A significand times 2^53 is an integer.
     finite = np.isfinite(numbers)
     significand, exponent = np.frexp(np.where(finite, numbers, 0).astype(np.float64))
     lowest = exponent - 53 + _trailing_zeros((significand * 2.0**53).astype(np.int64))
@@ -55,7 +55,7 @@ def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
 def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
     """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
 
-    If value + noise was exact, the difference is the noise, and is exact, too.
+    If value + noise was exact, the difference is exact, too, and equals the noise.
     """
     if numbers.dtype == np.int64:
         return lowest_set_bit(numbers - value)
@@ -68,7 +68,7 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
 
 
 def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
-    """The number of zero bits behind the last one bit of integers; any number for 0."""
+    """The number of trailing zero bits of integers; any number for 0."""
     words = numbers.view(np.uint64)
     # A power of two is exact in a float.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
@@ -78,7 +78,7 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# Numbers off a grid are strays if they are at most this share of all numbers.
+# Numbers off a grid count as exceptions if they are at most this fraction of all numbers.
 _STRAYS = 0.02
 
 
@@ -93,7 +93,7 @@ class Code:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinate:
-    """One number of an output: its array among the leaves, and its index there, flattened."""
+    """One number of an output: the index of its leaf, and its index in the flattened leaf."""
 
     leaf: int
     index: int
@@ -152,7 +152,10 @@ def whole_output(here: Value, there: Value) -> Code:
 def _seen(
     encode: Callable[[Value], np.ndarray], show: Callable[[Value, int], str], *batches: Value
 ) -> dict[int, str]:
-    """The outputs behind the codes of batches, as texts; nothing for a batch of too many codes."""
+    """The outputs behind the codes of batches, as strings.
+
+    Batches with too many codes are skipped.
+    """
     seen: dict[int, str] = {}
     for outputs in batches:
         codes, rows = np.unique(encode(outputs), return_index=True)
@@ -162,7 +165,7 @@ def _seen(
 
 
 def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
-    """The number, to the last bit, where it takes few values."""
+    """The number, to the last bit, if it takes few values."""
 
     def encode(outputs: Value) -> np.ndarray:
         return _bits_of(coordinate(outputs))
@@ -199,7 +202,7 @@ def grain_and_binade(coordinate: Coordinate) -> Code:
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
-    """The lowest bits, which show traces of arithmetic, with the sign and the magnitude."""
+    """The lowest bits, which may show traces of arithmetic, with the sign and the magnitude."""
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -307,7 +310,7 @@ _MOST_NUMBERS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """How many outputs of each value serve each purpose. None serves two."""
+    """How many outputs of each value serve each purpose. No output serves two."""
 
     batch: int  # Outputs of one call of the compiled program.
     learning: int  # Outputs that propose events; as many others choose among them.
@@ -320,8 +323,8 @@ class Sampler:
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Takes a mechanism, and compiles it at its first use if `jit` is True."""
         self.mechanism = mechanism
-        # The mechanism is a constant of the program. So its parameters are concrete, and it draws
-        # as it does outside of `jit`.
+        # The program closes over the mechanism, so the parameters are concrete, and it draws as it
+        # does outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)
@@ -332,7 +335,7 @@ class Sampler:
         return hasattr(self.mechanism, "log_prob")
 
     def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
-        """Divides the samples among their uses; raises if outputs cannot be compared."""
+        """Divides the samples among their uses. Raises if outputs cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
@@ -362,7 +365,8 @@ class Sampler:
         count = len(jax.tree.leaves(outputs)[0])
         found: list[np.ndarray] = []
         for start in range(0, count, size):
-            # The last batch repeats its last row, so that all batches run one program.
+            # The last batch repeats its last row, so that all batches have one size and share a
+            # program.
             rows = np.minimum(np.arange(start, start + size), count - 1)
             batch = rows_of(outputs, rows)
             found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))

@@ -35,9 +35,9 @@ from dpjax.release._known_sensitivity import covering, needed, plan_of
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
-# Where the table shows the curve, as multiples of the total epsilon.
+# The epsilons in the printed table, as multiples of the total epsilon.
 _MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
-# The gamma that the target is probed at, where no sensitivity was sampled.
+# The gamma for probing the target if no sensitivity was sampled.
 _GAMMA = 0.05
 
 
@@ -51,7 +51,8 @@ class PrivacyProfile:
         n: records of a database.
         m: number of pairs.
         confidence: the confidence of all statements together.
-        band: limits of the distribution of stretches. A pair of stretch 1 loses exactly epsilon.
+        band: limits of the distribution of the pairs' stretches. A pair of stretch 1 has a loss of
+            exactly epsilon.
         curve: the divergence of a pair, by its stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
@@ -74,7 +75,7 @@ class PrivacyProfile:
     losses: TailBand | None = None
 
     def gamma(self, epsilon: float, delta: float | None = None) -> float:
-        """At most this share of pairs is not (epsilon, delta)-indistinguishable.
+        """A bound on the fraction of pairs that are not (epsilon, delta)-indistinguishable.
 
         Args:
             epsilon: 0 or above.
@@ -168,11 +169,12 @@ def privacy_profile(
     """How private releases about one database are, at every epsilon, from sampled pairs.
 
     The guarantee of a sampled sensitivity has one gamma, and says nothing about pairs beyond it.
-    The profile also says how private those pairs are. And it adds up releases pair by pair: ten
-    releases rarely fail on the same pairs, but `dpjax.accounting.compose` adds up ten gammas.
+    The profile also says how private those pairs are. And it adds up releases pair by pair, while
+    `dpjax.accounting.compose` adds up the gammas of all releases as if they failed on different
+    pairs.
 
-    Draws m pairs of neighboring databases. A pair of values at distance G, where the mechanism has
-    the sensitivity Delta, loses a = epsilon G / Delta. Its divergence at e is at most
+    Draws m pairs of neighboring databases. A pair of values at distance G has the loss a = epsilon
+    G / Delta, where Delta is the mechanism's sensitivity. Its divergence at e is at most
 
         Laplace, Bernstein:             1 - exp((e - a) / 2)
         exponential:                    (1 - exp((e - a) / 2))^2 / (1 - exp(-a))
@@ -182,9 +184,9 @@ def privacy_profile(
     or 0 if this is negative, with u = G / sigma. For selections, G is half the range of the
     difference of scores. For several releases, losses a add up, and so do squares of u.
 
-    These are the largest divergences of values at that distance. For several coordinates of
-    Laplace noise, for several releases, and for selections, there is a second estimate. It draws
-    one release about each pair, with loss L, and averages max(0, 1 - exp(e - L)).
+    These are the largest divergences among values at that distance. For Laplace noise on several
+    coordinates, for several releases, and for selections, there is a second estimate. It draws one
+    release about each pair, with loss L, and averages max(0, 1 - exp(e - L)).
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
@@ -201,10 +203,10 @@ def privacy_profile(
 
     Raises:
         TypeError: if an argument is of another type, or the loss of a mechanism on one pair is not
-            known: noise in floats, none at all, or of a private scale.
+            known, because its noise is in floats, absent, or of a private scale.
         ValueError: if a size is out of range, a mechanism is for another n, or for another relation
             than replace-one, a target is not the one that was sampled, the oracle draws other
-            arrays, or a target has what `dpjax.sample_sensitivity` refuses.
+            arrays, or `dpjax.sample_sensitivity` would refuse a target.
 
     Formal guarantees:
         Neighbors are replace-one, noise is exact, and the database is a draw from the oracle. Fix
@@ -215,17 +217,17 @@ def privacy_profile(
         D, D' and its release Y satisfy
         P((D, D', Y) in S) <= e^epsilon P((D', D, Y) in S) + delta(epsilon).
 
-        Mass beyond the largest sample counts as 1. If there is a second estimate, each gets half of
-        1 - confidence, and `delta` is the smaller one. Distances are raised for rounding, as by
-        `dpjax.sample_sensitivity`, and for the grids and tables of the noise. The guarantee covers
-        all releases together: do not compose it with their own guarantees.
+        Pairs beyond the largest sample count with divergence 1. If there is a second estimate, each
+        estimate gets half of 1 - confidence, and `delta` is the smaller one. Distances are raised
+        to cover rounding, as in `dpjax.sample_sensitivity`, and the grids and tables of the noise.
+        The guarantee covers all releases together: do not compose it with their own guarantees.
 
         If a sensitivity was sampled for all positions, the profile averages over positions.
         Otherwise it holds for pairs that differ in the last record. For a position drawn uniformly,
         gamma and delta are larger by up to 2 g. Here g is the share of databases on which a random
         rotation moves the targets by more than half of the margin for rounding. For a fixed
-        position they are larger by up to 4 g, with a quarter of the margin in place of half. The
-        probes rarely detect a g below the gammas of the sensitivities
+        position they are larger by up to 4 g, where g is defined with a quarter of the margin.
+        Probes rarely detect a g below the gammas of the sensitivities
         (docs/proofs/sampled-sensitivity.md).
 
     Source:
@@ -254,7 +256,7 @@ def privacy_profile(
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
     confidence = _checks.fraction("confidence", confidence)
     joint = _joint(pairs, oracle, n)
-    # Targets are probed for the smallest gamma that one of the sensitivities promises.
+    # Targets are probed for the smallest gamma of the sensitivities.
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
     stretches, drawn, identity = sampled_stretches(key, joint, oracle, n=n, point=point)
@@ -291,11 +293,11 @@ def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
-    """The joint loss of the releases; raises if a release would raise."""
+    """The joint loss of the releases. Raises if a release would raise."""
     _checks.function("oracle", oracle)
     known = dict.fromkeys(x.sensitivity.records for _, x in pairs)
     records = tuple(x for x in known if x is not None)
-    # The oracle is traced later, and its draws are checked then.
+    # The oracle is traced later, and its draws are checked at that time.
     if records:
         drawn = records[0].tree()
     else:
@@ -332,8 +334,8 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
 
 def _curve(joint: Joint) -> PairCurve:
     families: list[LossFamily] = [x.family for x in joint.losses if x.family != "gaussian"]
-    # Several Laplace mechanisms are together one of a larger shift. Other families do not compose
-    # in closed form, and together count as pure mechanisms.
+    # Several Laplace mechanisms together are one Laplace mechanism with a larger shift. Other
+    # families do not compose in closed form, so they count as arbitrary pure mechanisms.
     alike = set(families) == {"laplace"} or len(families) == 1
     return PairCurve(
         families[0] if alike else "pure",
@@ -346,5 +348,5 @@ def _curve(joint: Joint) -> PairCurve:
 
 
 def _shown(probability: float) -> str:
-    """A probability as text, rounded up; "1" from 1 - 10^-6 on."""
+    """A probability as a string, rounded up; "1" above 1 - 10^-6."""
     return "1" if probability > 1 - 1e-6 else shown_number(probability)

@@ -36,7 +36,7 @@ Sum: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Sums(Summable):
-    """Several sums over records as one; each has its own way to add up and to finish."""
+    """Several sums over records as one target. Each keeps its own way to add up and to finish."""
 
     parts: tuple[Summable, ...] = ()
 
@@ -56,7 +56,7 @@ class Joint:
         losses: the loss of each on a pair.
         pure: the sum of the epsilons of the releases without Gaussian noise.
         deviations: the l2 norm of sensitivities over standard deviations, of the Gaussian releases.
-        positions: which record changes: "last" if all sensitivities say so.
+        positions: which record changes: "last" if all sensitivities have "last".
         records: shapes and dtypes of the records that sensitivities were sampled from.
     """
 
@@ -81,7 +81,7 @@ class Joint:
         ]
 
     def check_records(self, drawn: TreeSpec) -> None:
-        """Raises if an oracle draws other arrays than the sensitivities were sampled from."""
+        """Raises if an oracle's arrays differ from the sampled ones."""
         for sampled in self.records:
             if sampled != drawn:
                 raise ValueError(
@@ -89,7 +89,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """The stretch of a difference of values: 1 if it is just what noise was calibrated to."""
+        """The stretch of a difference of values: 1 if noise was calibrated to it."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -113,7 +113,7 @@ def sampled_stretches(
     """Upper bounds on the stretch of every pair, and on the loss of one release about it.
 
     Returns:
-        The stretches, sorted unless there are losses; the losses, or None where the stretches alone
+        The stretches, sorted unless there are losses; the losses, or None if the stretches alone
         give the exact curve; and the fingerprint of the sampling.
     """
     sampled, hidden, plan = sampled_distances(
@@ -128,7 +128,7 @@ def sampled_stretches(
     )
     # Sorting float32 is much faster than sorting float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
-    # The norm rounds once for each coordinate.
+    # The norm adds a rounding for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     relative = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
     absolute = hidden + joint.rounding
@@ -175,11 +175,12 @@ def other_pairs(key: Key) -> Key:
     return key
 
 
-# Folded into a pair's key for its noise. Position and rotation of the pair have keys of their own.
+# Folded into a pair's key, for its noise. Other keys serve the position and rotation of the pair.
 _NOISE = 2
-# Uniform numbers are the upper ends of so many equal cells of [0, 1], which float32 holds exactly.
+# Uniform numbers are upper ends of this many equal cells of [0, 1]. Float32 represents them
+# exactly.
 _CELLS = 2**24
-# Error bounds: of a device's logarithm, relative and absolute, and of its normal quantile.
+# Error bounds of a device's logarithm (relative, absolute), and of its normal quantile.
 LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles of the cells.
@@ -188,9 +189,10 @@ _LARGEST_NORMAL = 6.0
 _UNIT, _RARE = 2.0**30, 40.0
 # The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# That bound needs a best logit of at least this: otherwise weights cancel, and so do gaps.
+# That bound holds only if the best logit is at least this. Otherwise weights and gaps nearly
+# cancel.
 _LEAST_LOGIT = -16.0
-# Bounds the error of a shift, relative and absolute.
+# Bounds the relative and the absolute error of a shift.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -206,7 +208,7 @@ class ReleasedPair(RandomPair):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Its stretch and its loss."""
+        """The shape of a pair's two numbers: its stretch and its loss."""
         return (2,)
 
     def distance(
@@ -235,7 +237,7 @@ class ReleasedPair(RandomPair):
 
 
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """The pair with a release; the pair itself where its stretch alone gives the exact curve."""
+    """The pair with a release, or the pair itself if its stretch alone gives the exact curve."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -250,7 +252,7 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """How many independent losses add up; a selection with a known `log_pmf` counts as two."""
+    """How many independent losses add up. A selection with a known `log_pmf` counts as two."""
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
         if loss.family != "gaussian":
@@ -310,7 +312,7 @@ def _of_selection(
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
     off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
-    # The shift bounds the loss of every option, and it is the only bound for rare ones.
+    # The shift bounds the loss of every option. For rare options it is the only bound.
     known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
     return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
@@ -348,8 +350,8 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """Bounds the rounding error of the logarithm of an option's chance, over all selections."""
-    # Twice: once for the probability, and once for the sum of all.
+    """Bounds the rounding error of the log probability of an option, over all selections."""
+    # The factor 2 covers the probability and the sum of all probabilities.
     return sum(
         2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
         for loss in joint.losses
@@ -360,7 +362,7 @@ def log_of_chances(joint: Joint) -> float:
 def _raised(
     losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
 ) -> np.ndarray:
-    """Raises sampled losses by what the errors of stretches may add, in the order of the pairs."""
+    """Raises sampled losses by the errors of stretches, in the order of the pairs."""
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)

@@ -9,10 +9,11 @@ from dpjax._core._types import Value
 from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
-_COORDINATES = 8  # At most so many numbers of an output get scores of their own.
-# Log likelihood ratios are rounded to this share of the largest one, so that equal ones compare so.
+_COORDINATES = 8  # At most this many numbers of an output get their own scores.
+# Log likelihood ratios are rounded to this fraction of the largest one, so that ratios that differ
+# by rounding only are equal.
 _RESOLUTION = 2.0**-10
-_NAMED = 3  # A description names at most so many kinds of output.
+_NAMED = 3  # A description names at most this many kinds of output.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ def _count_nan(outputs: Value) -> np.ndarray:
 
 
 def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
-    """The value of a number that takes few values; else its interval, coarse and fine."""
+    """The number itself if it takes few values; otherwise its interval, coarse and fine."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
         yield features.exact_value(coordinate, evidence.here, evidence.there)
         return
@@ -118,7 +119,7 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
     """The log ratio of the two values' frequencies of an output's kind; 0 for new kinds."""
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
-    # A kind that was seen once shows nothing.
+    # A kind that was seen only once gives no evidence.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
     # Adding one to each count keeps rare kinds from looking certain.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
@@ -132,7 +133,8 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # New kinds have ratio 0 and cannot be listed. If the event has them, list its complement.
+        # Kinds that were not seen have ratio 0 and cannot be listed. If the event contains them,
+        # its complement is listed.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]

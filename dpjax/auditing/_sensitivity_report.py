@@ -1,4 +1,4 @@
-"""How far one record moves a target: the proved, attacked and sampled distance in one table."""
+"""How far one record moves a target: proved, found by an attack, and sampled, in one table."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SensitivityReport:
         proved: the proved sensitivity; None without a proof.
         adversarial: two neighbors that are far apart.
         sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
-        refusals: by the name of a line without a number, the reason and a remedy.
+        refusals: for each line without a number, by its name: the reason and a remedy.
 
     Formal guarantees:
         Those of `dpjax.sensitivity_report`, which makes it.
@@ -69,11 +69,12 @@ def sensitivity_report(
     steps: int = 200,
     restarts: int = 64,
 ) -> SensitivityReport:
-    """Compares the proved sensitivity of a target with attacked and sampled ones.
+    """Compares the proved sensitivity of a target with those found by an attack and by sampling.
 
     All three are sensitivities of the target of clamped records, which a release with a proved
-    sensitivity computes. The last column is the share of the proved number. Noise falls to this
-    share of the proved mechanism's noise, for the gamma beside it.
+    sensitivity computes. The last column is the ratio to the proved number. With a sampled
+    sensitivity, noise is smaller than with the proved one by this ratio, at the price of the gamma
+    beside it.
 
     Args:
         key: a typed key.
@@ -82,7 +83,7 @@ def sensitivity_report(
         bounds: as for `dpjax.prove_sensitivity`.
         norm: "l1", "l2" or "linf".
         oracle: as for `dpjax.sample_sensitivity`; without one nothing is sampled.
-        gammas: where to sample, each above 0 and below 1.
+        gammas: the gammas at which to sample, each above 0 and below 1.
         steps: the number of steps of the search, as for `dpjax.auditing.adversarial_pair`.
         restarts: the number of restarts of the search.
 

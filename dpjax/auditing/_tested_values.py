@@ -1,4 +1,4 @@
-"""Other values for the checks of a mechanism: near a value, and with strange numbers."""
+"""Other values for the checks of a mechanism: near a value, and with special numbers."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from dpjax.sensitivity._norms import distance
 ROUNDING_OF_DISTANCE = 1e-6
 # If there are more pairs of coordinates, this many are chosen at random.
 _MOST_PAIRS = 64
-# Strange floats by their name in messages. For integers, infinities become the ends of the dtype.
+# Special floats by their names in messages. For integers, infinities become the ends of the dtype.
 _STRANGE: dict[str, tuple[float, ...]] = {
     "nan": (math.nan,),
     "inf": (math.inf,),
@@ -41,7 +41,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
         norm: the norm of distances.
         most: the largest distance from the value.
         value: a pytree of arrays.
-        neighbor: another one. It shows how far to move if the norm counts coordinates.
+        neighbor: another value. It shows how far to move coordinates if the norm only counts them.
     """
     found: list[tuple[str, Value]] = []
     for (place, step), sign in itertools.product(_steps(norm, most, value, neighbor), (1, -1)):
@@ -116,10 +116,10 @@ def _is_float(leaf: ArrayLike) -> bool:
 
 
 def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
-    """Batches of values with strange numbers, one batch for each kind.
+    """Batches of values with special numbers, one batch for each kind.
 
-    The first value of a batch holds strange numbers only. Each other value has one strange
-    coordinate, in turns. A batch covers all coordinates if there are fewer than `count`.
+    In the first value of a batch, all numbers are special. Every other value has one special
+    coordinate, in turn. A batch covers all coordinates if there are fewer than `count`.
 
     Args:
         value: a pytree of arrays.
@@ -135,7 +135,7 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
 
 def _batches(leaves: list[jax.Array], strange: tuple[float, ...], count: int) -> list[np.ndarray]:
     sizes = [np.size(leaf) for leaf in leaves]
-    # At -1 all coordinates are strange.
+    # -1 stands for all coordinates.
     places = np.resize(np.arange(-1, sum(sizes)), count)[:, None]
     batches: list[np.ndarray] = []
     for leaf, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):

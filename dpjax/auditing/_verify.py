@@ -25,9 +25,10 @@ def verify(
 ) -> AuditResult:
     """Raises if an audit refutes a claim of (epsilon, delta)-differential privacy.
 
-    This is `audit` with a verdict, for test suites: it takes the claim of the mechanism, refuses
-    pairs that the claim does not cover, and raises AssertionError. With a true claim it fails once
-    in a million runs. `check_conformance` checks more, but only mechanisms written for dpjax.
+    This is `audit` as an assertion, for test suites: it reads the claim of the mechanism, refuses
+    pairs that the claim does not cover, and raises AssertionError if the bound refutes the claim.
+    If the claim is true, it fails once in a million runs. `check_conformance` checks more, but only
+    mechanisms written for dpjax.
 
     Args:
         key: a typed key.
@@ -83,7 +84,7 @@ def verify(
             raise TypeError("delta must come with an epsilon, got delta alone")
         claim = claim_of(mechanism)
         if claim is None:
-            raise TypeError("epsilon must be given for a mechanism that guarantees nothing")
+            raise TypeError("epsilon must be given if the mechanism has no guarantee")
         epsilon, delta = float(claim.epsilon), float(claim.delta)
         if value is not None and neighbor is not None:
             _check_distance(mechanism, (value, neighbor))
@@ -114,7 +115,7 @@ def verify(
 
 
 def _within_claim(mechanism: object, pairs: Pairs) -> Pairs:
-    """The same pairs; raises at one that the mechanism's guarantee does not cover."""
+    """The same pairs. Raises at a pair that the mechanism's guarantee does not cover."""
 
     def checked(key: Key) -> Iterable[Pair]:
         for pair in pairs(key) if callable(pairs) else pairs:

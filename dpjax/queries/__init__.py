@@ -1,4 +1,4 @@
-"""Queries with a known sensitivity (counts, sums, quantiles), and statistics made of them."""
+"""Queries with a known sensitivity (counts, sums, quantiles), and statistics computed from them."""
 
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections, TopK, select_each, top_k

@@ -1,4 +1,4 @@
-"""Counts of records: those that satisfy a predicate, those in each bucket or combination."""
+"""Counts of records: by predicate, by bucket, or by combination of attributes."""
 
 import math
 import types
@@ -31,10 +31,10 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
     accelerator.
 
     Args:
-        predicate: takes one record, the database's pytree without the leading axis, to a boolean.
-            None counts all records; their number is private only under add-or-remove-one. Where a
-            column has 64 bits it sees 64, also without x64; a missing number is NaN. A text
-            compares with a text.
+        predicate: maps one record, the database's pytree without the leading axis, to a boolean.
+            None counts all records; their number is private only under add-or-remove-one. The
+            predicate gets 64-bit columns in 64 bits, even without x64, and missing numbers as NaN.
+            Strings can be compared with strings.
 
     Returns:
         A `Query`, whose value is an integer.
@@ -44,11 +44,11 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 
     Formal guarantees:
         One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        attains it. The predicate gives the same answer for a record in every slot, and no record
-        changes the answer for another: it runs on one record at a time, by one program. A predicate
-        without rounding runs on all records at once, and then subnormal numbers count as 0. With
-        probability 1 - beta the release is within ln(1 / beta) / epsilon of the truth, and 1/2 for
-        rounding: `error`.
+        this is attained. The predicate gives the same answer for a record in every slot, and no
+        record affects the answer for another, because one program runs on one record at a time. A
+        predicate without rounding runs on all records at once; subnormal numbers then count as 0.
+        With Laplace noise and probability 1 - beta, the release is within ln(1 / beta) / epsilon +
+        1/2 of the truth, where 1/2 is for rounding; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -87,9 +87,9 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
     """The values of a function of one record, computed by the same program in every slot.
 
-    A function that rounds runs on one record at a time. Under `vmap`, XLA computes the last rows by
-    other instructions, which may round otherwise. If a record is removed, all later records move to
-    other slots, so a count could change by 2.
+    A function that rounds runs on one record at a time. Under `vmap`, XLA computes the last rows
+    with other instructions, which may round differently. If a record is removed, all later records
+    move to other slots, so a count could change by 2 or more.
     """
     records = for_functions(records)
     checked, program = check_lanes(name, function, records)
@@ -104,31 +104,31 @@ def histogram_query(
     """How many records are in every bucket, for any number of buckets.
 
     Args:
-        buckets: a number k, or increasing edges, both public. With k buckets, a record is the
-            number of its bucket, a code from 0 to k - 1; floats may be codes too. With edges,
-            records are numbers, and bucket j holds edges[j] <= x < edges[j + 1], and the last one
-            also its upper edge, as in NumPy. The first edge may be -inf, the last one inf. Edges
-            are rounded to the dtype of the records, if that is of floats. Integers compare exactly
+        buckets: a number k, or increasing edges, both public. With k buckets, each record is a code
+            from 0 to k - 1, the number of its bucket; floats may be codes too. With edges, records
+            are numbers, and bucket j holds edges[j] <= x < edges[j + 1]. As in NumPy, the last
+            bucket includes its upper edge. The first edge may be -inf, the last one inf. Edges are
+            rounded to the dtype of the records, if that is of floats. Integers compare exactly
             below 2^53, and larger ones as the nearest float64.
-        outliers: what happens to NaN and to records in no bucket. "drop" does not count them.
-            "clip" counts a record in the bucket at its end, and NaN in the first bucket. A code
-            counts as NaN if it is not whole, or at least 2^24 in float32.
+        outliers: what happens to NaN and to records in no bucket. "drop" ignores them. "clip"
+            counts a record in the nearest bucket, and NaN in the first bucket. A float code counts
+            as NaN if it is not an integer, or if it is at least 2^24 in float32.
 
     Returns:
         A `Query` of shape (k,): takes n numbers to counts.
 
     Raises:
         TypeError: if the buckets are not numbers.
-        ValueError: if the number is out of range, edges do not increase, or `outliers` is another
+        ValueError: if the number is out of range, edges do not increase, or `outliers` is neither
             word; on a database, if it does not have shape (n,).
 
     Formal guarantees:
         The buckets are disjoint. Under add-or-remove-one a record moves one count by 1, so the
         counts move by 1 in every norm. Under replace-one it may leave one bucket and enter another,
         so they move by 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts together cost
-        one epsilon, at the scale 1 / epsilon or 2 / epsilon of Laplace noise. With probability
-        1 - beta all are within ln(k / beta) times the scale of the truth, and 1/2 for rounding:
-        `error`.
+        one epsilon, with Laplace noise of scale 1 / epsilon or 2 / epsilon. With probability 1 -
+        beta all counts are within ln(k / beta) times the scale, plus 1/2 for rounding, of the
+        truth; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Example 3; McSherry (2009), Theorem 4, for
@@ -163,7 +163,8 @@ def histogram_query(
                 numbers = comparable(records)
                 starts = comparable(jnp.asarray(edges, numbers.dtype))
                 found = count_below(starts, numbers, or_equal=True)
-                found = jnp.where(numbers == starts[-1], k, found)  # The last bucket is closed.
+                # The last bucket includes its upper edge.
+                found = jnp.where(numbers == starts[-1], k, found)
                 return jnp.where(jnp.isnan(numbers), -1, found - 1)
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -176,16 +177,16 @@ def histogram_query(
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
-    """How many records have every combination of some attributes.
+    """How many records have each combination of values of some attributes.
 
     Args:
         categories: the number of categories of each attribute, by its name. Attribute a is an
-            integer from 0 to categories[a] - 1. A record out of range is not counted. Floats are
-            codes as in `histogram_query`.
+            integer from 0 to categories[a] - 1. A record with a value out of range is not counted.
+            Floats may be codes, as in `histogram_query`.
 
     Returns:
-        A `Query` whose value has an axis for every attribute, in their order. Databases are dicts
-        or tables with these columns of codes; they may have other columns of numbers.
+        A `Query` whose value has an axis for every attribute, in the given order. Databases are
+        dicts or tables with these columns of codes, and possibly other columns of numbers.
 
     Raises:
         TypeError: if a number is not an integer.
@@ -242,7 +243,7 @@ def check_cells(sizes: Mapping[Any, int]) -> int:
 
 
 def combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> Addend:
-    """What records add to the contingency table of these attributes: 1 in a cell."""
+    """What each record adds to the contingency table of these attributes: 1 in its cell."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
         raise ValueError(
             f"database must be a table with the columns {[*sizes]}, got"
@@ -268,7 +269,7 @@ def query_of_tables(
 
 
 def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
-    """Takes totals of tables of counts to all counts as int32, saturating."""
+    """Returns a function from totals of several tables to all counts, as saturating int32."""
 
     def counts(totals: Totals) -> jax.Array:
         return jnp.concatenate([saturated(x).ravel() for x in totals]).reshape(shape)
@@ -277,9 +278,9 @@ def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:
-    """How far a record moves several tables of counts: in each table it is in one cell, or in none.
+    """How far a record moves several tables of counts. In each table it is in at most one cell.
 
-    If it is replaced, it may leave a cell of each table, and enter another if there are two.
+    A replaced record may leave a cell of each table, and enter another cell if there is one.
     """
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -294,7 +295,7 @@ def reach_of_tables(cells: Sequence[int]) -> Reach:
 def as_codes(records: jax.Array) -> jax.Array:
     """Codes as int32; -1 for a float that is not whole, or too large to be exact.
 
-    Floats must not be an error. One missing value turns a column of integers into floats, and
+    Floats must not raise an error: one missing value turns a column of integers into floats, and
     whether a value is missing is private.
     """
     if not jnp.issubdtype(records.dtype, jnp.floating):

@@ -41,10 +41,11 @@ def frequencies(
 ) -> Frequencies:
     """Unbiased estimates of the frequency of each answer, with confidence intervals.
 
-    People report an answer with probability t if it is true for them, and l if not. If its
-    frequency is f, a report names it with probability s = l + (t - l) f. So (count / n - l) /
-    (t - l) is an unbiased estimate of f. Here t and l are the exact probabilities of the draws,
-    multiples of 2^-32. Limits of s by Clopper and Pearson become limits of f.
+    People report an answer with probability t if it is true for them, and with probability l if
+    not. If the frequency of the answer is f, a report names it with probability s = l + (t - l) f.
+    So (count / n - l) / (t - l) is an unbiased estimate of f. Here t and l are the exact
+    probabilities of the draws, multiples of 2^-32. Clopper-Pearson limits of s are converted to
+    limits of f.
 
     Args:
         reports: the value of a release by the mechanism, of any shape: n answers in all.
@@ -66,8 +67,8 @@ def frequencies(
         population with probability at least `confidence`, at any n and frequency. With
         `simultaneous` all K intervals do so at once (Bonferroni). At a confidence of 1/2 or more,
         and if n l and n (1 - t) are 1 or more, an interval also covers the frequency among the n
-        people. The reason: given the people, reports are independent with two probabilities, and
-        their count varies less than a binomial one.
+        people. The reason: given the people, reports are independent with one of two probabilities,
+        and their count varies less than a binomial count.
 
     Source:
         Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),

@@ -1,4 +1,4 @@
-"""Which groups exist: their keys, published where enough people have them.
+"""Which groups exist: their keys are published if enough people have them.
 
 docs/proofs/groups.md has the proof.
 """
@@ -31,7 +31,7 @@ from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
-# A margin for the tables of the noise, and for a scale that was rounded to float32.
+# A margin for the tables of the noise and for rounding the scale to float32.
 _OUTWARD = 1 + 2.0**-18
 # Noisy counts are int32 and saturate here.
 _LARGEST_COUNT = 2**31 - 2
@@ -52,10 +52,10 @@ def group_keys(
     privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
-    """The keys of a column that enough people have, where the list of keys is private.
+    """The keys of a column that enough people have, if the list of keys is private.
 
-    Every group that exists gets a noisy count. Its key is published if that reaches a threshold. A
-    group that nobody is in is never published.
+    Every group that exists gets a noisy count. Its key is published if the noisy count reaches a
+    threshold. A group without people is never published.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -63,11 +63,11 @@ def group_keys(
             person is in, with missing texts or NaN in empty places.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee, above 0.
-        at_most: how many groups a person counts in, public: the first distinct ones of its record.
+        at_most: how many groups a person counts in, public: the first distinct groups in their row.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
-        privacy_unit: whose groups a row of the column holds, as `Guarantee` has it: "person (id)",
-            if you put the groups of each person of a longer table into one row.
+        privacy_unit: what a row of the column stands for, as in `Guarantee`: "person (id)" if you
+            put all groups of a person, from a longer table, into one row.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
@@ -78,15 +78,15 @@ def group_keys(
         TypeError: if the column does not hold integers or texts, a parameter is not a number, or
             the key not a typed key.
         ValueError: if a parameter is out of range, the column has another shape, or a capacity is
-            given for a public n, or none for a private n.
+            given although n is public, or not given although n is private.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. Let c be `at_most`, or m if that is smaller, and
-        twice as large under replace-one. Noise is Laplace noise of scale b = c / epsilon, in
-        integers. The threshold is about 1.5 + b ln(c / (2 delta)). A group of one person reaches it
-        with probability at most delta / c. A group of s people is missed with probability
-        exp(-(s - threshold) / b) / 2, if s is above the threshold. Equal texts are known by 128
-        bits of a hash: two texts that share them would count as one.
+        (epsilon, delta)-DP under the relation. Let c be the smaller of `at_most` and m, doubled
+        under replace-one. Counts get integer Laplace noise of scale b = c / epsilon. The threshold
+        is about 1.5 + b ln(c / (2 delta)). A group of one person reaches it with probability at
+        most delta / c. A group of s people is missed with probability exp(-(s - threshold) / b) /
+        2, if s is above the threshold. Texts are compared by 128 bits of a hash: two texts with the
+        same bits would count as one.
 
     Source:
         Korolova, Kenthapadi, Mishra and Ntoulas, "Releasing search queries and clicks privately"
@@ -129,7 +129,7 @@ def known_groups(
     privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
-    """The keys that enough people have, and their noisy counts, which decide that."""
+    """The keys whose noisy counts reach the threshold, and these counts."""
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
@@ -142,9 +142,10 @@ def known_groups(
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
     mechanism = laplace(dataclasses.replace(sensitivity, privacy_unit=privacy_unit), epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
-    jax.eval_shape(mechanism.unpaid_draw, key, size)  # Refuses before anything is paid.
+    # Raises errors of the draw before anything is paid.
+    jax.eval_shape(mechanism.unpaid_draw, key, size)
     if delta / reach == 0:
-        raise ValueError(f"delta must be a float after division by {reach}, got {delta}")
+        raise ValueError(f"delta must not underflow to 0 when divided by {reach}, got {delta}")
     threshold = _threshold(mechanism, size, delta / reach)
     if threshold > _LARGEST_COUNT:
         raise ValueError(f"epsilon={epsilon} is too small: the threshold would be {threshold}")
@@ -181,7 +182,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 
 
 def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Keys as the bytes of their texts, and where each ends: a ledger keeps arrays."""
+    """Keys as the bytes of their texts, with the end of each, because a ledger stores arrays."""
     texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -201,7 +202,7 @@ def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
 
 
 def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """The texts of a column, if it holds texts, words that identify its keys, and which are keys.
+    """The texts of a column (if any), words that identify its keys, and which entries are keys.
 
     Shapes are (n, m), (n, m, words) and (n, m).
     """
@@ -214,7 +215,8 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
         numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
             codes, whole = integer_keys(numbers)
-        # As unsigned integers in the same order, the high word first.
+        # Maps signed to unsigned integers in the same order, and splits them, with the high word
+        # first.
         ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
         words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
         texts, known = None, np.asarray(whole)
@@ -229,7 +231,7 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
     if (capacity is None) != (relation is NeighboringRelation.REPLACE_ONE):
         raise ValueError(
             "capacity must be given under add-or-remove-one, where the number of records is"
-            f" private, and only there; got {capacity}"
+            f" private, and not under replace-one; got {capacity}"
         )
     if capacity is None:
         if n == 0:
@@ -239,7 +241,7 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """The count that a group of one person reaches, after noise, with at most this probability.
+    """The threshold that a group of one person reaches, after noise, with at most this probability.
 
     Noise Z is the rounding of Laplace noise of scale b, so P(Z >= m) is at most
     exp(-(m - 1/2) / b) / 2.

@@ -46,7 +46,7 @@ ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column, one for each public key, and the column that a query sees."""
+    """The groups of a column, one for each public key, and the column that a query gets."""
 
     column: Column
     keys: tuple[int, ...] | tuple[str, ...]
@@ -55,14 +55,14 @@ class Groups:
     def of_records(self, records: Database, present: jax.Array) -> jax.Array:
         """The group of each record, as the index of its key; below 0 for none.
 
-        A slot is in the group of its own record, by the same computation in every slot. So each
-        record is in one group, or in none.
+        The group of a slot depends only on its own record, by the same computation in every slot.
+        So each record is in at most one group.
         """
         column = _keys_of(self.column, records)
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
             raise TypeError(
-                f"keys must be {kind} as in their column, got {_checks.shown(self.keys)}"
+                f"keys must be {kind}, as in their column, got {_checks.shown(self.keys)}"
             )
         if isinstance(column, Texts):
             wanted, words = fingerprints(self.keys), jnp.asarray(column.words)
@@ -84,25 +84,25 @@ class Groups:
         largest = max(map(abs, map(int, self.keys)))
         if largest >= largest_whole(dtype):
             raise ValueError(
-                f"keys must be below {largest_whole(dtype)} in a column of {dtype}, which does not"
-                f" tell larger integers apart, got {largest}: give the column as integers"
-                f"{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
+                f"keys must be below {largest_whole(dtype)} in a column of {dtype}, which cannot"
+                f" distinguish larger integers, got {largest}: give the column as"
+                f" integers{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
             )
 
     @property
     def named(self) -> tuple[tuple[str, int], ...]:
-        """The column, if it has a name, with the number of its keys."""
+        """The column with the number of its keys, if the column has a name."""
         return ((self.column, len(self.keys)),) if isinstance(self.column, str) else ()
 
     def inside(self, records: Database) -> Database:
-        """The records that the query sees: one column, or all but the column of the groups."""
+        """The records that the query gets: one column, or all except the column of the groups."""
         if self.of is not None:
             return _picked(records, self.of)
         return records if callable(self.column) else _without(records, self.column)
 
 
 def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
-    """Numbers as int64 keys, and whether each is a key; call it with x64 enabled."""
+    """Numbers as int64 keys, and whether each of them is a key. Call it with x64 enabled."""
     if isinstance(column, Numbers):
         numbers, known = column.exact()
     else:
@@ -126,7 +126,7 @@ def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
 
 
 def groups_of(by: By | None) -> tuple[Groups, ...]:
-    """The groups of several columns, the first of them outermost."""
+    """The groups of several columns. The first column is the outermost axis."""
     if by is None:
         return ()
     if not isinstance(by, Mapping) or not by or any(map(callable, by)):
@@ -152,14 +152,16 @@ def each_group(function: Callable[..., PyTree], by: By | None) -> Callable[..., 
 
 
 def _checked_keys(keys: object) -> tuple[int, ...] | tuple[str, ...]:
-    wanted = "keys must be integers or texts, public, in an order, without repeats"
+    wanted = "keys must be a sequence of public integers or texts, without repeats"
     if isinstance(keys, (str, set, frozenset, Mapping)) or not hasattr(keys, "__iter__"):
         raise TypeError(f"{wanted}, got {_checks.shown(keys)}")
     if _checks.is_traced(keys):
         raise TypeError(f"{wanted}, known before tracing")
     found: list[Any] = [_plain(key, wanted) for key in keys]  # pyright: ignore
     if not found or len({isinstance(key, str) for key in found}) > 1:
-        raise TypeError(f"{wanted}, all of one kind and at least one, got {_checks.shown(keys)}")
+        raise TypeError(
+            f"{wanted}, at least one and all of the same kind, got {_checks.shown(keys)}"
+        )
     if len(set(found)) < len(found):
         raise ValueError(f"{wanted}, got {_checks.shown(keys)}")
     return tuple(found)
@@ -178,10 +180,10 @@ def _plain(key: object, wanted: str) -> int | str:
 
 
 def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
-    """The row of `wanted` that equals each row of words, by bisection; -1 where none does."""
+    """The index in `wanted` of each row of words, by bisection; -1 if it is not there."""
     order = np.lexsort(wanted.T[::-1])
     ascending = jnp.asarray(wanted[order])
-    # So many words tell the keys apart; usually it is one.
+    # The number of words that distinguish all keys; usually 1.
     needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
 
     def before(row: jax.Array) -> jax.Array:
@@ -229,7 +231,8 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
 def _columns(records: Database) -> dict[str | int, PyTree]:
     """The columns of a table, a tuple or an array of shape (n, d)."""
     if isinstance(records, ONE_ARRAY):
-        # In an array of another shape, an axis of records could pass for one of columns.
+        # In an array of another rank, an axis that belongs to a record could be mistaken for the
+        # columns.
         return {j: records[:, j] for j in range(records.shape[1] if records.ndim == 2 else 0)}
     return dict(records) if isinstance(records, Mapping) else dict(enumerate(records))
 
@@ -245,7 +248,10 @@ def _picked(records: Database, column: str | int) -> PyTree:
 
 
 def _without(records: Database, column: str | int) -> PyTree:
-    """All columns but one: an array if one other is left, and the column itself if none is."""
+    """All columns except one.
+
+    A single other column becomes an array; if there is none, the column itself stays.
+    """
     rest = {name: x for name, x in _columns(records).items() if name != column}
     if len(rest) == 1:
         return next(iter(rest.values()))
@@ -266,9 +272,9 @@ class GroupedQuery(Query):
     Its sensitivity is also known in the norm `sum_of_group_maxima`.
 
     Attributes:
-        keys: the public keys of the groups, in order; the first axis of the value.
-        named_groups: the columns with names, each with the number of its keys, also of a query that
-            was by group already.
+        keys: the public keys of the groups, in the order of the first axis of the value.
+        named_groups: the columns with names, each with the number of its keys, including the
+            columns of an inner grouped query.
 
     Formal guarantees:
         The guarantees of `by`.
@@ -284,7 +290,7 @@ class GroupedIntegers(IntegerQuery):
     """The integers of a query for every group at once."""
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """Of all groups. Keys are compared before they could become floats."""
+        """The addends of all groups. Keys are compared before integers could become floats."""
         return self.addends(records, present)
 
 
@@ -314,7 +320,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
 
     @property
     def named_groups(self) -> tuple[tuple[str, int], ...]:
-        """The column, if it has a name, with the number of its keys."""
+        """The column with the number of its keys, if the column has a name."""
         return self.groups.named
 
     def __call__(self, database: Database) -> jax.Array:
@@ -325,7 +331,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return self.finish(self.partial(records, present))
 
     def check_size(self, n: int) -> None:
-        """Refuses so many slots that scores would not fit into JAX's integers."""
+        """Refuses a number of slots for which scores would not fit into JAX's integers."""
         self.scores.check_size(n)
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
@@ -353,7 +359,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return dataclasses.replace(self.scores._inside(mechanism), target=self)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
-        """A bound on how many ranks the released numbers are worse than the best, in all groups.
+        """A bound on the rank errors in all groups, in excess of the best candidate's.
 
         Args:
             mechanism: made by `select_each`.
@@ -399,36 +405,37 @@ def by(
     """A query for every group at once: a leading axis of groups, one for each public key.
 
     Args:
-        query: any `Query`, or the scores of quantiles; also a query that is by group already.
-        column: holds the key of each record: the name of a column of a table, the index of a column
-            of an array of shape (n, d) or of a tuple, or a function of one record. Texts of a table
-            compare with texts, and in a column of objects a number counts as its digits.
-            Integers compare exactly, and floats that are whole with them. A function must give an
-            integer, a boolean or a text; `counting_query` says how it runs.
+        query: any `Query`, or the scores of quantiles, including queries that are already by group.
+        column: the column with the key of each record: the name of a column of a table, the index
+            of a column of an array of shape (n, d) or of a tuple, or a function of one record.
+            Texts are compared with texts; in a column of objects, a number counts as its digits.
+            Integers are compared exactly, also with floats that are whole numbers. A function must
+            return an integer, a boolean or a text, and runs as described for `counting_query`.
         keys: the public keys of the groups, public: integers of 64 bits or texts, distinct. A
             record with another key, or none, is in no group.
-        of: the name or index of the column that the query sees; None for all other columns. If
-            only one other column is left, the query sees it as an array. If `column` is a function,
-            None means all columns.
+        of: the name or index of the column that the query gets; None for all other columns. If only
+            one other column is left, the query gets it as an array. If `column` is a function, None
+            means all columns.
 
     Returns:
-        A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles a
-        `GroupedScores`, for `select_each` with the count of one group. For a `TopK` ask a grouped
-        histogram for its sensitivity in the norm `sum_of_group_maxima`.
+        A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles, it returns a
+        `GroupedScores`, to be released by `select_each` with the count of one group. For `top_k`,
+        use a grouped histogram with its sensitivity in the norm `sum_of_group_maxima`.
 
     Raises:
         TypeError: if an argument has another type, such as keys that are floats; on a database, if
             the column holds texts and the keys are numbers, or the other way around.
-        ValueError: if keys repeat or are out of range; on a database, if a column is missing, or
-            its dtype is of floats that do not tell a key from other integers.
+        ValueError: if keys repeat or are out of range; on a database, if a column is missing, or it
+            holds floats that cannot distinguish a key from other integers.
 
     Formal guarantees:
-        The groups are disjoint, whatever records contain. Under add-or-remove-one a record moves
-        one group, so the reach is the query's own in every norm. Under replace-one it may change
-        within a group, or leave one and enter another. Let A and R be the query's reach under
-        add-or-remove-one and replace-one: the reach is max(R, 2 A) in the norm l1, max(R, sqrt(2)
-        A) in l2, and max(R, A) in linf. docs/proofs/groups.md has the proof. `error` holds for all
-        groups at once. The size of a group is private under both relations, so never divide by it.
+        The groups are disjoint, whatever records contain. Under add-or-remove-one a record affects
+        one group, so the sensitivity is that of the query in every norm. Under replace-one a record
+        may change within a group, or leave one group and enter another. Let A and R be the query's
+        sensitivities under add-or-remove-one and replace-one. Then the sensitivity by group is
+        max(R, 2 A) in the norm l1, max(R, sqrt(2) A) in l2, and max(R, A) in linf.
+        docs/proofs/groups.md has the proof. `error` holds for all groups at once. The size of a
+        group is private under both relations, so never divide by it.
 
     Source:
         McSherry (2009), Theorem 4, for parallel composition.
@@ -449,21 +456,21 @@ def by(
     if not isinstance(query, Query):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             "query must be a Query, such as a count, a sum or a histogram, or scores of quantiles,"
-            f" got {_checks.shown(query)}; release anything else for one group after the other,"
-            " inside `with ledger.parallel()`"
+            f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
+            " ledger.parallel()`"
         )
-    # A name inside of one column may be another column.
+    # Inside of a single column (`of`), the same name may mean something else.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
 
 
 def _check_of_rows(query: object) -> None:
-    """Refuses a query of people, who may be in several groups."""
+    """Refuses a query of people, because a person may be in several groups."""
     if getattr(query, "privacy_unit", RECORD) != RECORD:
         raise TypeError(
-            "query must be one of rows, got one by person, and people may be in several groups:"
-            " make it by group first, as by_person(by(query, ...), ...)"
+            "query must be about rows, got one by person, but a person may be in several groups:"
+            " apply by first, as in by_person(by(query, ...), ...)"
         )
 
 
@@ -497,17 +504,17 @@ def split_by(
     of: str | int | None = None,
     capacity: int | None = None,
 ) -> dict[int | str, PaddedRecords]:
-    """The records of each group, in as many slots as the database, for releases one by one.
+    """The records of each group, in as many slots as the database, for separate releases.
 
-    Use it if `by` cannot ask for all groups at once.
+    Use it if `by` does not support what you release.
 
     Args:
         database: a `PaddedRecords`; or a pytree of arrays or a table, with a capacity.
         column: as for `by`.
         keys: as for `by`.
         of: as for `by`.
-        capacity: the number of slots, public, as for `padded_records`; None if the database has its
-            slots already.
+        capacity: the number of slots, public, as for `padded_records`; None if the database already
+            has slots.
 
     Returns:
         A dict from each key to a `PaddedRecords`. Its shape shows neither the number of records of
@@ -519,8 +526,8 @@ def split_by(
 
     Formal guarantees:
         The parts are disjoint, by the proof of `by`. So releases about them, under
-        add-or-remove-one, cost their maximum: `ledger.parallel`. As many slots as a table has
-        records would show that number, by the grid and the noise of a sum already.
+        add-or-remove-one, cost their maximum: `ledger.parallel`. A capacity equal to the number of
+        records would reveal that number, for example by the grid and the noise of a sum.
 
     Source:
         The argument above.
@@ -535,8 +542,8 @@ def split_by(
     """
     if isinstance(database, PaddedRecords) != (capacity is None):
         raise ValueError(
-            "capacity must be a public number of slots, where the database is a table or arrays,"
-            f" whose shape shows the number of records; only there, got {capacity} and"
+            "capacity must be a public number of slots if the database is a table or arrays, whose"
+            f" shape reveals the number of records, and None for PaddedRecords, got {capacity} and"
             f" {type(database).__name__}"
         )
     if capacity is not None:
@@ -548,15 +555,16 @@ def split_by(
 
 
 def reach_by_group(reach: Reach, groups: int) -> Reach:
-    """The reach of the values of so many groups, from the reach of the value of one."""
+    """The reach of the values of this many groups, from the reach of the value of one group."""
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # These norms are norms of the norms of groups. docs/proofs/groups.md has the proof.
+        # The norm of all values is a norm (`across`) of each group's norm (`within`).
+        # docs/proofs/groups.md has the proof.
         across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
         added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return added
-        # A replaced record that leaves the only group enters no other.
+        # With a single group, a replaced record cannot leave one group and enter another.
         changed = [Fraction(added)] * min(2, groups)
         return max(reach(within, relation), norm_up(changed, across))
 

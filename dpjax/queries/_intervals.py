@@ -2,13 +2,13 @@
 
 A sum is within its noise and rounding of the truth. A quotient or a product of sums lies between
 its values at the corners of their intervals. If a number depends on k sums, it uses k intervals
-that hold at once with the given confidence.
+that hold simultaneously at the given confidence.
 
-A parametric bootstrap simulates the others. The released sums take the place of the truth, and
-draws of the noise show how far a statistic of noisy sums is from the statistic of the sums. This is
-right where the statistic is nearly linear over the range of the noise. These statistics come from
-eigenvectors of a noisy matrix, so the noise must be small against the gaps between eigenvalues.
-Elsewhere a statistic states by itself how far off it may be.
+Other statistics use a parametric bootstrap. The released sums take the place of the true ones, and
+simulated noise shows how far the statistic of noisy sums is from the statistic of the sums. This is
+valid if the statistic is nearly linear over the range of the noise. These statistics come from
+eigenvectors of a noisy matrix, so the noise must be small compared with the gaps between
+eigenvalues. If it is not, the statistic provides its own least half-width.
 """
 
 import functools
@@ -35,7 +35,7 @@ _FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the largest re
 def _of_mean(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """An average of numbers in [lower, upper]: the middle, plus a sum over a count.
+    """An average of numbers in [lower, upper]: the middle of the interval, plus a sum over a count.
 
     The count is in units of half of the interval, so the quotient is in [-1, 1].
     """
@@ -71,11 +71,11 @@ def _of_moments(
     mean = tuple(end[..., 0, 1:] for end in averages(1))
     across, alone = (_covariance(*averages(parts)) for parts in (3, 2))
     same = np.eye(mean[0].shape[-1], dtype=bool)
-    # The variance of one coordinate is made of two sums, and it is not negative.
+    # The variance of one coordinate depends on two sums only, and it is not negative.
     spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
     spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
     middle = np.asarray(facts["middle"])
-    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has several.
+    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a size for each axis.
     spared = _FLOATS * (np.abs(middle) + size)
     low, high = (
         _named(middle + size * one + side, np.outer(size, size) * two, facts["scalar"])
@@ -97,7 +97,7 @@ def _sums(sums: np.ndarray, facts: dict[str, Any], confidence: float, together: 
 
 
 def _quotient(over: Ends, under: Ends) -> Ends:
-    """The quotients of two intervals that are in [-1, 1], where the divisor is positive."""
+    """The quotients of two intervals, clipped to [-1, 1], for a positive divisor."""
     low, high = over
     least, most = (np.maximum(end, np.finfo(float).tiny) for end in under)
     with np.errstate(over="ignore"):
@@ -114,7 +114,7 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
     n = measured["n"]
     count = (low[..., :1], high[..., :1]) if n is None else (n[..., None],) * 2
-    # Records at the edge of the ball are shrunk by this share, and products by twice as much.
+    # Records at the edge of the ball are shrunk by this fraction, and products by twice as much.
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
@@ -131,8 +131,8 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
     largest, least = np.max(corners, axis=0), np.min(corners, axis=0)
     same = np.eye(corners.shape[-1], dtype=bool)
     crosses = low[..., 0, 1:] * high[..., 0, 1:] <= 0
-    # On the diagonal both factors are one number. Its least square is 0 if the ends have different
-    # signs. The product of two different ends is no square.
+    # On the diagonal both factors are the same number. Its least square is 0 if the ends have
+    # different signs. Products of two different ends are not squares, and are not used.
     squares = np.minimum(low[..., 0, 1:] ** 2, high[..., 0, 1:] ** 2)
     square = np.where(crosses, 0, squares)[..., None, :]
     least = np.where(same, square, least)
@@ -144,10 +144,11 @@ class Statistic(NamedTuple):
     """A statistic of noisy averages whose intervals are simulated.
 
     Attributes:
-        of_moments: takes averages and public facts to the value of a release, and to the symmetric
-            matrix whose eigenvectors it comes from.
-        least_reach: takes the eigenvalues of the released matrix in ascending order, and bounds on
-            their errors, to the least half-width of each interval, where draws show too little.
+        of_moments: maps averages and public facts to the value of a release, and to the symmetric
+            matrix whose eigenvectors it uses.
+        least_reach: maps the eigenvalues of the released matrix, in ascending order, and bounds on
+            their errors to the least half-width of each interval, for cases in which simulated
+            intervals would be too short.
         largest: bounds on the magnitudes of the numbers.
     """
 
@@ -157,8 +158,8 @@ class Statistic(NamedTuple):
 
 
 STATISTICS: dict[str, Statistic] = {}
-# Draws show how far eigenvectors are off if the gap of their eigenvalues is so many times the
-# error. By Weyl's inequality, eigenvalues that tie in truth are never so far apart.
+# Simulation is trusted for eigenvectors if the gap between their eigenvalues is at least this many
+# times the error. By Weyl's inequality, eigenvalues that are truly equal never get so far apart.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -168,11 +169,11 @@ _LARGEST_CONFIDENCE = 0.995
 def _of_draws(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The value, plus and minus a quantile of its distance from draws around it."""
+    """The value, plus and minus a quantile of the distances of draws around it."""
     if confidence > _LARGEST_CONFIDENCE:
         raise ValueError(
-            f"confidence must be at most {_LARGEST_CONFIDENCE} for an interval that is simulated,"
-            f" got {confidence}"
+            f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
+            f" {confidence}"
         )
     statistic = STATISTICS[facts["statistic"]]
     draws, matrices = jax.tree.map(np.asarray, _draws(measured, facts))
@@ -188,7 +189,7 @@ def _of_draws(
     distances = jax.tree.map(distance, draws, value)
     reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
     if simultaneous:
-        # The largest distance of a draw, in units of each number's own reach.
+        # The largest distance of each draw, in units of each number's own half-width.
         numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
         ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
         flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)
@@ -203,7 +204,7 @@ def _of_draws(
 
 
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
-    """Flips the signs of drawn rows to agree with the value: a direction has no sign."""
+    """Flips the signs of drawn rows to agree with the value, because a direction has no sign."""
     if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
@@ -213,24 +214,27 @@ def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
     """The statistic and the matrix of the sums, and then of many sums with fresh noise."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
-        raise ValueError("no interval is simulated for a batch of releases: take them one by one")
+        raise ValueError(
+            "intervals are not simulated for a batch of releases: take the releases one by one"
+        )
     scale = facts["arrays"][0]["scale"]
-    # The release is public, so its sums may be the seed, and an interval is the same at every call.
-    # With one seed for all releases, their intervals would all be too short, or all too long.
+    # The sums, which are public, are the seed, so that an interval is the same at every call. With
+    # one seed for all releases, their errors would be correlated: all intervals would be too short,
+    # or all too long.
     seed = hashlib.sha256(np.ascontiguousarray(sums).tobytes()).digest()
     generator = np.random.default_rng(list(seed))
     sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]
     noise = scale * sampler(size=(_DRAWS, *sums.shape))
     noisy = np.concatenate([sums[None], sums + noise])
     statistic = _program(json.dumps(facts))
-    for _ in range(sums.ndim - 1):  # An axis of groups, whose sizes are private.
+    for _ in range(sums.ndim - 1):  # With an axis of groups, the sizes of groups are private.
         statistic = jax.vmap(statistic, (1, None), out_axes=1)
     return statistic(jnp.asarray(noisy, float), n)
 
 
 @functools.lru_cache
 def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree, jax.Array]]:
-    """Statistic and matrix of rows of noisy sums, compiled; the facts are in JSON."""
+    """Compiles the statistic and the matrix of rows of noisy sums. The facts come as JSON."""
     facts = json.loads(text)
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
     noise = facts["arrays"][0]["scale"] * unit

@@ -39,12 +39,13 @@ from dpjax.targets._bounds import sqrt_up
 
 # The bits of the coordinates that assign records to clusters.
 _BITS = 14
-# Random candidates for each cell of the start. More of them spread the cells more evenly.
+# The number of random candidates for each initial cell. More candidates spread the cells more
+# evenly.
 _CANDIDATES = 32
-# Runs of k-means on the cells, and the steps of each.
+# The number of runs of k-means on the cells, and the steps of each run.
 _RESTARTS = 64
 _STEPS = 10
-# A cell counts as empty if its count is not above so many standard deviations of the noise.
+# A cell counts as empty if its count is at most this many standard deviations of the noise.
 _DEVIATIONS = 2
 # A bound on the rounding in float32, relative to the radius or to a count.
 _FLOATS = 2.0**-20
@@ -66,10 +67,10 @@ def private_k_means(
 ) -> Release:
     """Centers of clusters, by Lloyd's iterations on noisy counts and sums.
 
-    The first release has more cells than clusters: 32 or 4 k, around points spread over the ball.
-    The first centers are the best of 64 k-means of its noisy counts and sums. Every iteration
-    assigns records to the nearest center, and releases the number of records of each cluster and
-    their sum. A cluster keeps its center if its noisy count is not above the noise.
+    The first release has more cells than clusters: max(32, 4 k), around points spread over the
+    ball. The initial centers are the best of 64 k-means runs on its noisy counts and sums. Every
+    iteration assigns records to the nearest center, and releases the number of records of each
+    cluster and their sum. A cluster keeps its old center if its noisy count is not above the noise.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -81,7 +82,7 @@ def private_k_means(
             coordinates.
         iterations: at least 1, public; the start is one more release.
         epsilon: the epsilon of the start and all iterations together.
-        delta: the delta of them together.
+        delta: the delta of the start and all iterations together.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
@@ -89,9 +90,9 @@ def private_k_means(
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. Counts are the noisy counts
-        of the last iteration, so they belong to the clusters of the centers before it. Its
-        `interval` covers the noise of that iteration: the center and the number of the records that
-        it assigned to a cluster.
+        of the last iteration, which assigned records to the centers before its update. The
+        `interval` of the release covers the noise of the last iteration: it is about the mean and
+        the number of the records that this iteration assigned to each cluster.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
@@ -100,17 +101,17 @@ def private_k_means(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation, for the start and all iterations together. Each of
-        them is Gaussian noise in the norm l2. They compose by zCDP (`accounting.compose_at`), which
-        allows an iteration to depend on earlier releases. The cells do not depend on records, and
-        the first centers are post-processing. Take units of the radius. A record that is added
-        moves the count and the sum of one cluster, by sqrt(1 + 1) at most. A record that is
-        replaced either stays in its cluster and moves its sum by at most 2, or leaves it for
-        another one and moves both by at most sqrt(2 + 2) = 2. An open ledger counts one release.
-        Let sigma be the standard deviation of the noise in units of the radius, z the normal
-        quantile at 1 - beta / (2 k (d + 1)), and e = sigma z. Given the assignment, with
-        probability 1 - beta all counts of an iteration are within e of the truth, and all
-        coordinates of the center of c records within 2 e radius / (c - e). Let rho-zCDP imply
-        (epsilon, delta)-DP; then sigma is at most 2 sqrt((T + 1) / (2 rho)) for T iterations.
+        them has Gaussian noise in the norm l2. They compose by zCDP (`accounting.compose_at`),
+        which allows an iteration to depend on earlier releases. The cells do not depend on records,
+        and the initial centers are post-processing. In units of the radius, adding a record moves
+        the count and the sum of one cluster by at most sqrt(1 + 1). A replaced record either stays
+        in its cluster and moves the sum by at most 2, or moves to another cluster and moves both
+        clusters by at most sqrt(2 + 2) = 2. An open ledger counts one release. Let sigma be the
+        standard deviation of the noise in units of the radius, z the normal quantile at 1 - beta /
+        (2 k (d + 1)), and e = sigma z. Given the assignment, with probability 1 - beta all counts
+        of an iteration are within e of the truth, and all coordinates of the center of c records
+        within 2 e radius / (c - e). Let rho-zCDP imply (epsilon, delta)-DP; then sigma is at most 2
+        sqrt((T + 1) / (2 rho)) for T iterations.
 
     Source:
         Blum, Dwork, McSherry and Nissim, "Practical privacy: the SuLQ framework" (2005). Su, Cao,
@@ -137,7 +138,7 @@ def private_k_means(
     relation = relation_or_inherited(relation)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    cells = max(32, 4 * k)  # So many that two clusters rarely share one.
+    cells = max(32, 4 * k)  # Enough cells that two clusters rarely share one.
     reach = _reach(relation, bits, dims=cells * (1 + dims))
     sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
@@ -187,7 +188,7 @@ def _share_of(
 ) -> tuple[AdditiveMechanism, Guarantee]:
     """The Gaussian mechanism for one of several releases, and the guarantee of all together."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
-    # Parts that are rounded up may add up to more than delta, and then no epsilon would be enough.
+    # The factor rounds down: if parts added up to more than delta, no epsilon would be enough.
     part = delta / releases * (1 - 2.0**-40)
 
     def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
@@ -207,7 +208,7 @@ def _share_of(
         mechanism, guarantee = runs(enough)
         mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
     except ValueError:
-        # The errors inside name the share of one release, which no caller passed.
+        # Errors raised inside would name the epsilon of one release, which the caller did not pass.
         raise ValueError(
             f"no Gaussian noise fits {releases} releases at epsilon={epsilon:g} and"
             f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
@@ -304,10 +305,10 @@ def clusters_of_cells(
 
 
 def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Points drawn by weight times squared distance from the points before."""
+    """Points drawn by weight times the squared distance from earlier points."""
 
     def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The small number avoids log(0) for all points, if no weight is left.
+        # The small number avoids log(0) for all points when no weight is left.
         point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
         return jnp.minimum(nearest, _squares(points - point[None])), point
 
@@ -335,11 +336,12 @@ def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
 def _of_clusters(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """Of the centers and sizes of clusters, for the noise of the last iteration.
+    """Intervals of the centers and sizes of clusters, for the noise of the last iteration.
 
     A center is a noisy sum over a noisy count, and the release determines both: the sum is the
-    center times the count. If the center is at the edge of the ball, it was shortened. If the count
-    is not above the noise, the center was kept from before. In both cases the interval is the ball.
+    center times the count. A center at the edge of the ball may have been clipped, and a center
+    with a count not above the noise was kept from before. In both cases the interval is the whole
+    ball.
     """
     del measured
     middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])

@@ -30,8 +30,9 @@ from dpjax.queries._second_moments import (
 )
 from dpjax.targets._bounds import VectorNorm, sqrt_up
 
-# The first coordinate of (1/2, x, y). It is below 1, because noise on products matters more than
-# noise on sums: a line divides them by the variance of x, in units of its radius.
+# The first coordinate of (1/2, x, y). It is below 1 because noise on products matters more than
+# noise on sums: the regression divides products by the variance of x, which is small in units of
+# the radius.
 _WEIGHT = Fraction(1, 2)
 
 
@@ -51,8 +52,8 @@ def private_linear_regression(
 ) -> Release:
     """Least squares with an intercept, from noisy sums of products.
 
-    x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Then the products of the
-    coordinates of (1/2, x / x_radius, y / y_radius) are added up, all but the square of y.
+    x is clipped to the ball of its radius, and y to [-y_radius, y_radius]. Then all products of two
+    coordinates of (1/2, x / x_radius, y / y_radius) are added up, except the square of y.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -66,9 +67,10 @@ def private_linear_regression(
             x x^T / x_radius^2.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
-        by: {column: its public keys} for every group, as for `private_mean`, beside x and y.
-        missing: "drop" leaves out a record that misses a number (NaN). "center" counts x, or y, as
-            0 where it misses one.
+        by: {column: its public keys} for every group, as for `private_mean`. The columns are in the
+            database beside x and y.
+        missing: "drop" leaves out a record that misses a number (NaN). "center" counts an x or y
+            with a missing number as 0.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -83,11 +85,11 @@ def private_linear_regression(
         of x and y, and on the sums of x x^T and x y, each entry once. In units of the radii and in
         the norm l2, a record moves them by at most 1.61 if it is added. If it is replaced, it moves
         them by at most sqrt(5) for d = 1, and 2.41 for larger d. The proof is in
-        docs/proofs/shorter.md. The rest is post-processing. Take the average of (1, x) (1, x)^T.
-        Its eigenvalues are raised to the size of the noise if they are below it, so the weights are
-        finite. Let all entries of the averages be within e of the truth, and let s be the least
-        eigenvalue of the system that is solved. The weights, in units of the radii, move by at
-        most e ((d + 1) |w| + sqrt(d + 1)) / s.
+        docs/proofs/shorter.md. The rest is post-processing. Eigenvalues of the average of (1, x)
+        (1, x)^T that are below the size of the noise are raised to it, so the weights are finite.
+        Let all entries of the averages be within e of the truth, and let s be the least eigenvalue
+        of the system that is solved. The weights, in units of the radii, move by at most e ((d + 1)
+        |w| + sqrt(d + 1)) / s.
 
     Source:
         Dwork, Talwar, Thakurta and Zhang (2014); Wang, "Revisiting differentially private linear
@@ -153,7 +155,7 @@ def private_linear_regression(
 def _line(
     value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
 ) -> dict[str, jax.Array]:
-    # The square of y, which comes last, is not released and not used.
+    # The square of y, the last entry, is neither released nor used.
     triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
     return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)[0]
 
@@ -180,7 +182,7 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Nothing is known of a line through records that nearly lie in a plane."""
+    """Infinite if records nearly lie in a hyperplane, because noise then determines the line."""
     del facts
     flat = np.where(values[..., 0] < CLEAR * error, np.inf, 0.0)
     return {"weights": flat[..., None], "intercept": flat}

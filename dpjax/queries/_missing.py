@@ -1,4 +1,4 @@
-"""Records that miss a number: left out, or counted at a public number.
+"""Records with missing numbers: left out, or counted with a public number instead.
 
 The dtype decides whether a number can be missing, and never the numbers themselves.
 """
@@ -18,7 +18,7 @@ from dpjax.queries._totals import Addend
 
 
 def drops_missing(missing: str, other: str) -> bool:
-    """Whether an argument `missing` leaves records out; the other choice counts them."""
+    """Whether an argument `missing` leaves records out. The other choice counts them."""
     _checks.choice("missing", missing, ("drop", other))
     return missing == "drop"
 
@@ -39,11 +39,11 @@ def complete(records: Database) -> jax.Array:
     return ~functools.reduce(jnp.logical_or, missing, jnp.zeros((), bool))
 
 
-@functools.lru_cache(maxsize=64)  # A query that is made once is traced once.
+@functools.lru_cache(maxsize=64)  # Cached, so that equal queries are traced only once.
 def of_complete(query: IntegerQuery) -> IntegerQuery:
-    """A query of the records that miss no number; the others count as absent.
+    """A query of the records without missing numbers. Others count as absent.
 
-    Complete records are one group: a replaced record may come to be in it, or leave it.
+    Complete records form one group. A replaced record may enter or leave this group.
     """
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:

@@ -56,9 +56,9 @@ def private_mean(
     by: By | None = None,
     missing: Literal["drop", "lower"] = "drop",
 ) -> Release:
-    """The average record, each clamped to public bounds.
+    """The average of records that are clamped to public bounds.
 
-    Distances from the middle of the interval are added up, with noise. Under replace-one the sum is
+    It adds up differences from the middle of the interval, with noise. Under replace-one the sum is
     divided by n, which is public. Under add-or-remove-one it is divided by a noisy count, from the
     same release.
 
@@ -90,13 +90,12 @@ def private_mean(
         d sums by at most 2 h under replace-one. Under add-or-remove-one it moves each sum by at
         most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
         average is within 2 h d ln(d / beta) / (epsilon n) of the truth under replace-one. Under
-        add-or-remove-one it is within 2 h e / (n - e), where
-        e = (d + 1) ln((d + 1) / beta) / epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots,
-        and the rounding of floats. By group, n is the size of a group. It is private under both
-        relations, and counted in the same release. Then a replaced record moves two groups, so e is
-        twice as large. If records without missing numbers alone count, and the dtype allows missing
-        numbers, as that of floats does, n is private and counted, too. Under replace-one
-        e = max(2 d, d + 1) ln((d + 1) / beta) / epsilon then.
+        add-or-remove-one it is within 2 h e / (n - e), where e = (d + 1) ln((d + 1) / beta) /
+        epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots, and the rounding of floats. By
+        group, n is the size of a group. It is private under both relations, and counted in the same
+        release. A replaced record moves two groups, so e is twice as large. If records with missing
+        numbers are left out and the dtype allows missing numbers, as floats do, n is private and
+        counted, too. Under replace-one, e is then max(2 d, d + 1) ln((d + 1) / beta) / epsilon.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
@@ -140,7 +139,7 @@ def private_mean(
 def _average(
     totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
 ) -> jax.Array:
-    """Averages from a noisy count, times half of the interval, and sums around its middle."""
+    """Averages from a scaled noisy count and noisy sums around the middle of the interval."""
     middle, half, low, high = interval
     count = jnp.maximum(totals[0], unit) / half if n is None else n
     return jnp.clip(middle + totals[1:] / count, low, high)
@@ -148,9 +147,9 @@ def _average(
 
 @functools.lru_cache(maxsize=64, typed=True)
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
-    """The number of records times half of the interval, and sums of distances from its middle.
+    """The scaled number of records, and sums of their differences from the interval's middle.
 
-    Scaled by half of the interval, the count moves as far as a sum when a record is added.
+    The count is scaled by half of the interval, so that adding a record moves it as far as a sum.
     """
     middle, half = middle_and_half(low, high)
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
@@ -309,11 +308,11 @@ def private_covariance(
         (epsilon, delta)-DP under the relation. One release has noise on n, on the sum, and on the
         upper triangle of the sum of products, each entry once. In units of the radius and in the
         norm l2, a record moves them by at most sqrt(3) if it is added, and 3 / sqrt(2) if it is
-        replaced. Records are rounded to integers in the ball, so rounding takes none beyond it. Now
-        take replace-one and Gaussian noise of standard deviation sigma. Let z be the normal
-        quantile at 1 - beta / (2 m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all
-        entries of the averages of x and of x x^T around the center are within sigma z / n of the
-        truth, and rounding adds radius^2 (2^-17 (d + 9) + 2^-12 / n).
+        replaced. Records are rounded to integer vectors inside of the ball. For replace-one and
+        Gaussian noise of standard deviation sigma, let z be the normal quantile at 1 - beta / (2
+        m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all entries of the averages of x
+        and of x x^T around the center are within sigma z / n of the truth, and rounding adds
+        radius^2 (2^-17 (d + 9) + 2^-12 / n).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014).
@@ -438,7 +437,7 @@ def _released_of_ball(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    """In units of the records; an ellipsoid has a size for each of its axes."""
+    """Mean and covariance in units of the records. An ellipsoid has a size for each axis."""
     dtype = jnp.result_type(float)
     middle = np.asarray(ball["middle"], dtype)
     sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)
@@ -462,7 +461,7 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Components of variances that nearly tie may point anywhere; variances err by the error."""
+    """Infinite for components whose variances nearly tie; the eigenvalue error for variances."""
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)
     nearest = np.minimum(np.append(far, -gaps, axis=-1), np.append(-gaps, far, axis=-1))
@@ -493,7 +492,7 @@ def released_moments(
 ) -> Release:
     """A statistic computed from the noisy moments of vectors, clipped to the unit ball.
 
-    Kind and public facts say how its intervals are made.
+    `kind` and the public facts determine how its intervals are made.
     """
     bits = radius_bits_for(slots_of(database, terms.relation))
 

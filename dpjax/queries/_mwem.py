@@ -5,8 +5,8 @@ this query with Laplace noise, and multiplies the cells of the table to improve 
 answers are integers, and so are the errors that serve as scores. The table is computed from
 releases alone, so its rounding costs no privacy.
 
-Drawing an index may fail and is then tried again. One loop over tries starts fewer kernels on a GPU
-than a loop over tries in each round.
+Drawing an index may fail, and is then tried again. A single loop over all tries starts fewer
+kernels on a GPU than nested loops over rounds and tries.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from dpjax.release._mechanism import SensitivityMechanism
 _MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
-# A GPU computes so many updates in one kernel. A longer kernel would compile slowly.
+# The number of updates that a GPU computes in one kernel. A longer kernel would compile slowly.
 _MOST_AT_ONCE = 16
 
 
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     Attributes:
         found: whether a query was selected; if not, the round tries again.
-        tries: where the next try of this round starts.
+        tries: where the random numbers for the next try of this round start.
         query: the index of the query.
         answer: its noisy answer.
         log_prob: the log probability of the query and its answer; None in a release.
@@ -60,7 +60,8 @@ class Measured(NamedTuple):
     log_prob: PyTree = None
 
 
-# Takes the number of the round, where its try starts, and the answers of the table as integers.
+# Takes the number of the round, where the random numbers of the try start, and the table's answers
+# as integers.
 _Measure: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], Measured]
 _Counted: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -70,7 +71,7 @@ class _State(NamedTuple):
 
     Attributes:
         number: the number of finished rounds.
-        tries: where the next try starts.
+        tries: where the random numbers for the next try start.
         log_weights: the log weights of the cells of the table.
         total: the sum of the tables at the start of each round.
         rows: the weights of each measured query, for the updates of later rounds.
@@ -188,7 +189,7 @@ class Mwem(SensitivityMechanism):
             tried, found, query = tried_index(keys[number, 0], tries, errors, of_scores)
             drawn = jax.tree.map(lambda limb: limb[number], noise)
             noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
-            # A lane that waits for others finds the same query again.
+            # A lane that waits for other lanes repeats its try, and finds the same query.
             tries = jnp.where(found, tries, tried)
             answer = jnp.where(query < 0, jnp.nan, noisy)
             return Measured(_in_all_lanes(found), tries, query, answer)
@@ -210,7 +211,7 @@ class Mwem(SensitivityMechanism):
             _State(number, tries, zeros, zeros, rows, answers, measured),
         )
         last = self._table(end.log_weights)
-        # A bad traced parameter makes all tables NaN but the first.
+        # A bad traced parameter makes all tables NaN except the first.
         average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, end.total / self.rounds)
         shape = self.workload.cells
         return average.reshape(shape), last.reshape(shape), end.measured
@@ -221,7 +222,7 @@ class Mwem(SensitivityMechanism):
         answers = self.workload.answers(table.reshape(self.workload.cells))
         integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)
         now = measure(number, state.tries, integers)
-        # If no query was selected, the next try overwrites these.
+        # If no query was selected, the next try overwrites these entries.
         row = self.workload.row(now.query).ravel().astype(dtype) / self._entry
         rows = state.rows.at[number].set(row)
         answer = jnp.clip(now.answer / self._entry, -n, n)
@@ -245,10 +246,10 @@ class Mwem(SensitivityMechanism):
         number: jax.Array,
         updates: jax.Array,
     ) -> jax.Array:
-        """The log weights after updates: for the new query first, then for all in turn."""
+        """The log weights after updates: first for the new query, then for all queries in turn."""
         several = min(self.rounds, _MOST_AT_ONCE)
 
-        @jax.jit  # Traced once, although a block of updates calls it often.
+        @jax.jit  # Jitted so that it is traced once, although a block of updates calls it often.
         def update(log_weights: jax.Array, row: jax.Array, answer: jax.Array) -> jax.Array:
             error = answer - jnp.vdot(row, self._table(log_weights))
             return log_weights + error / (2 * self.records) * row
@@ -264,7 +265,7 @@ class Mwem(SensitivityMechanism):
             which = (number + numbers) % (number + 1)
             # A row of zeros changes nothing.
             some = jnp.where((numbers < updates)[:, None], rows[which], 0)
-            # XLA fuses all these updates into one kernel if it sees a separate array for each row.
+            # XLA fuses all these updates into one kernel only if each row is a separate array.
             given = lax.optimization_barrier((tuple(jnp.unstack(some)), answers[which]))
             for row, answer in zip(*given, strict=True):
                 log_weights = update(log_weights, row, answer)
@@ -317,13 +318,15 @@ class Mwem(SensitivityMechanism):
 
         It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries of
         magnitude at most E, T rounds, and U updates in all rounds. a bounds the errors of
-        measurements. b bounds how much worse an answer may be than the answer of the selected one.
+        measurements, and b bounds how much larger the error of the worst query may be than that of
+        the selected one.
 
         Args:
             confidence: the probability that the bound holds, in (0, 1).
 
         Returns:
-            A scalar. It is a bound if `records` is the number of records, and none is out of range.
+            A scalar. It is valid if `records` is the true number of records, and no record is out
+            of range.
         """
         missed = (1 - _checks.fraction("confidence", confidence)) / (2 * self.rounds)
         answer = jax.ShapeDtypeStruct((), jnp.int32)
@@ -346,19 +349,19 @@ def mwem(
     replays: int = 10,
     relation: NeighboringRelation | None = None,
 ) -> Mwem:
-    """MWEM: answers to all linear queries of a workload, at the price of a few of them.
+    """MWEM: answers to all linear queries of a workload, from noisy answers to a few of them.
 
-    Use it if queries are many, records few or epsilon small. Its error grows with the logarithm of
-    the number of queries. The error of noise on all answers grows with its root or faster. More
-    rounds learn from more queries, but each measurement has more noise.
+    Use it if there are many queries and few records, or if epsilon is small. Its error grows with
+    the logarithm of the number of queries, while noise on every answer grows at least with the
+    square root. More rounds learn from more queries, but each measurement has more noise.
 
     Args:
         workload: from `linear_workload` or `marginal_workload`. Each round forms its whole table,
             in floats.
         epsilon: finite, above 0; each round spends epsilon / (2 rounds) twice.
         rounds: T, at most 2^16.
-        records: n, if it is public, as under replace-one. Otherwise a public guess, or a noisy
-            count, which costs extra.
+        records: n if it is public, as under replace-one; otherwise a public guess, or a noisy
+            count, which costs extra budget.
         replays: how often each round repeats the updates of all measurements so far, at most 2^10.
             0 is the algorithm of the paper's analysis, whose steps are small.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
@@ -369,14 +372,15 @@ def mwem(
 
     Raises:
         TypeError: if epsilon is not a number, or `workload` is not a `Workload`.
-        ValueError: if a parameter is out of range; at a release, if the value is not like the
-            answers of the workload.
+        ValueError: if a parameter is out of range; at a release, if the value does not have the
+            structure of the workload's answers.
 
     Formal guarantees:
         epsilon-DP under the relation. There are T selections and T measurements at epsilon / (2 T)
         each, and a record moves no answer by more than the workload's `sensitivity("linf")`. This
         is exact: true answers are integers, each draw has its own key, and the table depends on
-        releases only. It holds for any `records`. Accuracy depends on it: `error`.
+        releases only. The guarantee holds for any `records`; only the accuracy depends on it, see
+        `error`.
 
     Source:
         Hardt, Ligett and McSherry, "A simple and practical algorithm for differentially private

@@ -27,7 +27,7 @@ def changed_records(difference: jax.Array) -> jax.Array:
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
-# At a level: whether each slot holds a prefix, and the slot of each person, -1 for none.
+# The state at a level: whether each slot holds a prefix, and the slot of each person (-1 for none).
 _State = tuple[jax.Array, jax.Array]
 
 
@@ -56,7 +56,7 @@ class NameSearch(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """epsilon^2 / (2 width) and 0: there are `width` levels at epsilon / width each."""
+        """`width` levels at epsilon / width each cost rho = epsilon^2 / (2 width), delta = 0."""
         rho, delta = super().zcdp
         return rho / self.width, delta
 
@@ -80,7 +80,7 @@ class NameSearch(SensitivityMechanism):
         return (self.capacity * _SYMBOLS,)
 
     def clamped(self, value: Value) -> jax.Array:
-        """The codes that are counted: all above 26 become 27, which stands for nobody.
+        """The codes that are counted. All codes above 26 become 27, which stands for no person.
 
         Args:
             value: integer codes of shape (n, width).
@@ -100,7 +100,8 @@ class NameSearch(SensitivityMechanism):
             noisy = jnp.where(asked, drawn, _NOT_ASKED)
             return self._descend(noisy, places), noisy
 
-        # Under `shard_map` the start of a loop must vary over devices as the key does.
+        # Under `shard_map`, the initial carry of a loop must vary over devices like the key, so a
+        # zero is computed from it.
         zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
         codes = self.clamped(value) + zero
         steps = jax.random.split(key, self.width), codes.T
@@ -176,7 +177,7 @@ class NameSearch(SensitivityMechanism):
             counts: the value of a release.
 
         Returns:
-            A dict from name to count. The empty text is a name like any other. A name of `width`
+            A dict from name to count. The empty string is a name like any other. A name of `width`
             letters stands for all names that begin with it.
         """
         found: dict[str, int] = {}
@@ -222,15 +223,16 @@ def name_search(
     """Finds frequent names without a list of names: "how many begin with A?", then with Aa, Ab, ...
 
     There are `width` levels. Each level extends every prefix by the letters a to z and by the end
-    of the name, and counts the people in each case, with integer Laplace noise. If a name ends with
-    a noisy count of at least `threshold`, it is found. Other cases with at least `threshold` are
-    the prefixes of the next level, at most the `capacity` most frequent ones.
+    of the name, and counts the people in each case, with integer Laplace noise. A name is found if
+    the noisy count of its end is at least `threshold`. Extensions with a noisy count of at least
+    `threshold` become the prefixes of the next level; if there are more than `capacity`, only the
+    most frequent ones.
 
     Args:
         epsilon: the epsilon of all levels together, above 0; each level has epsilon / width.
         width: how many letters of a name count, at least 1; a longer name is cut off.
         threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
-            probability p no prefix or name that nobody has is followed or found.
+            probability p the search finds no name, and follows no prefix, that nobody has.
         capacity: at least 1.
         relation: which databases are neighbors; None takes an open ledger's, else replace-one.
 
@@ -252,9 +254,9 @@ def name_search(
         (epsilon / width)-DP, at the scale 2 width / epsilon under replace-one, and width / epsilon
         under add-or-remove-one. Adaptive composition adds them up: all levels together are also
         epsilon^2 / (2 width)-zCDP. Let e = `error(confidence=p, simultaneous=True)`. With
-        probability p all counts are within e of the truth. Then all names that at least
-        threshold + e people have are found, unless the capacity was used up (`search.cut_off`). And
-        no name is found that fewer than threshold - e people have. Exact given uniform bits.
+        probability p all counts are within e of the truth. Then every name of at least threshold +
+        e people is found, unless the capacity was used up (`search.cut_off`), and no name of fewer
+        than threshold - e people is found. Exact given uniform bits.
 
     Source:
         Dwork, quoted in Scientific American (2012), for baby names; Cormode, Procopiuc, Srivastava,

@@ -1,4 +1,4 @@
-"""People with several rows as records: each has up to k rows, and a mask that says which."""
+"""People with several rows as records: each record has up to k rows, and a mask of them."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ def padded_people(
 ) -> PaddedRecords:
     """A database whose records are people, made from a table with several rows for each.
 
-    A target of people, a loss and an oracle take it as any database: a record is a dict of "rows",
-    the other columns with a leading axis of k rows, and "there", which of them the person has.
+    Targets, losses and oracles can use it like any database. A record is a dict: "rows" holds the
+    other columns with a leading axis of k rows, and "there" says which of these rows exist.
 
     Args:
         database: a table, a dict of columns, or an array of shape (n, d).
         person: the column of ids, as for `by_person`. Rows without an id are left out.
-        rows: k, how many rows of a person count, public: the first ones.
+        rows: k, how many rows of a person are used: the first ones. Public.
         capacity: the number of slots for people, public. It must be known to be enough for every
             database.
         order: as for `by_person`.
@@ -44,7 +44,7 @@ def padded_people(
     Formal guarantees:
         The record of a person depends on that person's rows alone, so tables that differ in all
         rows of a person become databases that differ in one record. A guarantee for one record of
-        this database is one per person. It says so if you give it the unit: by
+        this database is a guarantee per person. It says so if you set the unit: by
         `dataclasses.replace(sensitivity, privacy_unit="person (id)")`, or by `learning.fit`. The
         time that this function takes depends on the database.
 
@@ -89,7 +89,7 @@ def padded_people(
 
 
 def _others(found: Database, person: Name) -> Database:
-    """All columns but that of people; one alone as an array."""
+    """All columns except that of people. A single other column becomes an array."""
     rest = {name: x for name, x in columns_of(found).items() if name != person}
     if isinstance(found, np.ndarray) and len(rest) > 1:
         return np.stack([*rest.values()], axis=-1)

@@ -25,14 +25,14 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
 
     Raises:
         TypeError: if the database does not hold real numbers.
-        ValueError: if its arrays have no common leading axis, or n exceeds the capacity, which was
-            then not known to be enough.
+        ValueError: if its arrays have no common leading axis, or n exceeds the capacity. You must
+            choose a capacity that is enough for every possible database.
 
     Formal guarantees:
-        Under add-or-remove-one the number of records is private. A plain array shows it by its
-        shape, by memory and by time, and an empty array by a refusal. `PaddedRecords` do not show
-        it, for databases of at most `capacity` records. But the time that this function takes
-        depends on the number of records and on their texts.
+        Under add-or-remove-one the number of records is private. A plain array reveals it by its
+        shape, by memory and by time; an empty array reveals it by an error. `PaddedRecords` do not
+        reveal it, for databases of at most `capacity` records. But the time that this function
+        takes depends on the number of records and on their texts.
 
     Source:
         The argument above.
@@ -74,7 +74,7 @@ def check_capacity(capacity: int, n: int) -> int:
 def records_and_slots(database: Database) -> tuple[Database, int]:
     """The arrays of a database, padded or not, and the number of their slots.
 
-    Of records in parts the arrays are those of one part, for their structure.
+    For records in parts, the arrays are those of one part, which show the structure.
     """
     if isinstance(database, Parts):
         return records_and_slots(database.like)[0], database.slots
@@ -83,7 +83,7 @@ def records_and_slots(database: Database) -> tuple[Database, int]:
 
 
 def number_of_records(database: Database) -> jax.Array:
-    """How many records a database holds; of arrays it is known without a computation."""
+    """How many records a database holds. For arrays no computation is needed."""
     records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
         return jnp.sum(records.present, dtype=jnp.int32).astype(float)

@@ -1,4 +1,4 @@
-"""Queries of records in parts: every part gives exact totals, which add up in any order."""
+"""Queries of records in parts. Each part has exact totals, which add up in any order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from dpjax.queries._totals import Totals, added
 
 
 class OfParts:
-    """A query that takes `Parts` and `Summed` where it takes records.
+    """A query that takes `Parts` and `Summed` in place of records.
 
     Formal guarantees:
         Totals are integers that add up to the same bits in any order. So the value on parts has the
@@ -39,13 +39,14 @@ def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> To
     """The totals of all parts; refuses more records than are known to be possible."""
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[Any, int]:
-        # Runs in the process that holds the parts. A new function: JAX may keep old closures.
+        # Runs in the process that holds the parts. The lambda is new at each call, because JAX may
+        # cache old closures.
         of_one = jax.jit(lambda records, present: partial(records, present))
         total, n = nothing, 0
         for part in several:
             n += int(np.count_nonzero(part.present))
             total = added(total, of_one(*present_records(part)))
-            jax.block_until_ready(total)  # Or batches that wait for it fill the memory.
+            jax.block_until_ready(total)  # Without this wait, queued batches would fill the memory.
         return jax.device_get(total), n
 
     shapes = jax.eval_shape(partial, *present_records(parts.like))
@@ -55,6 +56,6 @@ def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> To
         total, n = added(total, found), n + count
     if n > parts.slots:
         raise ValueError(
-            f"most_rows must be known to be enough for every table, got {parts.slots} for {n}"
+            f"most_rows must be enough for every possible table, got {parts.slots} for {n}"
         )
     return total

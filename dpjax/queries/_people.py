@@ -50,13 +50,14 @@ PerPerson = Literal["sum"]
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The rows of people that a query sees.
+    """The part of people's rows that a query gets.
 
     Attributes:
         truncation: which rows count.
         of: the column that the query sees; None for all but that of people.
         names_columns: whether the query looks for columns by their names.
-        per_person: "sum" if it sees one row for the sum of those in each cell.
+        per_person: "sum" if the query gets one row for each person and cell, with the sum of the
+            person's rows.
     """
 
     truncation: Truncation
@@ -71,7 +72,7 @@ class View:
         return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
 
     def seen(self, records: Database) -> Database:
-        """All columns but that of people, or the one that the query asks for."""
+        """All columns except that of people, or the column that the query asks for."""
         person = self.truncation.person
         if self.of is not None:
             return picked(records, self.of)
@@ -112,7 +113,7 @@ def _exact_totals(
             held, known = numbers, jnp.ones(numbers.shape, bool)
         if jnp.issubdtype(held.dtype, jnp.floating):
             known &= ~jnp.isnan(held)
-            # Infinite sums must not become NaN, which counts as the lower bound.
+            # Clipped, because the sum of opposite infinities would be NaN, which counts as missing.
             largest = jnp.finfo(jnp.float64).max / (2 * rows)
             wide = jnp.clip(comparable(held).astype(jnp.float64), -largest, largest)
         else:
@@ -168,7 +169,7 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
-        """The scores of the rows that count."""
+        """The scores of the selected rows."""
         return self.scores(PaddedRecords(*self.view(*present_records(database))))
 
     def _bound(
@@ -228,20 +229,20 @@ def by_person(
     """A query that protects people who have several rows: neighbors differ in all rows of a person.
 
     Args:
-        query: any `Query` or scores of quantiles, also by group. It sees the rows that count.
+        query: any `Query` or scores of quantiles, also by group. It gets the selected rows.
         person: the column of ids, by name or index: texts, or integers of up to 64 bits. A row
-            without an id, or whose id is no whole number, counts for nobody and is left out.
-        rows: how many rows of a person count, public: the first ones. With `groups`, so many count
-            in each group.
-        groups: columns, and in how many groups of each a person counts, public: the first ones. A
-            row without a group is left out. Name the columns that the query is `by`.
-        order: a column of numbers: the rows with the least ones are the first. Equal ones, and all
-            rows where it is None, have the order of the table. Missing numbers are last.
-        of: the column that the query sees; None for all but that of people. If only one column is
-            left, the query sees it as an array, unless it looks for columns by name.
-        per_person: None, if the query sees rows; "sum", if it sees one number for each person, or
-            for each person in each group: the sum of the rows that count. Clamp it by the bounds of
-            the query, as those of `sum_query`. A missing number adds nothing.
+            without an id, or with a number that is not whole, belongs to nobody and is left out.
+        rows: how many rows of a person are used: the first ones. Public. With `groups`, this many
+            are used in each group.
+        groups: {column: in how many of its groups a person counts}, public: the first groups. A row
+            without a group is left out. Use the columns that the query is grouped `by`.
+        order: a column of numbers that orders a person's rows, smallest first and missing numbers
+            last. Ties, and all rows if it is None, keep the order of the table.
+        of: the column that the query gets; None for all except the column of people. If only one
+            column is left, the query gets it as an array, unless it looks up columns by name.
+        per_person: None if the query gets rows. With "sum" it gets one number for each person, or
+            for each person in each group: the sum over the selected rows. The bounds of the query,
+            as in `sum_query`, clamp these sums. Missing numbers add nothing.
 
     Returns:
         A `PeopleQuery`, which `dpjax.privatize` releases, or `PeopleScores`. Its sensitivity is per
@@ -253,14 +254,15 @@ def by_person(
         ValueError: if a number is out of range; on a database, if a column is missing.
 
     Formal guarantees:
-        The rows that count depend on those of their person and on their order alone. So the rows
-        that count of two people together are those of each. Let A and R be the query's reach for
-        one row under add-or-remove-one and replace-one. Let a person have at most k rows in each of
-        g groups, and let the query be by these groups. All rows of a person move it by at most
-        k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another person replaces this
-        one, with any number of rows, max(R, A) takes the place of A. Groups that the query is not
-        by multiply k. With "sum", k is 1. All are attained. The number of rows is private under
-        both relations. docs/proofs/people.md has the proof.
+        Which rows of a person are selected depends only on that person's rows and their order. So
+        adding or removing a person does not affect the selected rows of others. Let A and R be the
+        query's reach for one row under add-or-remove-one and replace-one. Let a person have at most
+        k rows in each of g groups, and let the query be by these groups. All rows of a person move
+        it by at most k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another person,
+        with any number of rows, replaces this one, max(R, A) takes the place of A. If `groups` has
+        columns that the query is not grouped by, their numbers of groups multiply k. With "sum", k
+        is 1. All bounds are attained. The number of rows is private under both relations.
+        docs/proofs/people.md has the proof.
 
     Source:
         Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson (2020), on bounded
@@ -287,7 +289,7 @@ def by_person(
             f" {_checks.shown(query)}"
         )
     if query.privacy_unit != RECORD:
-        raise TypeError(f"query must be one of rows, got one per {query.privacy_unit}")
+        raise TypeError(f"query must be about rows, got one per {query.privacy_unit}")
     truncation = checked_truncation(person, rows, groups, order)
     by_group = isinstance(query, (GroupedQuery, GroupedScores))
     cells = dict(query.named_groups) if by_group else {}
@@ -303,7 +305,7 @@ def by_person(
 
 
 def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
-    """The query of the rows that count."""
+    """The query on the selected rows."""
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
         return query.addends_of(*view(records, present))
@@ -315,28 +317,27 @@ def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
 def _view(
     truncation: Truncation, of: Name | None, per_person: PerPerson | None, cells: Mapping[str, int]
 ) -> View:
-    """What the query sees, after a check of the arguments."""
+    """The view of the query, after a check of the arguments."""
     if of is not None:
         check_name("of", of)
     if per_person is None:
         if of is not None and cells:
             raise ValueError(
-                f"of must be given to queries.by, whose query sees one column, got of={of!r} beside"
-                " a query by group"
+                f"of must be given to queries.by if the query is by group, got of={of!r} here"
             )
         return View(truncation, of, bool(cells), None)
     _checks.choice("per_person", per_person, get_args(PerPerson))
     if missing := cells.keys() - dict(truncation.groups).keys():
         raise ValueError(
-            'groups must name the columns that the query is by, where per_person="sum" makes a sum'
-            f" for each of them, got no {sorted(missing)}"
+            'groups must name the columns that the query is grouped by, because per_person="sum"'
+            f" makes a sum for each group, got none for {sorted(missing)}"
         )
     return View(truncation, of, bool(cells), per_person)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleIntegers(GroupedIntegers):
-    """The integers of a query of the rows of people that count."""
+    """The integers of a query on the selected rows of people."""
 
     privacy_unit: str
     notes: tuple[str, ...]
@@ -344,13 +345,13 @@ class PeopleIntegers(GroupedIntegers):
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """How many rows of a person a query sees.
+    """How many rows of a person a query gets.
 
     Attributes:
-        rows: in each block of the value that some of them move.
-        blocks: how many blocks some of them move.
+        rows: the number of a person's rows that may move the same block of the value.
+        blocks: the number of blocks that a person's rows may move.
         privacy_unit: the person.
-        notes: what a guarantee says about it.
+        notes: what a guarantee says about the selection of rows.
     """
 
     rows: int
@@ -361,14 +362,14 @@ class Contribution:
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         """How far all rows of a person move a value, if one row moves it by `of_rows`."""
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
-        # Another person may have fewer rows, or none, so a replaced row may be one that is removed.
+        # The other person may have fewer rows or none, so replacing a person may also remove rows.
         moved = self.rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
         if norm == "l2":
             return sqrt_up(moved**2 * self.blocks)
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
     def integers(self, query: IntegerQuery) -> PeopleIntegers:
-        """A query of rows, which are those that count, as one of people."""
+        """A query of rows as a query of people, on their selected rows."""
         of_people = {
             "addends": query.addends_of,
             "reach": functools.partial(self.reach, query.reach),
@@ -378,7 +379,7 @@ class Contribution:
         return PeopleIntegers(**vars(query) | of_people | about)
 
     def query(self, query: Query) -> PeopleQuery:
-        """Likewise."""
+        """The same for a `Query`."""
         integers = self.integers(query._integers)
         return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
 
@@ -386,7 +387,7 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[str, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """How many rows a query by some columns sees; `cells` are these, with the numbers of keys.
+    """How many rows a grouped query gets. `cells` are its columns with their numbers of keys.
 
     `cells` holds only columns that are named by texts: an index may mean another column once the
     column of people is left out.
@@ -403,13 +404,13 @@ def contribution(
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfPeople:
-    """Groups as `private_mean` takes them, of rows of people that count.
+    """Groups of people's selected rows, in the form that `private_mean` takes.
 
-    It is no mapping: code that knows groups of rows alone refuses it.
+    It is not a mapping, so that code that only handles groups of rows refuses it.
 
     Attributes:
         by: the groups, {column: keys}.
-        contribution: how many rows of a person there are.
+        contribution: how many rows of a person are used.
     """
 
     by: By
@@ -422,7 +423,7 @@ def groups_alone(by: By | RowsOfPeople | None) -> By | None:
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """The integers of a query by groups, of people if the rows are theirs."""
+    """The integers of a grouped query; a query of people if the rows are people's."""
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)
     return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

@@ -29,11 +29,12 @@ from dpjax.release._privatize import PrivateFunction, privatize
 from dpjax.targets._clamping import check_interval
 from dpjax.targets._summaries import exact_probability
 
-# Cells of the finest grid: for one group, and for all groups together.
+# The most cells of the finest grid, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**12, 2**22
-# A search goes no nearer to an end than this many of its scales, nor than a quarter of all records.
+# A search stays this many scales of its noise away from the lowest and highest ranks, but at most a
+# quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-_TRUSTED = 0.8  # Estimates are in their intervals at this confidence.
+_TRUSTED = 0.8  # Estimates are clipped to their intervals at this confidence.
 _FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the larger bound.
 
 
@@ -52,16 +53,17 @@ def private_quantiles(
 ) -> Release:
     """Quantiles of numbers that are clamped to public bounds, each with an interval.
 
-    A third of epsilon finds the quantiles on a fine grid by exponential mechanisms: the middle one
-    first, then those on each side of it. Few of them depend on each other, so epsilon is not split
-    by their number. The rest counts the records between thresholds around the numbers that were
-    found. These counts correct the numbers and give the intervals.
+    A third of epsilon finds the quantiles on a fine grid by exponential mechanisms: the middle
+    quantile first, then those on each side of it. A record affects only one search at each level of
+    this recursion, so epsilon is split by the number of levels, not by the number of quantiles. The
+    rest of epsilon counts the records between thresholds around the numbers that were found. These
+    counts correct the numbers and give the intervals.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
         probabilities: one or several, each from 0 to 1, in any order. 0 is the minimum and 1 the
-            maximum. A float stands for the decimal number that it prints as.
+            maximum. A float stands for the decimal that it prints.
         lower: a finite number, public.
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of all quantiles together.
@@ -73,10 +75,10 @@ def private_quantiles(
 
     Returns:
         A `Release` of floats, shape () for one probability and (quantiles,) for several; by group
-        with a leading axis. `release.interval(0.95)` encloses each quantile of the records. An
-        interval of a minimum begins at `lower`, as nothing private can rule out one small record.
-        A quantile next to an end, where noise hides single records, is estimated by the nearest one
-        that noise does not hide.
+        with a leading axis. `release.interval(0.95)` encloses each quantile of the records. The
+        interval of a minimum begins at `lower`, because no private release can rule out a single
+        small record. A quantile too close to 0 or 1 for the noise is estimated by the nearest
+        quantile that the noise allows.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
@@ -85,9 +87,9 @@ def private_quantiles(
 
     Formal guarantees:
         epsilon-DP under the relation, by docs/proofs/quantiles.md. An interval is the set of cells
-        of a grid that the noisy counts do not contradict. With probability at least its confidence
-        it holds the quantile, up to a normal approximation of the sum of the noise with a
-        correction for its tails. It holds for any records, also with ties and gaps.
+        of a grid that are consistent with the noisy counts. It contains the quantile with
+        probability at least its confidence, up to a normal approximation of sums of noise, which is
+        corrected for tails. This holds for any records, including ties and gaps.
 
     Source:
         Smith (2011); Kaplan, Schnapp and Stemmer, "Differentially Private Approximate Quantiles"
@@ -145,7 +147,7 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """The number of cells, so that few records are in one where they are ten times as dense."""
+    """The number of cells, so that few share one even at ten times the average density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     return 2 ** min(max(6, math.ceil(math.log2(wanted))), int(math.log2(most)))
@@ -154,7 +156,7 @@ def _cells(capacity: int, groups: int, epsilon: float) -> int:
 def _searched(
     wanted: tuple[Fraction, ...], capacity: int, groups: int, epsilon: float
 ) -> tuple[Fraction, ...]:
-    """The quantiles that are searched for: those wanted, moved away from the ends, and sorted."""
+    """The quantiles to search for: the requested ones, moved away from 0 and 1, and sorted."""
     depth = len(set(wanted)).bit_length()
     scale = 2 * depth * 3 / epsilon
     ranks = Fraction(math.ceil(_FROM_END * scale) * groups, capacity)
@@ -202,9 +204,10 @@ def _private(
 
 
 def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
-    """Where the counts and the positions, each by its precision, put the quantiles of each group.
+    """Estimates of each group's quantiles, from counts and positions weighted by their precisions.
 
-    On the host: these few numbers are public, and a program for them would compile for seconds.
+    It runs on the host: these few numbers are public, and compiling a program for them would take
+    seconds.
     """
     edges, counts = map(np.asarray, ranks)
     bounds, below, before = _known(edges, counts, facts["cells"])
@@ -213,8 +216,8 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
     value = value[..., 0] if facts["scalar"] else value
-    # The search took a more central quantile than one near 0 or 1. So clip the estimate to the
-    # interval that the counts allow for the quantile that was asked for.
+    # For a quantile near 0 or 1, the search used a more central one. So the estimate is clipped to
+    # the interval that the counts allow for the requested quantile.
     measured = {"edges": edges, "counts": counts}
     low, high = _of_ranks(None, measured, facts, _TRUSTED, False)
     return np.clip(value, low, high)
@@ -227,9 +230,9 @@ def _least_after(below: np.ndarray) -> np.ndarray:
 def _known(
     edges: np.ndarray, counts: np.ndarray, cells: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The thresholds, how many records are counted below each, and in how many cells."""
+    """The thresholds, the noisy number of records below each, and the number of cells in it."""
     bounds = thresholds(edges, cells)
-    # No record is between two thresholds that are one edge.
+    # If two thresholds are the same edge, no record lies between them.
     real = np.diff(bounds, axis=-1) > 0
     none = np.zeros((*edges.shape[:-1], 1))
     below = np.concatenate([none, np.cumsum(np.where(real, counts, 0), axis=-1)], axis=-1)
@@ -257,7 +260,7 @@ def _of_group(
 
 
 def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
-    """Where so many records are below; the middle where several places have as many."""
+    """The place with this many records below it; the middle if several places qualify."""
 
     def inside(cell: int) -> float:
         cell = min(max(cell, 1), len(below) - 1)
@@ -270,7 +273,7 @@ def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
 
 
 def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """The number at a place of the grid; NaN where a traced parameter was bad."""
+    """The number at a place of the grid; NaN if a traced parameter was bad."""
     share = place / facts["cells"]
     number = facts["lower"] * (1 - share) + facts["upper"] * share
     return np.where(np.min(edges, axis=-1, keepdims=True) < 0, np.nan, number)
@@ -280,7 +283,7 @@ def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.n
 def _of_ranks(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The thresholds around the cells that the noisy counts do not contradict.
+    """The thresholds around the cells that are consistent with the noisy counts.
 
     docs/proofs/quantiles.md says why one test for each cell is enough.
     """
@@ -309,11 +312,11 @@ def _of_ranks(
 
 
 def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: float) -> Any:
-    """The variance of the noise of an excess, from how many cells are on each side.
+    """The variance of the noise of an excess, from the number of cells on each side.
 
     The excess has (1 - p) times the noise on its left, minus p times the noise on its right.
     """
-    # Noise on integers is rounded to them.
+    # Noise on integers is rounded to integers, which adds 1/12 to the variance.
     return (2 * scale**2 + 1 / 12) * (left * (1 - p) ** 2 + right * p**2)
 
 
@@ -325,5 +328,5 @@ def _reach_of_excess(
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)
     kurtosis = np.divide(fourth, variance**2, where=variance > 0, out=np.zeros_like(variance))
     tails = np.maximum(kurtosis / 24 * (normal**3 - 3 * normal), 0)
-    # Definitions of a quantile differ by one rank at most.
+    # The 1 covers different definitions of a quantile, which differ by at most one rank.
     return np.sqrt(variance) * (normal + tails) + 1

@@ -1,4 +1,4 @@
-"""The release behind private statistics: one noisy query, from which they are computed."""
+"""The release behind private statistics: one noisy query, from which statistics are computed."""
 
 import dataclasses
 import functools
@@ -38,11 +38,11 @@ def shape_of_record(
 ) -> tuple[int, ...]:
     """The shape of a record; refuses a database that is not one array of a wanted shape.
 
-    With groups, their columns stand beside the array.
+    With groups, the database also holds their columns.
     """
     records = inside_groups(records_and_slots(database)[0], groups_alone(by))
     shapes = {"(n,)": (None,), "(n, d)": (None, None)}
-    name = "database, beside the columns of groups," if by else "database"
+    name = "database, apart from the columns of groups," if by else "database"
     check_numbers(name, records, *(shapes[x] for x in wanted))
     return records.shape[1:]
 
@@ -55,7 +55,7 @@ class Terms(NamedTuple):
     relation: NeighboringRelation
     name: str | None
     by: By | RowsOfPeople | None = None
-    drops: bool = False  # Records that miss a number.
+    drops: bool = False  # Whether records with missing numbers are dropped.
 
 
 def _private(
@@ -73,7 +73,7 @@ def _private(
     return mechanism, privatize(Unchanging(what, query), mechanism)
 
 
-# A query that is made once is prepared once. Nothing here depends on a database.
+# Cached, so that equal queries are prepared once. Nothing here depends on a database.
 _kept_private = functools.lru_cache(maxsize=64, typed=True)(_private)
 
 
@@ -91,8 +91,8 @@ def released(
     """A statistic computed from one noisy query, called `what` in the history of ledgers.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise. With groups, it is called for each group. Kind and
-    public facts say how intervals are made.
+    is private) and the scale of the noise. With groups, it is called for each group. `kind` and the
+    public facts determine how intervals are made.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = make_query(slots_of(database, relation))
@@ -104,7 +104,8 @@ def released(
     private = _kept_private if known and not _checks.is_staging() else _private
     mechanism, ask = private(asked, what, terms.epsilon, terms.delta, relation)
     n = None
-    # A replaced record may change its group, or miss a number, so sizes of groups are private.
+    # A replaced record may change its group or have a missing number, so the sizes of groups are
+    # private.
     if relation is NeighboringRelation.REPLACE_ONE and not by and not drops:
         n = number_of_records(database)
 

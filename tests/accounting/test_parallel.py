@@ -142,7 +142,7 @@ def test_parts_do_not_show_how_many_records_there_are():
     for options in ({}, {"capacity": None}):
         with pytest.raises(ValueError, match="capacity must be a public number of slots"):
             published(2**14, **options)
-    with pytest.raises(ValueError, match="only there, got 700 and PaddedRecords"):
+    with pytest.raises(ValueError, match="None for PaddedRecords, got 700 and PaddedRecords"):
         queries.split_by(SLOTS, column="cut", keys=CUTS, capacity=700)
     with pytest.raises(ValueError, match="capacity must be enough"):
         published(9, capacity=8)

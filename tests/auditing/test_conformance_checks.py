@@ -101,8 +101,8 @@ FLAWS = {
     "a far number gives the others away": "a value of the largest float, alone or among",
     "-0.0 is told": "a value of -0.0, alone or among",
     "infinities of both signs are told": "a value of both infinities and nan, alone",
-    "a density times e^5": "a density with total 1: of a density fitted to the draws, the",
-    "a density over e^9": "a density with total 1",
+    "a density times e^5": "a density with integral 1: of a density fitted to the draws, the",
+    "a density over e^9": "a density with integral 1",
     "a guarantee without an axis": "vmap must keep the guarantees apart",
 }
 

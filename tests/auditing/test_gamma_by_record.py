@@ -133,7 +133,7 @@ def test_what_is_refused(key):
     with pytest.raises(TypeError, match="record by record"):
         by_record(key, oracle=lambda key, n: jax.random.exponential(key, (n,)))
     for records in (jnp.ones((3, 2)), jnp.ones(3, int), jnp.float32(3), {"x": jnp.ones(3)}):
-        with pytest.raises(ValueError, match="records must be like"):
+        with pytest.raises(ValueError, match="records must have the structure"):
             by_record(key, records=records)
     sampled = dpjax.sample_sensitivity(key, MEAN, ORACLE, n=N, norm="l1", m=100)
     with pytest.raises(ValueError, match="n=20"):

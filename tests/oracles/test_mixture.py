@@ -81,7 +81,7 @@ def test_a_component_without_a_density_says_so():
         ([1.0, 0.0], ValueError, "weights must be finite and above 0"),
         ([1.0, -1.0], ValueError, "weights must be finite and above 0"),
         ([1.0, np.nan], ValueError, "weights must be finite and above 0"),
-        ([1.0, 1e-10], ValueError, "at least 2\\^-32 of their sum"),
+        ([1.0, 1e-10], ValueError, "at least 2\\^-32 times their sum"),
         (["a", "b"], TypeError, "weights must be real numbers"),
     ],
 )

@@ -396,7 +396,7 @@ def test_simulated_intervals_say_so():
         KEYS[0], LINE, x_radius=1.0, y_radius=1.0, epsilon=1.0, delta=1e-6
     )
     assert "(95%, simulated)" in repr(release)
-    with pytest.raises(ValueError, match=r"at most 0\.995 for an interval that is simulated"):
+    with pytest.raises(ValueError, match=r"at most 0\.995 for a simulated interval"):
         release.interval(confidence=0.999)
 
 

@@ -288,7 +288,7 @@ DAYS_AS_TEXTS = {"id": np.arange(2), "day": np.array(["a", "b"])}
 REFUSED = {
     "by person twice": (
         lambda: PEOPLE(PEOPLE(COUNT, rows=1), rows=1),
-        "one of rows, got one per p",
+        "about rows, got one per p",
     ),
     "by group of people": (lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD), "by group first"),
     "no query": (lambda: PEOPLE(len, rows=1), "query must be a Query or scores"),
