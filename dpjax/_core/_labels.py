@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, estimate, interval
+from dpjax._core._moments import Moments
 from dpjax._core._types import PyTree, Value
 
 Axis: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -28,16 +29,24 @@ class Labels:
         statistic: and the columns that it is of, such as "mean of price".
         groups: the first axes of every array.
         axes: the other axes of each array, by its name; "" names an array that stands alone.
+        moments: "dates", "times" or "durations" if the numbers are such, as `Moments` counts them.
     """
 
     statistic: str
     groups: tuple[Axis, ...] = ()
     axes: tuple[tuple[str, tuple[Axis, ...]], ...] = ()
+    moments: str = ""
 
     def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
         """The name and labels of each axis of an array; None for an axis without labels."""
         known = [*self.groups, *dict(self.axes).get(part, ())][:ndim]
         return [*known, *[None] * (ndim - len(known))]
+
+    def texts(self, numbers: np.ndarray) -> list[str]:
+        """Short texts of numbers, such as the ends of a range; moments by their days."""
+        if self.moments in ("", "durations"):
+            return [f"{number:g}" for number in numbers]
+        return np.datetime_as_string(Moments(self.moments).exact(numbers), unit="D").tolist()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -47,7 +56,8 @@ class Labels:
     def from_json(cls, stored: dict[str, Any]) -> "Labels":
         """From what `to_json` made."""
         parts = tuple((str(part), _axes(axes)) for part, axes in stored["axes"])
-        return cls(str(stored["statistic"]), _axes(stored["groups"]), parts)
+        moments = str(stored.get("moments", ""))
+        return cls(str(stored["statistic"]), _axes(stored["groups"]), parts, moments)
 
 
 def _axes(stored: list[Any]) -> tuple[Axis, ...]:
@@ -98,8 +108,14 @@ def _rows_of_array(
         }
         named = {"part": part} if part else {}
         sides = zip(("low", "high"), ends or (), strict=False)
-        around = {side: float(end[place]) for side, end in sides}
-        yield {**named, **words, "value": numbers[place].item(), **around}
+        found = {"value": numbers[place].item(), **{side: float(end[place]) for side, end in sides}}
+        if labels.moments:
+            found = {name: _moment(labels.moments, number) for name, number in found.items()}
+        yield {**named, **words, **found}
+
+
+def _moment(kind: str, number: float) -> np.generic:
+    return Moments(kind).exact(np.array([number]))[0]
 
 
 def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:

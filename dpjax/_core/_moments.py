@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,23 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class _Unit(NamedTuple):
+    """A unit in which an error prints; times beside it are cut to a resolution, a step of it."""
+
+    name: str
+    seconds: float
+    resolution: Any
+    step: float
+
+
+_PRINTED = (
+    _Unit("days", _DAY, "D", 1.0),
+    _Unit("hours", 3600.0, "m", 1 / 60),
+    _Unit("minutes", 60.0, "s", 1 / 60),
+    _Unit("seconds", 1.0, "ms", 1e-3),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +70,25 @@ class Moments:
         known = ~np.isnan(whole)
         integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
+
+    def exact(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers as times or durations of microseconds, so that a day may have fractions."""
+        if self.kind == "dates":
+            return Moments("times").moments(numbers * _DAY)
+        return self.moments(numbers)
+
+    def with_reach(self, numbers: np.ndarray, reach: float) -> str:
+        """Numbers as dates, times or durations, and how far from the truth they may be."""
+        reach *= _DAY if self.kind == "dates" else 1.0
+        unit = next((unit for unit in _PRINTED if reach >= 2 * unit.seconds), _PRINTED[-1])
+        if self.kind == "durations":
+            texts, step = [f"{number / unit.seconds:.1f}" for number in numbers.ravel()], 0.05
+        else:
+            times = self.exact(numbers.ravel())
+            texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
+        shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}]"
+        # Times are cut to the resolution, and the reach covers the cut part.
+        return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 
 def _since_1970(moment: datetime.date) -> datetime.timedelta:

@@ -21,6 +21,7 @@ from dpjax._core._guarantee import (
     concrete,
 )
 from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of, titles_of
+from dpjax._core._moments import Moments
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
@@ -34,7 +35,7 @@ _MOST_SIMULATED = 500  # Numbers in a release that is simulated to print it.
 _MOST_SHOWN = 6
 
 
-def described(value: Value, accuracy: Accuracy) -> str:
+def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     """A value as it prints: plainly, or as `3.2 ± 0.4 (95%)`."""
     measured = jax.tree.leaves(accuracy.measured)
     simulated = bool(accuracy.facts.get("simulated"))
@@ -49,7 +50,7 @@ def described(value: Value, accuracy: Accuracy) -> str:
     except ValueError:  # No interval follows from this release; `interval` says why.
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
-    texts = jax.tree.map(_with_ends, centers, low, high)
+    texts = jax.tree.map(_printer(labels), centers, low, high)
     how = f"({_CONFIDENCE:.0%}{', simulated' if simulated else ''})"
     if jax.tree_util.all_leaves([value]):
         return f"{texts} {how}"
@@ -58,6 +59,20 @@ def described(value: Value, accuracy: Accuracy) -> str:
         f"{jax.tree_util.keystr(path, simple=True, separator='.')}: {text}" for path, text in paths
     )
     return f"{', '.join(named)} {how}"
+
+
+def _printer(labels: Labels | None) -> Callable[..., str]:
+    """Prints an array with the ends of its intervals."""
+    if labels is None or not labels.moments:
+        return _with_ends
+
+    def as_moments(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
+        reach = float(np.max(np.maximum(center - low, high - center), initial=0.0))
+        if not math.isfinite(reach) or center.size > _MOST_SHOWN:
+            return _with_ends(center, low, high)
+        return Moments(labels.moments).with_reach(center, reach)
+
+    return as_moments
 
 
 def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
@@ -507,4 +522,4 @@ class Release:
         return cls(*restored(saved))
 
     def __repr__(self) -> str:
-        return f"Release({described(self.value, self.accuracy)}, {self.guarantee!r})"
+        return f"Release({described(self.value, self.accuracy, self.labels)}, {self.guarantee!r})"

@@ -39,6 +39,8 @@ from dpjax.tables._people import People, check_of_people
 from dpjax.tables._question import Question, question_name
 from dpjax.tables._where import Where, rows_where
 
+_IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
+
 
 class AskedTable:
     """The rows of a table and its ledger; `PrivateTable` has the statistics."""
@@ -112,7 +114,10 @@ class AskedTable:
         asked = kinds, cells.axes, program, about, self._missing, str(self.relation), self._people
         prefix = f"{self._name}: " if self._name else ""
         name = question_name(prefix + words, *asked)
-        question = Question(statistic, words, name, cells, present, self.relation, again)
+        moments = frame.kind_of(columns[0]) if statistic in _IN_UNITS_OF_COLUMN else ""
+        question = Question(
+            statistic, words, name, cells, present, self.relation, again, moments=moments
+        )
         return question if self._people is None else self._people.asked(question, frame)
 
     def _records(
@@ -176,7 +181,7 @@ class AskedTable:
         if before is None or release.labels is None:
             return release
         together = compose(before.guarantee, release.guarantee)
-        low, high = (f"{end:g}" for end in np.asarray(before.value).tolist())
+        low, high = release.labels.texts(np.asarray(before.value, np.float64))
         words = f"{release.labels.statistic}, found in [{low}, {high}]"
         labels = dataclasses.replace(release.labels, statistic=words)
         return dataclasses.replace(release, guarantee=together, labels=labels)

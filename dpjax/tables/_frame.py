@@ -84,6 +84,11 @@ class Frame:
         moments = moments_of(self.columns[name])
         return moment if moments is None else moments.number(moment)
 
+    def kind_of(self, name: str) -> str:
+        """The kind of a column of dates, times or durations, as "dates"; else an empty text."""
+        moments = moments_of(self.columns[name])
+        return "" if moments is None else moments.kind
+
     @property
     def used(self) -> list[str]:
         """The columns that were asked for."""

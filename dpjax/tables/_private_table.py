@@ -420,7 +420,7 @@ class PrivateTable(AskedTable):
         column: str,
         probabilities: Probabilities,
         *,
-        bounds: Bounds,
+        bounds: Bounds | None,
         by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
@@ -432,7 +432,8 @@ class PrivateTable(AskedTable):
         Args:
             column: of numbers, by name.
             probabilities: of the quantiles, each from 0 to 1.
-            bounds: between which quantiles are looked for; see `PrivateTable`.
+            bounds: between which quantiles are looked for; see `PrivateTable`. None takes a quarter
+                of the epsilon to find some, by `bounds`; the label says which.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
@@ -442,20 +443,22 @@ class PrivateTable(AskedTable):
         Returns:
             A `Release` of numbers; quantiles are the last axis.
         """
-        low, high = bounds_of(column, bounds, structure_of(self._frame))
+        cost = self._cost(epsilon, share, delta=None)
+        span = self._span(column, bounds, where, cost, key)
+        low, high = span.ends
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
         about = low, high, tuple(map(str, wanted))
         asked = self._asked("quantiles", [column], by=by, where=where, about=about)
         ends = {"lower": low, "upper": high, "missing": self._missing}
         how = {**ends, "relation": self.relation, "by": asked.by}
-        epsilon = self._cost(epsilon, share, delta=None).price().epsilon
+        epsilon = span.cost.price().epsilon
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
 
         def ask(key: Key) -> Release:
             return private_quantiles(key, database, wanted, epsilon=epsilon, name=asked.name, **how)
 
         axis = ("quantile", tuple(map(float, wanted)))
-        return self._released(asked, ask, key, {"": (axis,)})
+        return self._released(asked, ask, span.key, {"": (axis,)}, before=span.found)
 
     def count_distinct(
         self,
@@ -864,7 +867,8 @@ class PrivateTable(AskedTable):
         )
         counts = self._paid(lambda key: private(key, database, name=asked.name), key)
         ends = jnp.asarray(range_of(np.asarray(counts.value), mechanism), float)
-        labels = Labels(asked.statistic, (), (("", (("end", ("lower", "upper")),)),))
+        axes = (("", (("end", ("lower", "upper")),)),)
+        labels = Labels(asked.statistic, (), axes, asked.moments)
         return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)
 
     def _span(

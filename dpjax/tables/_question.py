@@ -35,6 +35,7 @@ class Question:
         relation: which tables are neighbors.
         again: asks the same of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in a row.
+        moments: "dates", "times" or "durations" if the answer is one, else "".
 
     Formal guarantees:
         A query of these rows moves as far as the query itself, where a row is added. A replaced row
@@ -50,6 +51,7 @@ class Question:
     relation: NeighboringRelation
     again: Callable[[Any], "Question"]
     people: Contribution | None = None
+    moments: str = ""
 
     @property
     def is_grouped(self) -> bool:
@@ -90,7 +92,7 @@ class Question:
 
         `axes` are the other axes of the arrays of its value, by their names.
         """
-        labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()))
+        labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()), self.moments)
         if not self.is_grouped:
             return dataclasses.replace(release, labels=labels)
         accuracy = Accuracy(

@@ -121,6 +121,9 @@ def test_a_range_is_between_powers_of_two(table):
 
 
 def test_a_range_that_is_found_is_paid_for(table, tmp_path):
+    median = table.quantiles("x", 0.5, bounds=None, epsilon=4.0, key=KEY)
+    assert median.guarantee.epsilon == 4
+    assert "found in" in median.labels.statistic
     release = table.mean("x", bounds=None, epsilon=4.0, key=KEY)
     assert release.guarantee.epsilon == 4
     assert "in [16, 128]" in release.labels.statistic
