@@ -187,7 +187,6 @@ def audit(
             of them.
         delta: the delta at which to bound epsilon; by default the delta of `mechanism.guarantee`,
             or 0.
-        at_epsilon: to bound delta at this epsilon instead.
         at_epsilon: bounds delta at this epsilon, instead of epsilon.
         samples: the number of outputs of each value, at least 100; the pilot uses more.
         confidence: the confidence of the bound, in (0, 1).
