@@ -32,7 +32,7 @@ from dpjax.auditing._gamma_by_record import RecordGammas, gamma_by_record
 from dpjax.auditing._privacy_profile import PrivacyProfile, privacy_profile
 from dpjax.auditing._sensitivity_report import SensitivityReport, sensitivity_report
 from dpjax.mechanisms._above_threshold import above_threshold
-from dpjax.mechanisms._additive import gaussian, laplace
+from dpjax.mechanisms._additive import discrete_laplace, gaussian, laplace
 from dpjax.mechanisms._bernstein import (
     BernsteinPolynomial,
     approximate_bernstein,
@@ -101,6 +101,7 @@ __all__ = [
     "cell_key",
     "check_oracle",
     "confidence_set",
+    "discrete_laplace",
     "evaluate_on_lattice",
     "exponential",
     "gamma_by_record",

@@ -76,6 +76,11 @@ TABLE = {
     "laplace, pytree": (dpjax.laplace, TREE),
     "laplace, integers": (dpjax.laplace, COUNTS),
     "laplace, epsilon 5": (dpjax.laplace, SCALAR | {"epsilon": 5.0, "sensitivity": 2.0}),
+    "discrete laplace": (dpjax.discrete_laplace, COUNTS),
+    "discrete laplace, epsilon 5": (
+        dpjax.discrete_laplace,
+        COUNTS | {"epsilon": 5.0, "sensitivity": 2.0, "neighbor": jnp.asarray([4, 1])},
+    ),
     "gaussian": (lambda s, e: dpjax.gaussian(s, e, 1e-2), SCALAR),
     "gaussian, vector": (lambda s, e: dpjax.gaussian(s, e, 1e-5), L2_VECTOR),
     "gaussian, integers": (lambda s, e: dpjax.gaussian(s, e, 1e-2), COUNTS),
@@ -166,6 +171,7 @@ TABLE = {
 # A row compiles four programs, in 5 to 7 seconds of one core. Each kind of noise has a fast row.
 FAST = {
     "laplace",
+    "discrete laplace",
     "gaussian",
     "exponential",
     "bernstein",

@@ -24,7 +24,7 @@ from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._own_multipliers import multiple_of
 from dpjax.mechanisms._start import begin, check_noise
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import GAUSSIAN, LAPLACE, Noise
+from dpjax.random._noise import DISCRETE_LAPLACE, GAUSSIAN, LAPLACE, Noise
 from dpjax.sensitivity._shaped_norm import NoiseShape
 
 
@@ -203,7 +203,7 @@ def laplace(
 
     Returns:
         An `AdditiveMechanism`: `mechanism(key, value)` releases any pytree of real arrays. Integers
-        get the noise rounded to integers.
+        get the noise rounded to integers; `discrete_laplace` has less noise for them.
 
     Raises:
         TypeError: if epsilon or the sensitivity is not a number.
@@ -233,6 +233,52 @@ def laplace(
         (epsilon=0.5, delta=0)-DP, under replace-one
     """
     drawn = LAPLACE if check_noise(noise) else LAPLACE.in_floats()
+    return additive(sensitivity, epsilon, norm="l1", noise=drawn)
+
+
+def discrete_laplace(
+    sensitivity: Sensitivity | float, epsilon: Scalar, *, noise: NoiseKind = "exact"
+) -> AdditiveMechanism:
+    """The discrete Laplace mechanism, also called geometric, for integers such as counts.
+
+    At b = Delta / epsilon, each coordinate gets an integer k with probability
+    (1 - a) / (1 + a) a^|k|, where a = exp(-1 / b). It is the difference of two geometric variables.
+
+    Args:
+        sensitivity: a `Sensitivity` in the norm "l1", or a number, taken as a global bound in it.
+        epsilon: finite, above 0.
+        noise: "exact", or "float" for sweeps where nothing is published.
+
+    Returns:
+        An `AdditiveMechanism`: `mechanism(key, value)` releases any pytree of arrays of integers or
+        booleans.
+
+    Raises:
+        TypeError: if epsilon or the sensitivity is not a number; on a value, if it holds floats.
+        ValueError: if one of them is not positive and finite, or the sensitivity's norm is not l1.
+
+    Formal guarantees:
+        Those of `laplace`: probabilities change by a factor of at most exp(||x - y||_1 / b) between
+        two values. The variance is 2 a / (1 - a)^2. That of rounded Laplace noise is larger, by the
+        factor cosh(1 / (2 b)). A count at sensitivity 1 serves readers with any prior, and any loss
+        that grows with the error, as well as the best epsilon-DP count made for them. With
+        probability at least 1 - beta a coordinate is off by at most t, the least integer with
+        2 a^(t + 1) / (1 + a) <= beta: `error`. `dp_event` is the event of any epsilon-DP mechanism.
+
+    Source:
+        Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms"
+        (2009); Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy"
+        (2020), for an exact sampler. docs/proofs/exact-noise.md has the proof for this one.
+
+    Example:
+        >>> import dpjax
+        >>> mechanism = dpjax.discrete_laplace(1, epsilon=1.0)
+        >>> mechanism.guarantee
+        (epsilon=1, delta=0)-DP, under replace-one
+        >>> mechanism.error(confidence=0.95)
+        3.0
+    """
+    drawn = DISCRETE_LAPLACE if check_noise(noise) else DISCRETE_LAPLACE.in_floats()
     return additive(sensitivity, epsilon, norm="l1", noise=drawn)
 
 

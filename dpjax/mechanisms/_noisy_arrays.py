@@ -23,7 +23,7 @@ from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax.mechanisms._start import count, sum_over_leaves
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._noise import GAUSSIAN, LAPLACE, Lattice, Noise
+from dpjax.random._noise import DISCRETE_LAPLACE, GAUSSIAN, LAPLACE, Lattice, Noise
 from dpjax.random._release import (
     PaddedNoise,
     add_noise,
@@ -198,7 +198,7 @@ def whole(bound: Scalar) -> Scalar:
 
 # A factor on quantiles. It covers the tables of the noise, and the rounding of scales to float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
-KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, GAUSSIAN)}
+KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, DISCRETE_LAPLACE, GAUSSIAN)}
 
 
 def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
@@ -240,13 +240,15 @@ def around_noise(
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
     """A bound on the error of each array that `together` coordinates satisfy simultaneously."""
-    quantile = noise_quantile(KNOWN_NOISE[facts["noise"]], confidence, together)
+    noise = KNOWN_NOISE[facts["noise"]]
+    quantile = noise_quantile(noise, confidence, together)
 
     def bound(array: dict[str, Any]) -> np.ndarray:
-        noise = np.asarray(array["scale"]) * quantile
-        # Errors of integers are integers. For floats, the value and the noise are each rounded by
-        # half a step.
-        return np.floor(noise + 0.5) if array["whole"] else noise + np.asarray(array["step"])
+        scale = np.asarray(array["scale"])
+        if array["whole"]:
+            return np.asarray(noise.whole_bound(quantile, scale))
+        # The value and the noise are each rounded by half a step.
+        return scale * quantile + np.asarray(array["step"])
 
     return [bound(array) for array in facts["arrays"]]
 
@@ -282,8 +284,12 @@ def rounding_to(dtype: np.dtype) -> float:
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
 
 
-# The probability of an interval narrower than this, in scales, is the density times the width.
-_NARROW = 2.0**-12
+# Discrete Laplace noise of scale 1 / epsilon loses as much as any mechanism of this epsilon.
+_FAMILIES: dict[Noise, LossFamily] = {
+    LAPLACE: "laplace",
+    DISCRETE_LAPLACE: "pure",
+    GAUSSIAN: "gaussian",
+}
 
 
 class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
@@ -313,6 +319,18 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     @property
     def _lattice(self) -> Lattice | None:
         return self.noise.lattice
+
+    def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        return super()._example(shape, jnp.int32 if self.noise.is_whole and is_float else dtype)
+
+    def _check_structure(self, value: Value) -> None:
+        floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
+        if self.noise.is_whole and floats:
+            raise TypeError(
+                f"value must hold integers, because {self.noise.name} noise is for them alone, got"
+                f" {floats[0]}: use dpjax.laplace for floats"
+            )
 
     @property
     def _norm_of_noise(self) -> Norm:
@@ -489,20 +507,20 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         del everywhere
 
         def bound(leaf: ArrayOrShape) -> Scalar:
-            noise = self._scale_drawn(leaf, calibration) * quantile
+            scale = self._scale_drawn(leaf, calibration)
             if is_float(leaf):
                 # Half a step for the value, and half a step for the noise.
-                return noise + self._spacing(leaf, calibration)
-            return whole(noise + 0.5)  # The error of an integer is an integer.
+                return scale * quantile + self._spacing(leaf, calibration)
+            most = self.noise.whole_bound(quantile, scale)
+            return most if isinstance(most, jax.Array) else float(most)
 
         return jax.tree.map(bound, arrays)
 
     def pair_loss(self, value: Value) -> PairLoss:
-        families: dict[Noise, LossFamily] = {LAPLACE: "laplace", GAUSSIAN: "gaussian"}
-        family = families.get(self.noise)
+        family = _FAMILIES.get(self.noise)
         if family is None or self._lattice is None or self.sensitivity.zero_allowed:
             return super().pair_loss(value)
-        norm = NORMS["l1" if family == "laplace" else "l2"]
+        norm = NORMS["l2" if family == "gaussian" else "l1"]
         asked, calibration = self._asked(None, value)
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
@@ -512,7 +530,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
         ]
-        order = 1 if family == "laplace" else 2
+        order = 2 if family == "gaussian" else 1
         certificate, coordinates = self._lattice.certificate, sum(leaf.size for leaf in arrays)
 
         def shifts(difference: PyTree) -> list[jax.Array]:
@@ -560,20 +578,18 @@ def _log_prob(
     if output.shape != center.shape:
         raise ValueError(f"output must be of the value's shape {center.shape}, got {output.shape}")
     given, output = output, output.astype(center.dtype)
-    if is_float(center):
-        error, half = (output - center) / scale, 0.0
-        inside = noise.log_density(error) - jnp.log(scale)
-    else:
-        # Subtracted as integers, because floats would lose the last digits.
-        error, half = _integer_difference(output, center, scale.dtype) / scale, 0.5 / scale
-        mass = noise.log_interval(error - half, error + half)
-        # In float32 the two ends of a narrow interval may coincide. So its probability is computed
-        # as the density times the width.
-        inside = jnp.where(half < _NARROW, noise.log_density(error) - jnp.log(scale), mass)
     # Numbers beyond the largest release are clamped to it, so each end has the probability of a
     # tail.
     low, high = output <= -end, output >= end
-    tail = noise.log_cdf(jnp.where(low, error, -error) + half)
+    if is_float(center):
+        error = (output - center) / scale
+        inside = noise.log_density(error) - jnp.log(scale)
+        tail = noise.log_cdf(jnp.where(low, error, -error))
+    else:
+        # Subtracted as integers, because floats would lose the last digits.
+        error = _integer_difference(output, center, scale.dtype)
+        inside = noise.log_mass(error, scale)
+        tail = noise.log_whole_cdf(jnp.where(low, error, -error), scale)
     possible = (output >= -end) & (output <= end)
     possible &= output.astype(given.dtype) == given  # Integers are never released as fractions.
     return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))

@@ -24,7 +24,7 @@ from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
-from dpjax.mechanisms._additive import AdditiveMechanism, laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
 from dpjax.random._keys import check_key
@@ -82,11 +82,11 @@ def group_keys(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let c be the smaller of `at_most` and m, doubled
-        under replace-one. Counts get integer Laplace noise of scale b = c / epsilon. The threshold
-        is about 1.5 + b ln(c / (2 delta)). A group of one person reaches it with probability at
-        most delta / c. A group of s people is missed with probability exp(-(s - threshold) / b) /
-        2, if s is above the threshold. Texts are compared by 128 bits of a hash: two texts with the
-        same bits would count as one.
+        under replace-one. Counts get discrete Laplace noise of scale b = c / epsilon. With
+        a = exp(-1 / b), the threshold is about 2 + b ln(c / ((1 + a) delta)). A group of one person
+        reaches it with probability at most delta / c. A group of s people is missed with
+        probability a^(s - threshold + 1) / (1 + a), if s is at least the threshold. Texts are
+        compared by 128 bits of a hash: two texts with the same bits would count as one.
 
     Source:
         Korolova, Kenthapadi, Mishra and Ntoulas, "Releasing search queries and clicks privately"
@@ -140,7 +140,8 @@ def known_groups(
     reach = at_most * (2 if relation is NeighboringRelation.REPLACE_ONE else 1)
     check_privacy_unit(privacy_unit)
     sensitivity = assume_sensitivity(reach, norm="l1", relation=relation)
-    mechanism = laplace(dataclasses.replace(sensitivity, privacy_unit=privacy_unit), epsilon)
+    sensitivity = dataclasses.replace(sensitivity, privacy_unit=privacy_unit)
+    mechanism = discrete_laplace(sensitivity, epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     # Raises errors of the draw before anything is paid.
     jax.eval_shape(mechanism.unpaid_draw, key, size)
@@ -243,11 +244,12 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
     """The threshold that a group of one person reaches, after noise, with at most this probability.
 
-    Noise Z is the rounding of Laplace noise of scale b, so P(Z >= m) is at most
-    exp(-(m - 1/2) / b) / 2.
+    Noise Z is discrete Laplace noise of scale b, so P(Z >= m) is a^m / (1 + a) with
+    a = exp(-1 / b), for m >= 0.
     """
     scale = float(mechanism.effective_scale(like=counts)) * _OUTWARD
-    return 1 + math.ceil(0.5 + scale * max(1.0, math.log(0.5) - math.log(passed)))
+    both = math.log1p(math.exp(-1 / scale))
+    return 1 + math.ceil(scale * max(1.0, -math.log(passed) - both))
 
 
 @functools.partial(jax.jit, static_argnames="at_most")

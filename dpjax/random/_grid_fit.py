@@ -3,7 +3,8 @@
 A value x becomes the integer X = round(x / g), where g is the step of the grid. Let N be noise of
 scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so c lattice points
 make a grid step. It is post-processing of c X + N, because X + round(Z) = round(X + Z) for an
-integer X. In units of the value, the noise has the scale T g / c. This must cover
+integer X. Discrete Laplace noise is floor(N / c) - floor(M / c) instead, for exponential N and M.
+In units of the value, the noise has the scale T g / c. This must cover
 
 - the nominal scale;
 - rounding to the grid: every coordinate may move by one step more than the value, so the
@@ -35,6 +36,7 @@ from dpjax._exact._grid import power_of_two
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
+from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
 # A grid step is at least this part of sensitivity / ||1||, which adds .0008% of noise. A finer grid
@@ -233,7 +235,13 @@ def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Ar
     return numpy.floor(points * unit), shift
 
 
-def divided(noise: Limbs, fit: GridFit) -> Limbs:
-    """round(noise / c), halves up."""
+def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
+    """round(noise / c), halves up; of a pair, the difference of both quotients, rounded down."""
+
+    def quotient(points: Limbs) -> Limbs:
+        return _limbs.floor_divide(_limbs.shift_right(points, fit.shift), fit.divisor)
+
+    if isinstance(noise, Pair):
+        return at_once(_limbs.subtract(quotient(noise.first), quotient(noise.second)))
     centered = _limbs.add(noise, _limbs.halve(fit.points))
-    return at_once(_limbs.floor_divide(_limbs.shift_right(centered, fit.shift), fit.divisor))
+    return at_once(quotient(centered))

@@ -8,7 +8,8 @@ traced or not. It takes the same time for every draw, and computes with uint32 a
 first digits (24 units in steps of 2^-7), and three tables draw the next 36 digits. Once in
 2.6 * 10^10 draws, the variable exceeds 24 units. Then 24 are added, and the draw starts again,
 because the variable is memoryless. *Laplace*: an exponential variable with a random sign, rounded
-down.
+down. *Discrete Laplace*: two exponential variables. Divided by an integer and rounded down, both
+are geometric variables, and their difference is the noise.
 
 *Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
 multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
@@ -28,7 +29,7 @@ import math
 import operator
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -198,6 +199,8 @@ class Certificate:
 
 # Mechanisms rely on these; tests compute the certificates of the tables and compare.
 EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
+# Two exponential variables make a number, so their losses add up.
+PAIR_BOUND = Certificate(2 * EXPONENTIAL_BOUND.loss, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 
@@ -213,6 +216,23 @@ def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     consume(key)
     _, sign, magnitude = _drawn(_EXPONENTIAL, key, math.prod(shape))
     return _shaped(_limbs.where(sign == 1, _limbs.invert(magnitude), magnitude), shape)
+
+
+class Pair(NamedTuple):
+    """Two lattice points for each number: the noise is the difference of their quotients."""
+
+    first: Limbs
+    second: Limbs
+
+
+LatticeNoise: TypeAlias = Limbs | Pair
+"""Noise on the lattice, which `_grid_fit.divided` turns into integers."""
+
+
+def lattice_pair(key: jax.Array, shape: tuple[int, ...]) -> Pair:
+    """Two independent variables of `lattice_exponential` for each number."""
+    drawn = lattice_exponential(key, (*shape, 2))
+    return Pair(*(Limbs(drawn.high[..., i], drawn.low[..., i]) for i in range(2)))
 
 
 def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:

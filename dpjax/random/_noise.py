@@ -3,17 +3,24 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import scipy
 from jax.scipy.special import log_ndtr
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._exact._limbs import Limbs
+from dpjax._core._types import Scalar
 from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
+
+# The probability of an interval narrower than this, in scales, is the density times the width.
+_NARROW = 2.0**-12
+# Covers the rounding of scales to float32.
+_OUTWARD = 1 + 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Lattice:
     """Noise that is drawn exactly, in integer multiples of 1 / resolution.
 
     Attributes:
-        sample: draws it, `sample(key, shape)`.
+        sample: draws it, `sample(key, shape)`: a lattice point for each number, or a pair.
         resolution: lattice points per unit.
         certificate: bounds how far the draws may be from the ideal noise, in every coordinate.
 
@@ -29,7 +36,7 @@ class Lattice:
         Those of the certificate.
     """
 
-    sample: Callable[[jax.Array, tuple[int, ...]], Limbs]
+    sample: Callable[[jax.Array, tuple[int, ...]], _lattice.LatticeNoise]
     resolution: float
     certificate: _lattice.Certificate
 
@@ -66,11 +73,80 @@ class Noise:
         """The same distribution drawn in floats, for sweeps where nothing is published."""
         return dataclasses.replace(self, lattice=None)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is noise for integers alone."""
+        return False
+
+    def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
+        """The noise of integers at a scale, drawn in floats."""
+        return jnp.round(scale * self.sample(key, shape, scale.dtype))
+
+    def log_mass(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
+        """Log of the probability of an integer, where integers get noise of this scale."""
+        error, half = whole / scale, 0.5 / scale
+        mass = self.log_interval(error - half, error + half)
+        # In float32 the ends of a narrow interval coincide: there, the density times the width.
+        return jnp.where(half < _NARROW, self.log_density(error) - jnp.log(scale), mass)
+
+    def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
+        """Log of the probability of all integers up to this one."""
+        return self.log_cdf((whole + 0.5) / scale)
+
+    def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
+        """An integer that the noise of integers exceeds no more often than |Z| this quantile."""
+        return _numpy_of(scale).floor(scale * quantile + 0.5)
+
     def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """Log of the probability of (lower, upper), without cancellation in either tail."""
         right = lower > 0
         low, high = jnp.where(right, -upper, lower), jnp.where(right, -lower, upper)
         return log_difference(self.log_cdf(high), self.log_cdf(low))
+
+
+@dataclasses.dataclass(frozen=True)
+class DiscreteLaplace(Noise):
+    """Noise of integers, with a probability proportional to exp(-|k| / scale).
+
+    At a scale s, let a = exp(-1 / s). Then k has the probability (1 - a) / (1 + a) a^|k|. The tail
+    beyond t has 2 a^(t + 1) / (1 + a). docs/proofs/exact-noise.md has the proofs.
+    """
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is noise for integers alone."""
+        return True
+
+    def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
+        """The difference of two geometric variables."""
+        drawn = jnp.floor(scale * jax.random.exponential(key, (2, *shape), scale.dtype))
+        return drawn[0] - drawn[1]
+
+    def log_mass(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
+        """Log of the probability of an integer."""
+        return jnp.log(-jnp.expm1(-1 / scale)) - _log_both(scale) - jnp.abs(whole) / scale
+
+    def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
+        """Log of the probability of all integers up to this one."""
+        beyond = jnp.where(whole < 0, whole, -whole - 1) / scale - _log_both(scale)
+        return jnp.where(whole < 0, beyond, jnp.log1p(-jnp.exp(beyond)))
+
+    def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
+        """The least integer that the noise exceeds no more often than |Z| this quantile."""
+        numpy = _numpy_of(scale)
+        # |Z| exceeds q with probability exp(-q), which must be at least 2 a^(t + 1) / (1 + a).
+        both = math.log(2) - numpy.log1p(numpy.exp(-1 / scale))
+        return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
+
+
+def _numpy_of(number: ArrayLike) -> ModuleType:
+    """NumPy, which computes in float64, or JAX for its arrays, which may be traced."""
+    return jnp if isinstance(number, jax.Array) else np
+
+
+def _log_both(scale: jax.Array) -> jax.Array:
+    """log(1 + a) with a = exp(-1 / scale): the weights of both tails, which share the 0."""
+    return jnp.log1p(jnp.exp(-1 / scale))
 
 
 def _laplace_log_density(x: jax.Array) -> jax.Array:
@@ -114,6 +190,15 @@ LAPLACE = Noise(
     dp_event=_laplace_event,
     event_norm="l1",
     lattice=LAPLACE_LATTICE,
+)
+
+DISCRETE_LAPLACE = DiscreteLaplace(
+    name="discrete laplace",
+    sample=jax.random.laplace,
+    log_density=_laplace_log_density,
+    log_cdf=_laplace_log_cdf,
+    tail_quantile=_laplace_quantile,
+    lattice=Lattice(_lattice.lattice_pair, _lattice.EXPONENTIAL_RESOLUTION, _lattice.PAIR_BOUND),
 )
 
 GAUSSIAN = Noise(

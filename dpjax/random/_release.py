@@ -5,7 +5,7 @@ at the very end, which is post-processing. Noise in floats is for sweeps that pu
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._grid_fit import Calibration, GridFit, divided, divisor
 from dpjax.random._keys import key_for_each
+from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
 # A factor on the scale of noise in floats. It covers the few roundings of a draw.
@@ -84,14 +85,16 @@ class PaddedNoise:
         return jax.tree.unflatten(structure, noisy)
 
 
-def noise_ahead(keys: jax.Array, noise: Noise) -> Limbs:
+def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:
     """The noise of one number for each key, drawn before the numbers are known."""
     lattice = noise.lattice
     assert lattice is not None
     return jax.vmap(lambda key: lattice.sample(key, ()))(keys)
 
 
-def add_drawn(drawn: Limbs, x: jax.Array, calibration: Calibration, noise: Noise) -> jax.Array:
+def add_drawn(
+    drawn: LatticeNoise, x: jax.Array, calibration: Calibration, noise: Noise
+) -> jax.Array:
     """Adds noise that was drawn before to one array, as `add_noise` does."""
     assert noise.lattice is not None
     return _unless_zero(_add_to_array(drawn, x, calibration, noise.lattice), x, calibration)
@@ -154,13 +157,16 @@ def _add_one_draw(
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
     for start, x in zip(starts, leaves, strict=True):
-        piece = (lax.dynamic_slice(limb, (start,), (x.size,)).reshape(x.shape) for limb in drawn)
-        released.append(_add_to_array(Limbs(*piece), x, calibration, lattice))
+
+        def piece(limb: jax.Array, start: Any = start, x: jax.Array = x) -> jax.Array:
+            return lax.dynamic_slice(limb, (start,), (x.size,)).reshape(x.shape)
+
+        released.append(_add_to_array(jax.tree.map(piece, drawn), x, calibration, lattice))
     return released
 
 
 def _add_to_array(
-    undivided: Limbs, x: jax.Array, calibration: Calibration, lattice: Lattice
+    undivided: LatticeNoise, x: jax.Array, calibration: Calibration, lattice: Lattice
 ) -> jax.Array:
     fit = calibration.fit(lattice, x.dtype)
     drawn = divided(undivided, fit)
@@ -184,12 +190,13 @@ def _add_in_floats(
     key: jax.Array, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
     scale = usable_scale(calibration.scale, x.dtype)
-    drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
     bound = largest_value(x.dtype, calibration, noise)
     value = clamped(x, bound)
     if jnp.issubdtype(x.dtype, jnp.floating):
+        drawn = OUTWARD * scale * noise.sample(key, x.shape, scale.dtype)
         return _checks.saturating_cast(value + drawn, x.dtype)
-    rounded = jnp.clip(jnp.round(drawn), -float(bound), float(bound)).astype(value.dtype)
+    whole = noise.whole_sample(key, x.shape, OUTWARD * scale)
+    rounded = jnp.clip(whole, -float(bound), float(bound)).astype(value.dtype)
     return jnp.where(jnp.isnan(scale), jnp.iinfo(value.dtype).min, value + rounded)
 
 
@@ -308,7 +315,7 @@ SCALE_BITS = 25
 
 def laplace_steps(key: jax.Array, *fits: GridFit) -> tuple[Limbs, ...]:
     """Independent Laplace noise for several integers, one for each fit."""
-    drawn = LAPLACE_LATTICE.sample(key, (len(fits),))
+    drawn = lattice_laplace(key, (len(fits),))
     return tuple(divided(Limbs(*(limb[i] for limb in drawn)), fit) for i, fit in enumerate(fits))
 
 
@@ -365,7 +372,7 @@ class ComparisonNoise(NamedTuple):
 
 def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """Laplace noise on the lattice, not yet divided."""
-    return LAPLACE_LATTICE.sample(key, shape)
+    return lattice_laplace(key, shape)
 
 
 def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:

@@ -21,7 +21,7 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._chacha20 import consume
 from dpjax.random._grid_fit import Calibration, GridFit
-from dpjax.random._lattice import exponential_rounds
+from dpjax.random._lattice import exponential_rounds, lattice_exponential
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scale
 
@@ -62,7 +62,7 @@ def permute_and_flip_index(
     gaps = _scaled_gaps(remaining_scores(scores, left_out), fit, log_base)
     if taken is not None:
         gaps = _limbs.where(taken, _limbs.constant(_NO_WEIGHT), gaps)
-    race = _limbs.subtract(EXPONENTIAL.sample(key, scores.shape), gaps)
+    race = _limbs.subtract(lattice_exponential(key, scores.shape), gaps)
     return _selected(_first_largest(race), scores, calibration, fit.scale, left_out)
 
 

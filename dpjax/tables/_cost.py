@@ -13,7 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import bisect
 from dpjax._files._ledger_chain import EPSILON_DIGITS
-from dpjax.mechanisms._additive import AdditiveMechanism, gaussian, laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace, gaussian, laplace
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN
 from dpjax.tables._distinct import DistinctCount
@@ -90,7 +90,8 @@ class Cost:
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
         """Laplace noise, or Gaussian noise where a delta buys less of it."""
         epsilon, delta = price
-        choices = [laplace(query.sensitivity("l1", relation=self.relation), epsilon)]
+        pure = discrete_laplace if _counts(query) else laplace
+        choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
         if delta is not None:
             in_l2 = query.sensitivity("l2", relation=self.relation)
             choices.append(gaussian(in_l2, epsilon, delta))
@@ -134,6 +135,11 @@ def _part_of(whole: Decimal, share: float) -> float:
     if whole == 0:
         raise ValueError(f"share={share} is a part of a ledger's budget, and no ledger is given")
     return _down(part * Fraction(whole))
+
+
+def _counts(query: AnyQuery) -> bool:
+    """Whether a query gives integers, and not sums on a grid."""
+    return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
 
 
 def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:

@@ -18,7 +18,7 @@ from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._ledger import Ledger
-from dpjax.mechanisms._additive import laplace
+from dpjax.mechanisms._additive import discrete_laplace
 from dpjax.queries._counts import histogram_query
 from dpjax.queries._k_means import private_k_means
 from dpjax.queries._linear_regression import _line_query
@@ -859,7 +859,8 @@ class PrivateTable(AskedTable):
         asked = self._asked("bounds", [column], where=where)
         price = self._cost(epsilon, share, delta=None).price()
         query = asked.of_people(histogram_query(BUCKETS))
-        mechanism = laplace(query.sensitivity("l1", relation=self.relation), price.epsilon)
+        sensitivity = query.sensitivity("l1", relation=self.relation)
+        mechanism = discrete_laplace(sensitivity, price.epsilon)
         private = privatize(Unchanging("bounds", query), mechanism)
         database = self._records(
             asked,

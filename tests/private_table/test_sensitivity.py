@@ -8,7 +8,7 @@ import pytest
 import dpjax
 
 REPLACE, ADD = dpjax.NeighboringRelation
-# So large that the noise is far below what one row moves. That of counts rounds to 0, except with a
+# So large that the noise is far below what one row moves. That of counts is 0, except with a
 # probability below 1e-20.
 EPSILON, OF_COUNTS = 1e6, 100.0
 SLOTS = 4
@@ -83,7 +83,7 @@ def farthest(statistic, relation, missing):
         release = statistic(asked, epsilon=epsilon, key=key)
         numbers = release.value if is_count else release.accuracy.measured["sums"]
         assert is_count or release.accuracy.measured["n"] is None  # How many rows count is private.
-        assert release.accuracy.facts["noise"] == "laplace"
+        assert release.accuracy.facts["noise"] == ("discrete laplace" if is_count else "laplace")
         scale = release.accuracy.facts["arrays"][0]["scale"]
         found.append(np.asarray(numbers, float).ravel())
     pairs = [(found[0], x) for x in found[1:]]

@@ -168,3 +168,23 @@ def test_tables_of_all_libraries_are_one():
         assert int(large.value) == 1, library
         assert table.count(by={"n": [1, 3]}, **of).value.tolist() == [1, 2], library
         assert abs(table.mean("x", bounds=(0, 10), **of).value - 7 / 3) < 0.1, library
+
+
+COUNTED = {
+    "count": lambda t, **a: t.count(by={"g": ["a", "b"]}, **a),
+    "crosstab": lambda t, **a: t.crosstab(["g"], keys={"g": ["a", "b"]}, **a),
+    "histogram": lambda t, **a: t.histogram("x", [0, 50, 100], **a),
+    "count_distinct": lambda t, **a: t.count_distinct("id", **a),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_get_discrete_laplace_noise(table, name):
+    """At epsilon 4 it is 0 with probability .964, so that the 95% interval is one integer."""
+    release = COUNTED[name](table, epsilon=4.0, key=KEY)
+    assert release.accuracy.facts["noise"] == "discrete laplace"
+    low, high = release.interval()
+    np.testing.assert_array_equal(low, high)
+    low, high = release.interval(0.97)
+    np.testing.assert_array_equal(high - low, 2 * np.ones_like(low))
+    assert release.guarantee.epsilon == 4

@@ -90,7 +90,7 @@ def test_neighbors_are_within_epsilon_and_delta(relation, at_most):
     """All pairs of small neighbors: the hockey-stick divergence of the sets that are published."""
     epsilon, delta, domain = 0.8, 0.05, range(3)
     reach = at_most * (2 if relation is REPLACE else 1)
-    mechanism = dpjax.laplace(float(reach), epsilon)
+    mechanism = dpjax.discrete_laplace(float(reach), epsilon)
     size = jax.ShapeDtypeStruct((8,), jnp.int32)
     threshold = _group_keys._threshold(mechanism, size, delta / reach)
     chance = [published_with(mechanism, threshold, count, size) for count in range(9)]
@@ -117,14 +117,15 @@ def test_neighbors_are_within_epsilon_and_delta(relation, at_most):
 
 
 def test_the_threshold_covers_the_noise_that_is_drawn():
-    """P(Z >= m) <= exp(-(m - 1/2) / b) / 2 for the rounded noise, down to 1e-12."""
+    """P(Z >= m) = a^m / (1 + a) with a = exp(-1 / b), down to 1e-12."""
     for epsilon, delta in ((1.0, 1e-6), (0.1, 1e-12), (3.0, 1e-3)):
-        mechanism = dpjax.laplace(2.0, epsilon)
+        mechanism = dpjax.discrete_laplace(2.0, epsilon)
         size = jax.ShapeDtypeStruct((1000,), jnp.int32)
         m = _group_keys._threshold(mechanism, size, delta / 2) - 1
         scale = mechanism.effective_scale(like=size)
-        assert math.exp(-(m - 0.5) / scale) / 2 <= delta / 2
-        assert math.exp(-(m - 1.5 - 1e-4 * m) / scale) / 2 > delta / 2
+        both = 1 + math.exp(-1 / scale)
+        assert math.exp(-m / scale) / both <= delta / 2
+        assert math.exp(-(m - 1 - 1e-4 * m) / scale) / both > delta / 2
 
 
 @both_relations
@@ -155,7 +156,9 @@ def test_a_person_in_several_groups_costs_more():
     assert queries.group_keys(KEY, pairs, epsilon=1.0, delta=1e-6).value == (0, 1)
     one, two = (
         _group_keys._threshold(
-            dpjax.laplace(reach, 1.0), jax.ShapeDtypeStruct((600,), jnp.int32), 1e-6 / reach
+            dpjax.discrete_laplace(reach, 1.0),
+            jax.ShapeDtypeStruct((600,), jnp.int32),
+            1e-6 / reach,
         )
         for reach in (2.0, 4.0)
     )
