@@ -20,10 +20,10 @@ Ends: TypeAlias = tuple[PyTree, PyTree]
 
 @frozen_pytree
 class Accuracy:
-    """How far a release may be off, made of public things and of what was released.
+    """A description of how far a release may be off, made of public and released numbers.
 
     Attributes:
-        kind: names the function that makes intervals of it; "" where no interval is known.
+        kind: the name of the function that computes intervals; "" if no interval is known.
         public: numbers and words in JSON.
         measured: noisy numbers that the value was computed from, under the same guarantee.
     """
@@ -52,18 +52,18 @@ UNKNOWN = Accuracy("")
 
 
 class KnowsAccuracy(abc.ABC):
-    """A target that says more of its releases than the mechanism knows."""
+    """A target that knows more about the error of its releases than the mechanism does."""
 
     @abc.abstractmethod
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        """How far a release of this target may be off, from public things alone.
+        """How far a release of this target may be off, from public facts alone.
 
         Args:
-            noise: what the mechanism knows.
-            relation: which databases are neighbors, which says what is public.
-            value: that was drawn.
+            noise: the mechanism's own description.
+            relation: which databases are neighbors. It determines which facts are public.
+            value: the value that was drawn.
             database: only its public facts may be used: the number of records under replace-one.
         """
 
@@ -85,7 +85,7 @@ def intervals_of(kind: str) -> Callable[[Intervals], Intervals]:
 
 
 def is_kind(kind: str) -> bool:
-    """Whether a description of this kind is understood."""
+    """Whether intervals are implemented for descriptions of this kind."""
     return kind == "" or kind in _INTERVALS
 
 
@@ -106,14 +106,14 @@ def interval(
             "no interval is known for this release: "
             + facts.get(
                 "why",
-                "its mechanism was traced, or does not say how far it may be off; some have an"
-                " error, such as mechanism.error",
+                "its mechanism was traced, or does not know its error; some mechanisms have a"
+                " method error",
             )
         )
     value, measured = jax.tree.map(np.asarray, (value, accuracy.measured))
     if at_least is not None:
         if accuracy.kind != "quantiles" or measured["n"] is not None:
-            raise ValueError("at_least is for quantiles of a private number of records, no others")
+            raise ValueError("at_least is only for quantiles of a private number of records")
         groups = measured["numbers"].shape[:-1]
         known = _checks.host_numbers("at_least", at_least).astype(np.float64)
         if known.shape not in ((), groups) or np.isnan(known).any():

@@ -1,6 +1,6 @@
 """Tables larger than memory: one pass over batches, or a function of every partition.
 
-A source is read anew by every pass. Nothing here looks at entries.
+Every pass reads the source anew. Nothing here looks at the entries of tables.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ class Batches:
 
     Attributes:
         name: the name of the argument, for messages.
-        like: gives a table of the same columns, which may be empty.
-        tables: takes names of columns and a number of rows to a new iterator of tables, which may
-            have more rows.
-        on_partitions: takes names and a function of a table to its results on all partitions,
-            wherever these are; None if the source has no partitions.
+        like: returns a table with the same columns, which may be empty.
+        tables: maps names of columns and a number of rows to a new iterator of tables, which may
+            have more rows than that.
+        on_partitions: maps names and a function of a table to the function's results on all
+            partitions, computed where the partitions are; None if the source has no partitions.
     """
 
     name: str
@@ -48,9 +48,10 @@ class Batches:
     def each(
         self, names: Sequence[str], rows: int, function: Callable[[Iterator[Table]], T]
     ) -> Iterator[T]:
-        """The results of a function of an iterator of batches, which all together are the table.
+        """The results of a function of an iterator of batches. Together, the batches are the table.
 
-        Batches have at most so many rows. A source with partitions gives one result for each.
+        Batches have at most `rows` rows. A source with partitions gives a result for each
+        partition.
         """
         if self.on_partitions is None:
             yield function(in_batches(self.name, self.tables(names, rows), names, rows))
@@ -68,7 +69,7 @@ def _of_table(
 def in_batches(
     name: str, tables: Iterator[Any], names: Sequence[str], rows: int
 ) -> Iterator[Table]:
-    """Some columns of tables, in batches of at most so many rows."""
+    """Some columns of tables, in batches of at most `rows` rows."""
     for table in tables:
         given = table_of_columns(name, table)
         columns = {x: _column(name, given, x) for x in names}
@@ -94,8 +95,8 @@ def batches_of(name: str, source: Any) -> Batches | None:
     """
     if isinstance(source, Iterator):
         raise TypeError(
-            f"{name} must be {_WANTED}; got an iterator, and each statistic reads all: pass a"
-            " function that makes one"
+            f"{name} must be {_WANTED}; got an iterator, but every statistic reads the table anew:"
+            " pass a function that returns a new iterator"
         )
     root = root_of(type(source))
     if root == "pyarrow" and hasattr(source, "iter_batches"):
@@ -116,7 +117,7 @@ def batches_of(name: str, source: Any) -> Batches | None:
         )
     if callable(source) and not hasattr(source, "columns"):
         make: Any = source
-        # A table without rows must be there: whether there are rows is private.
+        # There must be a table even if it has no rows, because whether there are rows is private.
         return Batches(name, lambda: _first(name, make()), lambda names, rows: iter(make()))
     return None
 
@@ -132,10 +133,11 @@ def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    # So few batches wait in memory.
+    # At most this many batches wait in memory.
     options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1}
     if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
-        # Arrow would keep what it has read of a file until the end of the file.
+        # Otherwise Arrow keeps everything it has read of a file in memory until the end of the
+        # file.
         parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
         options["fragment_scan_options"] = parquet(pre_buffer=False)
     return source.to_batches(columns=list(names), batch_size=rows, **options)
@@ -146,7 +148,7 @@ def _of_lazy(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:
-    """A function of every partition, where Dask's scheduler places it."""
+    """Applies a function to every partition, where Dask's scheduler places it."""
     dask = sys.modules["dask"]
     parts = source[list(names)].to_delayed()
     yield from dask.compute(*(dask.delayed(function)(part) for part in parts))

@@ -18,12 +18,12 @@ from dpjax._core._types import PyTree, Scalar, Value
 from dpjax._exact._numerics import compute_dtype
 
 F = TypeVar("F", bound=Callable[..., object])
-# A number known now stays one. A traced one stays traced.
+# A concrete number stays concrete, and a traced one stays traced.
 Number = TypeVar("Number", float, jax.Array, Scalar)
 
 
 class _Brief(reprlib.Repr):
-    """Shows values cut short, and arrays by dtype and shape: they may be a database, or a key."""
+    """Abbreviates values, and shows only dtype and shape of arrays, which may be private."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
@@ -42,7 +42,7 @@ def shown(value: object) -> str:
 
 
 def described(tree: PyTree) -> str:
-    """The structure of a tree for messages, cut short, with dtypes and shapes for its leaves."""
+    """The structure of a tree for messages, abbreviated, with dtypes and shapes of its leaves."""
 
     def of_leaf(leaf: PyTree) -> str:
         if is_column(leaf):
@@ -127,7 +127,7 @@ def choice(name: str, value: Value, choices: tuple[str, ...]) -> str:
 
 
 def extra(module: str, name: str) -> Any:
-    """Imports an optional dependency, or says which extra brings it."""
+    """Imports an optional dependency, or says which extra installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -142,9 +142,11 @@ def is_staging() -> bool:
 
 
 def host_only(name: str, value: Value, instead: str) -> None:
-    """Refuses a traced value where the code runs on the host."""
+    """Refuses a traced value, because the calling code runs on the host."""
     if is_traced(value):
-        raise TypeError(f"{name} runs on the host, not inside jit or vmap: there, use {instead}")
+        raise TypeError(
+            f"{name} runs on the host, not inside jit or vmap, where you can use {instead}"
+        )
 
 
 def function(name: str, value: F) -> F:
@@ -160,7 +162,7 @@ def real_shapes(name: str, tree: PyTree) -> PyTree:
 
 
 def host_numbers(name: str, value: Value) -> np.ndarray:
-    """Public real numbers as a NumPy array, in a dtype of their own."""
+    """Public real numbers as a NumPy array, in their own dtype."""
     refuse_foreign_dtype(name, value)
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not isinstance(array, jax.Array) and not array.dtype.isnative:
@@ -190,17 +192,19 @@ def real_array(name: str, leaf: ArrayLike) -> jax.Array:
     """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
     if callable(leaf):
         raise TypeError(
-            f"{name} must be arrays, got a function, {shown(leaf)}. Of a model that holds functions"
-            " keep the arrays, as by equinox.partition(model, equinox.is_array); a target that"
-            " returns a function on [0, 1]^dims is released through dpjax.evaluate_on_lattice and"
-            " dpjax.bernstein"
+            f"{name} must be arrays, got a function, {shown(leaf)}. If a model holds functions,"
+            " keep only its arrays, as by equinox.partition(model, equinox.is_array); a target"
+            " that returns a function on [0, 1]^dims is released through dpjax.evaluate_on_lattice"
+            " and dpjax.bernstein"
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):
-        leaf = max(min(leaf, 2**63 - 1), -(2**63))  # NumPy would make an object of a larger one.
+        # NumPy would turn a larger integer into an object.
+        leaf = max(min(leaf, 2**63 - 1), -(2**63))
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
-        if not leaf.dtype.isnative:  # As in files of instruments; JAX does not take it.
+        # Big-endian data, as in some instruments' files, which JAX does not accept.
+        if not leaf.dtype.isnative:
             leaf = leaf.astype(leaf.dtype.newbyteorder("="))
     _check_real_dtype(name, leaf)
     return saturating_cast(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -221,32 +225,32 @@ def real_arrays(
 
 
 def check_not_empty(name: str, leaves: list[Any]) -> None:
-    """Refuses arrays that hold nothing at all; some may be empty beside others."""
+    """Refuses trees whose arrays are all empty."""
     if all(leaf.size == 0 for leaf in leaves):
         raise ValueError(f"{name} must not be empty, got an array of shape {leaves[0].shape}")
 
 
 def refuse_masked(name: str, leaf: object) -> None:
-    """Refuses arrays with a mask: it would be dropped, and what it hides would be used."""
-    # By its attributes: so are masked arrays of other libraries.
+    """Refuses masked arrays: conversion would drop the mask and use the hidden numbers."""
+    # Recognized by attributes, which also finds masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         raise TypeError(
             f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
-            " drop the mask and use what it hides; fill in what is missing, by .filled(value)"
+            " drop the mask and use the hidden numbers; fill in missing numbers by .filled(value)"
         )
 
 
 def refuse_foreign_dtype(name: str, leaf: object) -> None:
-    """Refuses columns of a dtype that is none of NumPy's, and arrays with a mask.
+    """Refuses columns whose dtype is not one of NumPy's, and arrays with a mask.
 
-    Converted, missing values would decide on the dtype, and they may be private.
+    After conversion, the dtype would depend on whether values are missing, which may be private.
     """
     refuse_masked(name, leaf)
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(
-            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is none of"
-            " NumPy's: fill in what is missing, and pass .to_numpy() of every column"
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is not one"
+            " of NumPy's: fill in missing values, and pass .to_numpy() of every column"
         )
 
 
@@ -261,8 +265,8 @@ def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeSt
 def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
     """Converts within a kind of number, clamping to the range of the new dtype.
 
-    A cast of a private value must neither wrap nor fail, whatever NumPy and JAX are told to stop
-    at. NaN stays: the release decides what to make of it.
+    A cast of a private value must neither wrap nor fail, whatever errors NumPy and JAX are
+    configured to raise. NaN stays NaN; the release decides how to treat it.
     """
     dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
     if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:

@@ -1,7 +1,7 @@
-"""Columns that no array of JAX holds, and what queries ask of them.
+"""Columns that JAX arrays cannot represent, with the operations that queries need.
 
-`Numbers` have 64 bits without x64, or some that are missing. `Texts` compare like texts. `Refused`
-is neither: it stands in a table until something uses it.
+`Numbers` have 64 bits even without x64, or may have missing entries. `Texts` can be compared like
+texts. `Refused` stands for an unsupported column, and raises only when something uses it.
 """
 
 import contextlib
@@ -27,9 +27,11 @@ class Numbers:
     """Numbers of one NumPy dtype, exact in any mode of JAX.
 
     Attributes:
-        held: an array of them; those of 64 bits as words, uint32 with a last axis of 2.
-        known: which of them are not missing; None if none can be.
-        of_dtype: the NumPy dtype; of integers or booleans where some may be missing.
+        held: an array of the numbers; 64-bit numbers as pairs of uint32 words along a last axis of
+            2.
+        known: which numbers are not missing; None if the dtype has no missing numbers.
+        of_dtype: the NumPy dtype of the numbers; it may be integer or boolean even if some are
+            missing.
     """
 
     held: jax.Array | np.ndarray
@@ -48,7 +50,7 @@ class Numbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the numbers."""
+        """The shape of the numbers."""
         return self.held.shape[:-1] if self.of_dtype.itemsize == 8 else self.held.shape
 
     @property
@@ -58,12 +60,12 @@ class Numbers:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of entries."""
         return int(np.prod(self.shape))
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the numbers as an array: where some may be missing, floats with NaN."""
+        """The dtype of the numbers as an array: a float dtype, for NaN, if some may be missing."""
         return self.of_dtype if self.known is None else np.dtype(np.float64)
 
     def __getitem__(self, index: Any) -> "Numbers":
@@ -71,7 +73,7 @@ class Numbers:
         return Numbers(self.held[index], known, self.of_dtype)
 
     def exact(self) -> tuple[jax.Array, jax.Array]:
-        """The numbers, and which of them are known; within `in_64_bits`."""
+        """The numbers, and which of them are known. Call it within `in_64_bits`."""
         held = jnp.asarray(self.held)
         if self.of_dtype.itemsize == 8:
             held = lax.bitcast_convert_type(held, self.of_dtype)
@@ -79,7 +81,7 @@ class Numbers:
         return held, known
 
     def array(self) -> jax.Array:
-        """The numbers as an array, with NaN for missing ones; within `in_64_bits`."""
+        """The numbers as an array, with NaN for missing ones. Call it within `in_64_bits`."""
         held, known = self.exact()
         return held if self.known is None else jnp.where(known, held.astype(float), jnp.nan)
 
@@ -100,7 +102,7 @@ def is_numbers(leaf: PyTree) -> bool:
 
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
-    """Refuses anything but one array of numbers of one of these shapes; None is any length."""
+    """Refuses anything except one array of numbers of one of these shapes. None is any length."""
     check_usable(records)
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
@@ -108,8 +110,8 @@ def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -
     found = _checks.described(records)
     if found == "texts":
         raise TypeError(
-            f"{name} must be numbers of shape {wanted}, got texts: number them by a public list, as"
-            " by pandas.Index(public).get_indexer(column), or count those of a list by"
+            f"{name} must be numbers of shape {wanted}, got texts: convert them to their positions"
+            " in a public list, as by pandas.Index(public).get_indexer(column), or count them by"
             " dpjax.queries.by"
         )
     remedy = ""
@@ -117,8 +119,8 @@ def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -
         remedy = ": give one number for each record by numpy.reshape(column, (-1, 1))"
     if isinstance(records, (Mapping, Sequence)):
         remedy = (
-            ": take one column, as table[name], or make one array of several numbers for each"
-            " record, by numpy.stack([table[name] for name in names], axis=1)"
+            ": pass one column, as table[name], or one array with several numbers per record, by"
+            " numpy.stack([table[name] for name in names], axis=1)"
         )
     raise ValueError(f"{name} must be numbers of shape {wanted}, got {found}{remedy}")
 
@@ -129,7 +131,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 
 def _in_letters(shape: tuple[int | None, ...]) -> str:
-    """A shape of records, whose number does not matter."""
+    """A shape in letters, with n for the number of records."""
     return "(n,)" if len(shape) == 1 else f"(n, {'d' if shape[1] is None else shape[1]})"
 
 
@@ -142,26 +144,26 @@ def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _exactly() -> Generator[None]:
-    """Records may be NaN or infinite, whatever JAX is told to stop at."""
+    """Allows NaN and infinite records, even if JAX is configured to raise at them."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 
 def comparing(numbers: jax.Array) -> contextlib.AbstractContextManager[object]:
-    """A context in which floats hold the integers of an array, to compare them with floats."""
+    """A context in which the integers of an array can be compared with floats exactly."""
     integers = jnp.issubdtype(numbers.dtype, jnp.integer) and numbers.dtype.itemsize >= 4
     return _exactly() if integers else contextlib.nullcontext()
 
 
 def as_arrays(records: PyTree) -> PyTree:
-    """A database with arrays for `Numbers`; within `in_64_bits`."""
+    """A database with arrays in place of `Numbers`. Call it within `in_64_bits`."""
     return jax.tree.map(
         lambda x: x.array() if isinstance(x, Numbers) else x, records, is_leaf=is_numbers
     )
 
 
 def for_functions(records: PyTree) -> PyTree:
-    """Arrays as functions of a record get them, within `in_64_bits`.
+    """Arrays in the form that a user's function of a record gets. Call it within `in_64_bits`.
 
     Integers have at least JAX's default dtype. In a narrower one JAX would wrap the numbers that a
     function compares them with.
@@ -178,16 +180,16 @@ def for_functions(records: PyTree) -> PyTree:
     return jax.tree.map(one, records, is_leaf=lambda x: hasattr(x, "is_column"))
 
 
-# Python refuses to write thousands of digits.
+# Larger integers are excluded, because Python refuses to print thousands of digits.
 _LARGEST = 10**400
 
 
 @frozen_pytree
 class Texts:
-    """A column of texts as fingerprints of 128 bits, which compare like the texts.
+    """A column of texts as 128-bit fingerprints, which are equal if the texts are.
 
     Attributes:
-        words: uint32 of shape (n, 4); 0 where there is no text.
+        words: uint32 of shape (n, 4); 0 for a missing text.
     """
 
     words: jax.Array | np.ndarray
@@ -196,15 +198,17 @@ class Texts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the column."""
+        """The shape of the column."""
         return self.words.shape[:-1]
 
     def __eq__(self, other: object) -> Any:
-        """Which of the texts are one text, so that a function of a record may ask."""
+        """Which entries equal a given text, for use in functions of a record."""
         if isinstance(other, str):
             other = Texts(fingerprints([other])[0])
         if not isinstance(other, Texts):
-            raise TypeError(f"a column of texts compares with a text, got {_checks.shown(other)}")
+            raise TypeError(
+                f"a column of texts can only be compared with a text, got {_checks.shown(other)}"
+            )
         return jnp.all(self.words == other.words, axis=-1) & jnp.any(self.words != 0, axis=-1)
 
     def __ne__(self, other: object) -> Any:
@@ -219,7 +223,8 @@ class Texts:
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
     """The words of `Texts`, each computed from its own text alone."""
 
-    @functools.cache  # A column repeats its texts, and to hash them takes longer than a release.
+    # Cached, because texts repeat in a column, and hashing all of them takes longer than a release.
+    @functools.cache
     def digest(text: str) -> bytes:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -228,10 +233,10 @@ def fingerprints(texts: Iterable[object]) -> np.ndarray:
 
 
 def as_text(entry: object) -> str | None:
-    """An entry of a column of texts or objects; None if it is missing, or has no one text.
+    """An entry of a column of texts or objects, as text; None if missing or of another type.
 
-    Numbers count as their digits: a column of objects may hold numbers, and that is private. Equal
-    numbers of several kinds have one text.
+    Numbers become their digits, because whether a column of objects holds numbers is private. Equal
+    numbers of different types become the same text.
     """
     if isinstance(entry, str):
         return str(entry)
@@ -242,16 +247,16 @@ def as_text(entry: object) -> str | None:
     if isinstance(entry, decimal.Decimal) and not entry.is_finite():
         return None
     if isinstance(entry, (int, float, decimal.Decimal)):
-        # NaN is not between these.
+        # This comparison is also false for NaN.
         if not -_LARGEST < entry < _LARGEST:
             return None
         return str(int(entry)) if entry == int(entry) else _digits_of(entry)
-    # Pandas' mark of a missing date is a date, too, and differs from itself.
+    # NaT, pandas' missing date, is also an instance of date, but not equal to itself.
     return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
 
 
 def _digits_of(number: float | decimal.Decimal) -> str:
-    """The digits of a number that is not whole, without zeros at the end."""
+    """The digits of a number that is not whole, without trailing zeros."""
     exact = number if isinstance(number, decimal.Decimal) else decimal.Decimal(repr(number))
     sign, digits, exponent = exact.as_tuple()
     kept = "".join(map(str, digits)).rstrip("0")
@@ -261,16 +266,16 @@ def _digits_of(number: float | decimal.Decimal) -> str:
 
 @frozen_pytree
 class Refused:
-    """A column of a table whose dtype no query reads. It has no arrays, so the others still count.
+    """A column of a table with a dtype that no query reads. Other columns remain usable.
 
     Attributes:
-        message: the refusal, raised by what uses the column.
+        message: the error message that is raised when the column is used.
     """
 
     message: str = static()
 
     def refuse(self, *_: object, **__: object) -> Any:
-        """Raises the refusal."""
+        """Raises the error."""
         raise TypeError(self.message)
 
     __array__ = __jax_array__ = __getitem__ = __iter__ = __len__ = __bool__ = __float__ = refuse

@@ -1,7 +1,7 @@
-"""Tables and columns of any library, through narwhals: nothing is rounded, wrapped or guessed.
+"""Tables and columns of any library, converted exactly by way of narwhals.
 
-The dtype of a column decides how it is converted, not its entries: missing ones are private.
-NumPy and JAX need no other library.
+Only the dtype of a column decides how it is converted, never its entries, because which of them are
+missing is private. NumPy and JAX need no other library.
 """
 
 import sys
@@ -16,7 +16,7 @@ from dpjax._core._columns import Numbers, Refused, Texts, fingerprints, is_colum
 from dpjax._core._moments import Moments, in_seconds, moments_of_numpy, numbers_of_numpy
 from dpjax._core._types import Database, PyTree
 
-# Their tables and columns need narwhals, which knows more of them.
+# Libraries whose tables and columns are converted by narwhals.
 _EAGER = frozenset({"pandas", "polars", "pyarrow", "modin", "cudf", "narwhals"})
 _LAZY = frozenset({"dask", "dask_expr", "duckdb", "_duckdb", "ibis", "pyspark", "sqlframe"})
 
@@ -26,8 +26,8 @@ def columns(name: str, database: Database) -> Database:
 
     Raises:
         ModuleNotFoundError: if a table needs narwhals, which is not installed.
-        TypeError: if a column alone holds neither numbers nor texts nor dates. In a table it is
-            `Refused`, which raises where it is used.
+        TypeError: if a column alone holds neither numbers nor texts nor dates. In a table such a
+            column becomes `Refused`, which raises when it is used.
         ValueError: if columns of a table share a name.
     """
 
@@ -41,7 +41,7 @@ def columns(name: str, database: Database) -> Database:
 
 
 def place_of(name: str, path: tuple[Any, ...]) -> str:
-    """What messages call a column: by its name, if it has one."""
+    """How messages refer to a column: by its name, if it has one."""
     if not path:
         return name
     key = getattr(path[-1], "key", path[-1])
@@ -51,7 +51,7 @@ def place_of(name: str, path: tuple[Any, ...]) -> str:
 
 
 def as_table(leaf: PyTree) -> dict[str, Any] | None:
-    """The columns of a table of a library; None for anything else. A lazy one is computed."""
+    """The columns of a library's table; None for anything else. A lazy table is computed."""
     if not _is_of_a_library(leaf):
         return None
     nw, found = _wrapped("database", leaf)
@@ -76,7 +76,7 @@ def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
 def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     """One column in a dtype that does not depend on which of its entries are missing.
 
-    A column with a name that no query reads is `Refused`, and one without is refused at once.
+    If no query can read it, a column with a name becomes `Refused`, and one without raises at once.
     """
     if is_column(leaf) or isinstance(leaf, (jax.Array, type, Refused)) or callable(leaf):
         return leaf
@@ -96,15 +96,15 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     if isinstance(found, Texts) and not named:
         or_floats = ', or make floats by .astype("float64")' if _holds_objects(leaf) else ""
         raise TypeError(
-            f"{place} must be numbers, got the dtype {dtype_of(leaf)}: number its texts by a"
-            " public list, as by pandas.Index(public).get_indexer(column), or pass a table"
-            f" with this column and count its texts by dpjax.queries.by{or_floats}"
+            f"{place} must be numbers, got the dtype {dtype_of(leaf)}: convert its texts to their"
+            " positions in a public list, as by pandas.Index(public).get_indexer(column), or pass"
+            f" a table with this column and count its texts by dpjax.queries.by{or_floats}"
         )
     return found
 
 
 def moments_of(leaf: PyTree) -> Moments | None:
-    """How a column of dates, times or durations counts as numbers; None for another one."""
+    """How a column of dates, times or durations is converted to numbers; None for other columns."""
     if not _is_of_a_library(leaf):
         dtype = getattr(leaf, "dtype", None)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "mM":
@@ -121,7 +121,7 @@ def moments_of(leaf: PyTree) -> Moments | None:
 def texts_of(leaf: PyTree) -> np.ndarray:
     """The entries of a column of texts, or of objects."""
     if _is_of_a_library(leaf):
-        # NumPy forgets which texts of an Arrow dictionary are missing.
+        # Conversion to NumPy would lose which texts of an Arrow dictionary are missing.
         leaf = _wrapped("column", leaf)[1].to_list()
     return np.asarray(leaf, object)
 
@@ -130,7 +130,7 @@ def dtype_of(leaf: PyTree) -> object:
     """The dtype of a column, as its own library calls it."""
     native = leaf.to_native() if hasattr(leaf, "to_native") else leaf
     found = getattr(native, "dtype", getattr(native, "type", ""))
-    # NumPy's own name says how long the longest text is.
+    # NumPy's dtype of texts reveals the length of the longest text.
     return "str" if isinstance(found, np.dtype) and found.kind == "U" else found
 
 
@@ -153,7 +153,7 @@ def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
         found = nw.from_native(_as_series(leaf), pass_through=True, allow_series=True)
     except nw.exceptions.DuplicateError as error:
         told = " ".join(str(error).split())
-        raise ValueError(f"columns of a table must have names of their own: {told}") from error
+        raise ValueError(f"columns of a table must have distinct names: {told}") from error
     if not isinstance(found, (nw.DataFrame, nw.LazyFrame, nw.Series)):
         raise TypeError(
             f"{place} must be a table or one of its columns, got a {type(leaf).__name__}: pass the"
@@ -163,7 +163,7 @@ def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
 
 
 def _as_series(leaf: Any) -> Any:
-    """Arrays and batches of a library as what narwhals takes; anything else stays."""
+    """Converts arrays and batches of a library to a type that narwhals accepts; others stay."""
     root = root_of(type(leaf))
     if root == "dask":
         return leaf.compute()
@@ -194,7 +194,7 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     native, dtype = series.to_native(), getattr(series.to_native(), "dtype", None)
     held_by_numpy = isinstance(dtype, np.dtype) and not series.implementation.is_cudf()
     if held_by_numpy:
-        # Narwhals tells texts from objects by the entries, which are private.
+        # Narwhals would distinguish texts from objects by the entries, which are private.
         return _of_numpy(np.asarray(native)) if dtype.kind in "iufbmMO" else None
     dtype: Any = series.dtype
     if dtype in (nw.Categorical, nw.Enum):
@@ -213,7 +213,7 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     if dtype.is_integer():
         return Numbers.of(_integers(series, dtype), known) if dtype != nw.Int128 else None
     if dtype.is_decimal():
-        # Libraries round decimals to floats in ways of their own, but read texts alike.
+        # Libraries round decimals to floats differently, but they parse texts in the same way.
         series = series.cast(nw.String).cast(nw.Float64)
     elif not dtype.is_float():
         return None
@@ -226,7 +226,7 @@ def _integers(series: Any, dtype: Any) -> np.ndarray:
 
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
-    """A column of categories as one of the kind of its categories."""
+    """Converts a column of categories to a column of their type."""
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return _of_dictionary(native)
@@ -236,17 +236,17 @@ def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
 
 
 def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
-    """A column of Arrow with a dictionary. Each of its texts is hashed once, and not each row."""
+    """A dictionary column of Arrow. Each distinct text is hashed once, not every row."""
     whole = native.unify_dictionaries().combine_chunks()
     codes = whole.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
     categories = whole.dictionary
-    if "string" in str(categories.type):  # Or it would be encoded again.
+    if "string" in str(categories.type):  # Otherwise it would be dictionary-encoded again.
         categories = np.asarray(categories.to_pylist(), object)
     return _of_codes(categories, codes)
 
 
 def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Texts | None:
-    """The category of each code; nothing where that is below 0."""
+    """The category of each code; missing if the code is below 0."""
     found = exact_column("column", categories)
     if isinstance(found, Refused):
         return None
@@ -256,7 +256,8 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
     known = None
     if isinstance(found, Numbers):
         found, known = found.on_host()
-    found = np.append(found, np.zeros(1, found.dtype))  # There may be no category.
+    # The appended entry also covers an empty list of categories.
+    found = np.append(found, np.zeros(1, found.dtype))
     there = np.append(np.ones(len(found) - 1, bool) if known is None else known, False)[codes]
     if found.dtype.kind == "f":
         return np.where(there, found[codes], found.dtype.type(np.nan))
@@ -264,7 +265,7 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
 
 
 def _categories(series: Any) -> Any:
-    """What holds the dtype of categories; None if they are texts, as always in polars."""
+    """The object with the dtype of the categories; None if they are texts, as always in polars."""
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return sys.modules["pyarrow"].array([], native.type.value_type)

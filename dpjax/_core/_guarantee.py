@@ -1,4 +1,4 @@
-"""Guarantees, and how their numbers are checked and printed: always outward."""
+"""Guarantees, and how their numbers are checked, rounded outward and printed."""
 
 import dataclasses
 import decimal
@@ -19,8 +19,8 @@ class NeighboringRelation(enum.Enum):
 
     Attributes:
         REPLACE_ONE: both have n records and differ in one of them.
-        ADD_OR_REMOVE_ONE: one of them has one record more. Both lie in the same public number of
-            slots, of which one holds a record or is empty.
+        ADD_OR_REMOVE_ONE: one of them has one record more. Both have the same public number of
+            slots, and differ in whether one slot holds a record.
 
     Formal guarantees:
         Replacing a record is removing one and adding another, so a guarantee under
@@ -35,37 +35,37 @@ class NeighboringRelation(enum.Enum):
         return self.value
 
 
-RECORD = "record"  # The unit of privacy where nobody chose another.
+RECORD = "record"  # The default privacy unit.
 
 
 def check_privacy_unit(unit: object) -> None:
-    """Refuses a unit of privacy that is no text."""
+    """Refuses a privacy unit that is not a nonempty string."""
     if not isinstance(unit, str):
         raise TypeError(f"privacy_unit must be a text, got {_checks.shown(unit)}")
     if not unit.strip():
         raise ValueError(
-            f'privacy_unit must say whom a guarantee protects, as "record", got {unit!r}'
+            f'privacy_unit must name what a guarantee protects, such as "record", got {unit!r}'
         )
 
 
 def per_unit(unit: str) -> str:
-    """How a unit of privacy is printed behind a relation: not at all for a record."""
+    """How a privacy unit is printed after a relation: nothing for a record."""
     return "" if unit == RECORD else f", per {unit}"
 
 
 @frozen_pytree
 class SampledEvent:
-    """The event that one sampled sensitivity covers the pair of databases at hand.
+    """The event that one sampled sensitivity covers a given pair of databases.
 
     Attributes:
-        gamma: the probability over random pairs that it does not.
+        gamma: the probability over random pairs that it does not cover a pair.
         confidence: the probability over the samples that gamma holds; None where marginal.
         identity: which sampling it was; releases under equal identities share the event.
         records: how many independent draws of the oracle decide whether a pair is covered; None if
             all of its records may.
 
     Formal guarantees:
-        Everything that was released under one event fails together, so its gamma counts once.
+        All releases under one event fail together, so its gamma counts once.
     """
 
     gamma: Scalar = up()
@@ -93,26 +93,27 @@ class SampledEvent:
 
 @frozen_pytree
 class Guarantee:
-    """What a release promises: (epsilon, delta, gamma)-random differential privacy.
+    """The guarantee of a release: (epsilon, delta, gamma)-random differential privacy.
 
-    On all pairs of neighboring databases but those of probability gamma under the oracle, every set
-    of outputs S satisfies P(M(D) in S) <= exp(epsilon) P(M(D') in S) + delta. At gamma = .05 and
-    n = 1000, on average over databases, up to 50 people, typically the outliers, may be less
+    Except with probability gamma over a random pair of neighboring databases from the oracle, every
+    set of outputs S satisfies P(M(D) in S) <= exp(epsilon) P(M(D') in S) + delta. At gamma = .05
+    and n = 1000, on average over databases, up to 50 people, typically the outliers, may be less
     protected than epsilon says.
 
     Attributes:
         epsilon: the bound on the log ratio of probabilities.
         delta: the additive slack.
         gamma: the probability over random pairs that the bound fails; 0 is differential privacy.
-        confidence: the probability over the samples that gamma holds; 1 without samples; None where
-            gamma is over the samples and the pair together ("marginal", the weaker statement).
-        events: the samplings that gamma stands for; empty without samples.
+        confidence: the probability over the samples that gamma holds; 1 without samples; None if
+            gamma is a probability over samples and pair together ("marginal", the weaker
+            statement).
+        events: the samplings whose gammas add up to gamma; empty without samples.
         relation: which databases are neighbors.
         notes: other facts that a reader must know, such as "no noise".
         group_size: in how many records neighboring databases differ.
-        replacing: under add-or-remove-one, what the same release promises under replace-one, if
-            that is known: epsilon and delta there, and those here that they belong to. None where
-            only (2 epsilon, (1 + e^epsilon) delta) is known.
+        replacing: under add-or-remove-one, the known guarantee of the same release under
+            replace-one: its epsilon and delta, followed by the epsilon and delta here that they
+            belong to. None if only (2 epsilon, (1 + e^epsilon) delta) is known.
         privacy_unit: whose data neighboring databases differ in: "record" is one row, and
             "person (id)" all rows with one value of the column `id`. Guarantees of different units
             do not compose.
@@ -120,18 +121,19 @@ class Guarantee:
     Raises:
         TypeError: if a number is not a real number, or another attribute is of another type.
         ValueError: if epsilon is negative or NaN, or delta, gamma or confidence outside [0, 1], or
-            group_size below 1, or the privacy unit an empty text. NaN in an array is no error: it
+            group_size below 1, or the privacy unit an empty text. NaN in an array is allowed: it
             marks a bad traced parameter.
 
     Formal guarantees:
-        Two guarantees are equal if they state the same. Those with tracers or several numbers in a
-        field are equal to themselves alone.
+        Two guarantees are equal if their fields are. A guarantee with tracers, or with several
+        numbers in a field, only equals itself.
 
-        The statement above, for the mechanism run once. `dpjax.accounting` composes several. Where
-        its numbers become float32, as on the way out of `jit`, they are rounded outward: epsilon,
-        delta and gamma up, the confidence down. So they are in print, except for a part of 2^-50,
-        which sums in float64 add to decimals. Traced numbers, and what `jax.tree.map` or pickles
-        make, are not checked here, but wherever dpjax uses a guarantee.
+        The statement above, for one run of the mechanism. `dpjax.accounting` composes several. When
+        its numbers become float32, as they do on the way out of `jit`, they are rounded outward:
+        epsilon, delta and gamma up, the confidence down. Printed numbers are rounded outward too,
+        except for a relative 2^-50, the rounding error of float64 sums. Traced numbers, and
+        guarantees made by `jax.tree.map` or pickle, are not checked here, but wherever dpjax uses a
+        guarantee.
     """
 
     epsilon: Scalar = up()
@@ -170,7 +172,7 @@ class Guarantee:
 
     @property
     def neighbors(self) -> str:
-        """Which databases are neighbors, in words: the relation, and a unit other than a record."""
+        """Neighboring databases in words: the relation, and the unit unless it is a record."""
         return f"{self.relation}{per_unit(self.privacy_unit)}"
 
     def __repr__(self) -> str:
@@ -196,7 +198,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _compared(value: Any) -> tuple[object, ...] | None:
-    """The fields of a value, with its numbers as floats; None if a field is no single number."""
+    """The fields of a value, with numbers as floats; None if a number is traced or an array."""
     fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
     for i, field in enumerate(fields):
         if isinstance(field, (np.ndarray, np.generic, jax.Array)):
@@ -227,7 +229,7 @@ def concrete(guarantee: object) -> Guarantee:
     def confidence(of: Guarantee | SampledEvent) -> float | None:
         return None if of.confidence is None else number("confidence", of.confidence)
 
-    # Made anew, field by field: a subclass may not check what its fields hold.
+    # Rebuilt field by field, because a subclass may not check its fields.
     events = tuple(
         SampledEvent(number("gamma", event.gamma), confidence(event), event.identity, event.records)
         for event in guarantee.events
@@ -247,7 +249,7 @@ def concrete(guarantee: object) -> Guarantee:
 
 
 def describe_confidence(confidence: Scalar | None) -> str:
-    """How a confidence is printed; a marginal statement must never read as the stronger one."""
+    """How a confidence is printed. A marginal statement must never look like the stronger one."""
     if confidence is None:
         return "marginal"
     return f"confidence {shown_number(confidence, decimal.ROUND_FLOOR)}"
@@ -265,13 +267,13 @@ def _check_number(name: str, value: Value, most: float) -> None:
         raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
     inside = (array >= 0) & (array <= most)
     if isinstance(value, (jax.Array, np.ndarray)):
-        inside |= np.isnan(array)  # The mark of a bad traced parameter.
+        inside |= np.isnan(array)  # NaN marks a bad traced parameter.
     if not np.all(inside):
         raise ValueError(f"{name} must be {expected}, got {shown_number(value)}")
 
 
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
-    """Six digits, rounded outward; all where six would make a certainty of a near-certainty."""
+    """Six digits, rounded outward; all digits if six would turn a near-certainty into 1."""
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
@@ -282,7 +284,7 @@ def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     if not np.isfinite(number):
         return text
     exact, short = decimal.Decimal(every_digit), decimal.Decimal(text)
-    # Sums of decimals in float64 are a few units in the last place above the decimal.
+    # A float64 sum of decimals may exceed the decimal by a few units in the last place.
     is_short = abs(short - exact) <= abs(exact) * decimal.Decimal(2) ** -50
     if short == exact or (is_short and not exact < short == 1):
         return text

@@ -1,4 +1,4 @@
-"""What the numbers of a release are about, in public words, and how they print as a table."""
+"""Public labels for the numbers of a release, and their printed table."""
 
 import dataclasses
 import html
@@ -23,10 +23,10 @@ _NUMBERS = ("value", "low", "high")
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """Words for the numbers of a release.
+    """Labels for the numbers of a release.
 
     Attributes:
-        statistic: and the columns that it is of, such as "mean of price".
+        statistic: the statistic with its columns, such as "mean of price".
         groups: the first axes of every array.
         axes: the other axes of each array, by its name; "" names an array that stands alone.
         moments: "dates", "times" or "durations" if the numbers are such, as `Moments` counts them.
@@ -49,12 +49,12 @@ class Labels:
         return np.datetime_as_string(Moments(self.moments).exact(numbers), unit="D").tolist()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """A JSON-compatible dict."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Labels":
-        """From what `to_json` made."""
+        """Labels from the result of `to_json`."""
         parts = tuple((str(part), _axes(axes)) for part, axes in stored["axes"])
         moments = str(stored.get("moments", ""))
         return cls(str(stored["statistic"]), _axes(stored["groups"]), parts, moments)
@@ -65,7 +65,7 @@ def _axes(stored: list[Any]) -> tuple[Axis, ...]:
 
 
 def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
-    """One dict for each number: where it stands, the number, and the ends of its interval."""
+    """One dict for each number: its labels, the number, and the ends of its interval."""
     for leaf in jax.tree.leaves(value):
         _checks.host_only("to_frame", leaf, "the value")
     if isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value):
@@ -78,7 +78,7 @@ def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dic
 
 
 def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
-    """Whole numbers as they are, and others in float64."""
+    """Integers unchanged, and other numbers in float64."""
     found = estimate(value, accuracy)
     exact = jax.tree.map(np.asarray, value)
     return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)
@@ -127,10 +127,11 @@ def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[st
 
 
 def frame_of(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a pandas DataFrame, with the places of the numbers as its index."""
+    """Rows as a pandas DataFrame, with the labels of the numbers as its index."""
     pandas = _checks.extra("pandas", "sweep")
     titles = titles_of(rows)
-    # A part without an axis has an empty place along it: NaN would make floats of the others.
+    # A part without an axis gets an empty string there, because NaN would turn other labels into
+    # floats.
     frame = pandas.DataFrame([{title: row.get(title, "") for title in titles} for row in rows])
     places = [title for title in titles if title not in _NUMBERS]
     return frame.set_index(places) if places else frame
@@ -165,7 +166,7 @@ _DRAWN_BY: list[Callable[..., Any]] = []
 
 
 def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers the function that plots a release: plots are of a room above."""
+    """Registers the function that plots a release, because this room must not import plotting."""
     _DRAWN_BY.append(function)
     return function
 

@@ -1,4 +1,4 @@
-"""Dates, times and durations as float64, in one unit whatever library and resolution holds them."""
+"""Dates, times and durations as float64, in one unit for all libraries and resolutions."""
 
 import dataclasses
 import datetime
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_NOTHING = np.iinfo(np.int64).min  # What NumPy means by a missing time.
-# Units of a dtype in a second, or seconds in a unit. Years and months have no one length.
+_NOTHING = np.iinfo(np.int64).min  # NumPy's representation of a missing time.
+# Units per second, or seconds per unit. Years and months are left out, because their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
@@ -34,7 +34,7 @@ _PRINTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """How a column of dates, times or durations counts as numbers.
+    """How a column of dates, times or durations is converted to numbers.
 
     Attributes:
         kind: "dates" count as days since 1970-01-01, "times" as seconds since then in UTC, and
@@ -44,9 +44,9 @@ class Moments:
     kind: str
 
     def number(self, moment: Any) -> float:
-        """A date, time or duration as the column counts it; numbers stay as they are.
+        """A date, time or duration as the column's number; numbers are unchanged.
 
-        A time without a zone is one of UTC. Days have fractions.
+        A time without a time zone counts as UTC. Days may have fractions.
         """
         if isinstance(moment, (np.datetime64, np.timedelta64)):
             (seconds,) = seconds_of(np.array([moment]))
@@ -58,14 +58,16 @@ class Moments:
         else:
             return moment
         if is_duration != (self.kind == "durations"):
-            raise TypeError(f"a column of {self.kind} compares with its own kind, got {moment!r}")
+            raise TypeError(
+                f"a column of {self.kind} can only be compared with {self.kind}, got {moment!r}"
+            )
         return float(seconds) / (_DAY if self.kind == "dates" else 1)
 
     def moments(self, numbers: Any) -> np.ndarray:
         """Numbers as days of datetime64 or microseconds; NaN becomes NaT."""
         numbers = np.asarray(numbers, np.float64)
         unit, per = ("D", 1.0) if self.kind == "dates" else ("us", 1e6)
-        # Beyond this integers of 64 bits end.
+        # Clipped to the range of 64-bit integers.
         whole = np.clip(np.round(numbers * per), -(2.0**62), 2.0**62)
         known = ~np.isnan(whole)
         integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)
@@ -98,13 +100,13 @@ def _since_1970(moment: datetime.date) -> datetime.timedelta:
 
 
 def _seconds(duration: datetime.timedelta) -> float:
-    """A duration as `in_seconds` has it."""
+    """A duration in seconds, with the rounding of `in_seconds`."""
     whole, rest = divmod(abs(duration) // datetime.timedelta(microseconds=1), 10**6)
     return math.copysign(whole + rest / 10**6, duration.days)
 
 
 def moments_of_numpy(dtype: np.dtype) -> Moments | None:
-    """How NumPy's dates, times or durations count; None if they have no length."""
+    """How NumPy's dates, times or durations are converted; None for units of varying length."""
     unit, count = np.datetime_data(dtype)
     if count != 1 or unit not in (*_PER_SECOND, *_SECONDS):
         return None
@@ -127,7 +129,7 @@ def seconds_of(array: np.ndarray) -> np.ndarray:
 
 
 def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray:
-    """Integers of a unit as seconds; NaN where nothing is known.
+    """Converts integers of a unit to seconds, with NaN for missing entries.
 
     The same time has the same bits in every unit: whole seconds and the rest are divided apart.
     """

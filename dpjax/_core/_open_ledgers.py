@@ -1,4 +1,4 @@
-"""The open ledgers, which every release tells: ledgers of keys, and one of a budget."""
+"""The open ledgers that every release notifies: ledgers of keys, and one ledger of a budget."""
 
 import abc
 import contextlib
@@ -18,22 +18,22 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
-# A program that was compiled while no ledger was open would release without telling one. While one
-# is open, JAX traces such a program again in every thread, and the release in it refuses to be
-# traced.
+# A program that was compiled while no ledger was open would release without telling a ledger opened
+# later. So this setting, which is part of JAX's cache key, changes while a ledger is open: JAX then
+# traces such a program again, and the release in it refuses to be traced.
 _TELLING = jax.make_user_context(False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A `with ledger:` that has begun; or a ledger that pays where no other budget does."""
+    """A `with ledger:` block that has begun, or a ledger that pays if no other budget does."""
 
     ledger: "OpenLedger"
     last: bool = False
 
 
 class _Process:
-    """The blocks that are open in any thread of this process, in the order of their beginnings."""
+    """The blocks that are open in any thread of this process, in the order in which they began."""
 
     def __init__(self) -> None:
         self.start_with(())
@@ -62,7 +62,7 @@ _PROCESS = _Process()
 
 
 def _after_fork() -> None:
-    """A fork has the blocks of all threads: a pool in a block forks from threads of its own."""
+    """A fork inherits the blocks of all threads: a pool may fork from threads of its own."""
     _PROCESS.start_with(_PROCESS.blocks)
 
 
@@ -74,8 +74,8 @@ class Request(NamedTuple):
     """A request for a release, in public terms.
 
     Attributes:
-        name: that the user gave to the records it is about.
-        fingerprint: equal for equal requests only.
+        name: the user's name for the records.
+        fingerprint: equal only for equal requests.
         outputs: structure, shapes and dtypes of the value of its release.
     """
 
@@ -89,7 +89,7 @@ class Drawing(NamedTuple):
 
     Attributes:
         mechanism: the mechanism that draws.
-        numbers: how many get noise.
+        numbers: how many numbers get noise.
     """
 
     mechanism: Any
@@ -102,14 +102,15 @@ class Drawing(NamedTuple):
 
 
 class Payment(NamedTuple):
-    """A release that is about to be drawn, as the open ledgers are told of it.
+    """What open ledgers are told about a release before it is drawn.
 
     Attributes:
-        key: that draws it; None if dpjax does not draw it.
+        key: the key that draws it; None if dpjax does not draw it.
         guarantee: the guarantee of the release.
         what: describes it in the history.
-        request: under which a ledger keeps it; None without a name.
-        drawing: may cost less than the guarantee; None if the release is not one draw.
+        request: the request under which a ledger stores it; None without a name.
+        drawing: the draw, which may cost less than the guarantee; None if the release is not a
+            single draw.
     """
 
     key: Key | None
@@ -129,8 +130,8 @@ class OpenLedger(abc.ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Threads may share a ledger, so each leaves its own block. A generator may be closed in
-        # another context than the one it began in.
+        # Threads may share a ledger, so each of them leaves its own block. A generator may be
+        # closed in a different context from the one in which it began, so the block is looked up.
         around = _AROUND.get()
         blocks = (*_PROCESS.blocks, *around)
         block = next(one for one in reversed(blocks) if one.ledger is self and not one.last)
@@ -146,7 +147,7 @@ class Account(OpenLedger):
     """A ledger of a budget, which also remembers releases.
 
     Attributes:
-        relation: which databases are neighbors; what is made inside of `with` inherits it.
+        relation: which databases are neighbors; mechanisms made inside of `with` inherit it.
     """
 
     @property
@@ -159,12 +160,12 @@ class Account(OpenLedger):
 
     @abc.abstractmethod
     def keep(self, request: Request, release: Release) -> Release:
-        """Remembers a release; of several under one request the first, which is returned."""
+        """Stores a release, unless the request already has one. Returns the stored one."""
 
 
 @contextlib.contextmanager
 def paying_for_the_rest(ledger: Account) -> Generator[None]:
-    """A ledger is told of releases that no other budget in the process pays for."""
+    """Makes a ledger pay for releases that no other budget in the process pays for."""
     block = _Block(ledger, last=True)
     _PROCESS.begin(block)
     try:
@@ -174,10 +175,10 @@ def paying_for_the_rest(ledger: Account) -> Generator[None]:
 
 
 def told(given: OpenLedger | None = None) -> list[OpenLedger]:
-    """The ledgers that a release here tells.
+    """The ledgers that a release at this place notifies.
 
-    A given one and those around this code come first. If there is no budget among them, the release
-    is told to the budgets that are open elsewhere in the process; likewise for ledgers of keys.
+    A given one and those around this code come first. If none of them is a budget, budgets that are
+    open elsewhere in the process are added; likewise for ledgers of keys.
     """
     own = [block.ledger for block in _AROUND.get()]
     own += [] if given is None else [given]
@@ -203,7 +204,7 @@ def relation_or_inherited(
 
 
 def fingerprint_of_key(key: Key) -> str:
-    """Names a key. It says nothing about a key of 256 random bits."""
+    """A name for a key. It reveals nothing about a key of 256 random bits."""
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
 
@@ -211,11 +212,11 @@ def refuse_traced(used: PyTree) -> None:
     """Refuses tracers, and a release that a compiled program would repeat."""
     if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
         raise TypeError(
-            "a ledger claims keys on the host, not inside jit or vmap, where one key may serve many"
-            " releases: there, use jax.debug_key_reuse"
+            "a ledger records keys on the host, not inside jit or vmap, where one key may serve"
+            " many releases: there, use jax.debug_key_reuse"
         )
 
 
 def untold_programs() -> contextlib.AbstractContextManager[None]:
-    """For code that tells no ledger: it shares its programs with what ran while none was open."""
+    """For code that tells no ledger, so that it can use programs compiled while none was open."""
     return _TELLING(False)

@@ -21,20 +21,20 @@ class PairLoss:
 
     Attributes:
         family: the family of the curve.
-        shift: takes the difference of the arrays that are released to their distance in units of
-            the noise: a seminorm. For pure families it bounds the loss, for Gaussian noise it is
-            the distance in standard deviations.
+        shift: a seminorm. It maps the difference of the released arrays to their distance in units
+            of the noise. For pure families this bounds the loss; for Gaussian noise it is the
+            distance in standard deviations.
         nominal: the shift of a pair at the distance that the noise is calibrated to.
-        rounding: at most so much does rounding to the grid add to a shift.
-        loss: of the tables of the noise, for the whole release.
+        rounding: the most that rounding to the grid adds to a shift.
+        loss: the loss from the noise tables, for the whole release.
         missed: the mass that these tables miss, for the whole release.
-        shifts: for Laplace noise, takes that difference to the shift of every coordinate in scales;
+        shifts: for Laplace noise, maps that difference to the shift of every coordinate, in scales;
             None for other families.
-        logits: for a selection, takes these arrays to minus the gap of each option over the scale,
-            plus its log weight, where the largest weight is 1; None for other mechanisms.
-        log_pmf: of a selection, takes logits to logarithms of probabilities.
-        options: how many a selection has.
-        arrays: takes the target's value to the arrays; None where they are the value.
+        logits: for a selection, maps the arrays to each option's log weight (with a largest weight
+            of 1) minus its gap over the scale; None for other mechanisms.
+        log_pmf: for a selection, maps logits to log probabilities.
+        options: the number of options of a selection.
+        arrays: maps the target's value to the arrays; None if the value is the arrays.
 
     Formal guarantees:
         Let H be the hockey-stick divergence of the family at the shift plus `rounding`. The release

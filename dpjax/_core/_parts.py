@@ -1,4 +1,4 @@
-"""Records in parts, which a query adds up one after the other instead of holding them all."""
+"""Records in parts, which a query adds up one by one, so they need not fit into memory together."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ class Parts:
     """Records in parts, each of which fits into memory; every record is in one part.
 
     Attributes:
-        each: takes a function of an iterator of parts to its results, which all together are about
-            all parts. It may run in other processes.
+        each: maps a function of an iterator of parts to the function's results, which together
+            cover all parts. The function may run in other processes.
         like: a part, for structure, shapes and dtypes.
         slots: a public number that is known to be enough for the records of all parts.
     """
@@ -29,11 +29,11 @@ class Parts:
 
 @frozen_pytree
 class Summed:
-    """What a query adds up over records, which it takes in their place. It is as private as these.
+    """The totals of a query, which it accepts in place of records. They are as private as these.
 
     Attributes:
         totals: the totals of the query.
-        slots: that of `Parts`.
+        slots: the number of slots, as in `Parts`.
     """
 
     totals: PyTree
@@ -42,7 +42,7 @@ class Summed:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsummed:
-    """A pass over parts that is still to be made, after the release is paid for.
+    """A pass over parts that runs only after the release is paid for.
 
     Attributes:
         shapes: the shapes of the result.

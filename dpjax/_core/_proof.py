@@ -1,4 +1,4 @@
-"""What a proof leaves in a sensitivity: its steps, and the clamp of records that it assumes."""
+"""The part of a proof that a sensitivity keeps: its steps, and the clamp that it assumes."""
 
 import dataclasses
 import functools
@@ -12,11 +12,13 @@ from dpjax._core._types import Database, Value
 
 
 class Proof:
-    """The steps of a proof, as text. All proofs are alike to JAX: they change no program.
+    """The steps of a proof, as text.
+
+    All proofs compare equal, so that they do not affect JAX's caches.
 
     Attributes:
         steps: one line for each step.
-        losses: measures what steps lose; it takes the lines to annotated ones.
+        losses: measures how much each step loosens the bound, and annotates the lines.
     """
 
     def __init__(
@@ -28,13 +30,16 @@ class Proof:
         self.losses = losses
 
     def explained(self) -> str:
-        """All steps, and what they lose: measured at the first call, and kept."""
+        """All steps, with how much they loosen the bound.
+
+        This is measured at the first call, then cached.
+        """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None
         return "\n".join(self.steps)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without a program, which cannot be pickled."""
+        """Leaves out the program, which cannot be pickled."""
         return {"steps": self.steps, "losses": None}
 
     def __eq__(self, other: object) -> bool:
@@ -65,7 +70,7 @@ class Interval:
 
     @property
     def empty(self) -> float:
-        """A public number within the bounds: what an empty slot holds."""
+        """A public number within the bounds, which fills empty slots."""
         return min(max(0.0, self.low), self.high)
 
     def clamp(self, x: jax.Array) -> jax.Array:
@@ -94,15 +99,15 @@ class Ball:
         radius: public, from 2^-40 to 2^40.
 
     Formal guarantees:
-        A release of a proved sensitivity scales longer records down to the radius, up to rounding
-        that the proof counts. NaN becomes 0.
+        A release with a proved sensitivity scales longer records down to the radius. The proof
+        covers the rounding of this. NaN becomes 0.
     """
 
     radius: float
     empty = 0.0
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """Longer records are scaled down to the radius; NaN counts as 0."""
+        """Scales longer records down to the radius; NaN counts as 0."""
         x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
         x = Interval(-self.radius, self.radius).clamp(x)
         axes = tuple(range(1, x.ndim))
@@ -119,14 +124,15 @@ class Categories:
         values: public numbers that the dtype of the records holds.
 
     Formal guarantees:
-        A release of a proved sensitivity replaces any other number, NaN too, by the first of them.
+        A release with a proved sensitivity replaces any other number, including NaN, by the first
+        of these values.
     """
 
     values: tuple[float, ...]
 
     @property
     def empty(self) -> float:
-        """A public number among them: what an empty slot holds."""
+        """The first of the values, which fills empty slots."""
         return 0.0 if 0.0 in self.values else self.values[0]
 
     def clamp(self, x: jax.Array) -> jax.Array:
@@ -158,7 +164,10 @@ class RecordBounds:
         return jax.tree.unflatten(structure, clamped)
 
     def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
-        """The target of the clamped database: what is proved, fingerprinted and released."""
+        """The target on the clamped database.
+
+        This function is proved, fingerprinted and released.
+        """
 
         @functools.wraps(target, updated=())
         def clamped_target(database: Database) -> Value:
@@ -172,12 +181,13 @@ class PaddedRecordBounds(RecordBounds):
     """Bounds on `PaddedRecords`. The last entry of `leaves` is the bound on `present`.
 
     Formal guarantees:
-        `clamp` also gives every empty slot one public row, so nothing else depends on what it held.
+        `clamp` also fills every empty slot with the same public row, so its old contents have no
+        effect.
     """
 
     @property
     def empty_row(self) -> tuple[float, ...]:
-        """What an empty slot holds, in every array."""
+        """The contents of an empty slot, in every array."""
         return tuple(b.empty for b in self.leaves)
 
     def clamp(self, database: Database) -> Database:

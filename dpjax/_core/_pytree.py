@@ -1,4 +1,4 @@
-"""Frozen dataclasses that JAX can take apart, and descriptions of trees of arrays."""
+"""Frozen dataclasses that are pytrees, and descriptions of trees of arrays."""
 
 import dataclasses
 import math
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A dataclass field that belongs to the structure of the tree: it is compared, never traced."""
+    """A dataclass field that is part of the tree's structure: it is compared, never traced."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 def up(**options: Any) -> Any:
-    """A dataclass field whose float64 is rounded up, not to nearest, where it is a leaf."""
+    """A dataclass field whose float64 is rounded up when flattening makes it a float32 leaf."""
     return dataclasses.field(metadata={"toward": math.inf}, **options)
 
 
 def down(**options: Any) -> Any:
-    """A dataclass field whose float64 is rounded down, not to nearest, where it is a leaf."""
+    """A dataclass field whose float64 is rounded down when flattening makes it a float32 leaf."""
     return dataclasses.field(metadata={"toward": -math.inf}, **options)
 
 
@@ -35,9 +35,10 @@ def down(**options: Any) -> Any:
 def frozen_pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
 
-    Compared by identity: an `__eq__` over arrays would make `jit(instance)` fail with "unhashable".
-    JAX runs `__post_init__` again at every unflatten, so checks belong in a factory. Only classes
-    with fields that are `up()` or `down()` may check there: their unflatten does not run it.
+    Instances are compared by identity: an `__eq__` over arrays would make them unhashable, and
+    `jit(instance)` would fail. JAX runs `__post_init__` again at every unflatten, so checks belong
+    in a factory. Only classes with fields that are `up()` or `down()` may check there: their
+    unflatten does not run it.
     """
     frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
@@ -49,16 +50,18 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
 )
 def made_by_factory(cls: type[T]) -> type[T]:
-    """A `frozen_pytree` whose fields belong together: only a factory makes one, by `made`.
+    """A `frozen_pytree` whose fields must fit together, so only a factory makes one, by `made`.
 
-    It needs a field that is `up()` or `down()`, see there.
+    It needs a field that is `up()` or `down()`, so that unflattening skips the check.
     """
 
     def refuse(self: object) -> None:
-        # `dataclasses.replace(mechanism, epsilon=0.1)` would change the promise, not the noise.
+        # `dataclasses.replace(mechanism, epsilon=0.1)` would change the guarantee, but not the
+        # noise.
         raise TypeError(
-            f"a {type(self).__name__} is made by its factory alone, and no part of it is replaced:"
-            " its noise belongs to its epsilon, delta and sensitivity; make another one"
+            f"a {type(self).__name__} must be made by its factory, and its fields cannot be"
+            " replaced, because its noise fits its epsilon, delta and sensitivity; make another"
+            " one"
         )
 
     cls.__post_init__ = refuse  # type: ignore[attr-defined]
@@ -84,7 +87,8 @@ def _register_rounded(cls: type[T]) -> type[T]:
         return list(zip(keys, leaves, strict=True)), metadata
 
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
-        # Without __init__: its checks would refuse the axes of vmap and the results of tree.map.
+        # Built without __init__, whose checks would refuse the axes of vmap and the results of
+        # tree.map.
         return made(cls, **dict(zip((*toward, *constants), (*leaves, *metadata), strict=True)))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -92,9 +96,9 @@ def _register_rounded(cls: type[T]) -> type[T]:
 
 
 def made(cls: type[T], *parts: Any, **named: Any) -> T:
-    """A value of these fields, in their order or by name; others have their defaults.
+    """An instance with these fields, in order or by name; others have their defaults.
 
-    It runs no checks, which belong to users: for code that knows that the fields fit.
+    It runs no checks. It is for code that knows that the fields fit together.
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     value = object.__new__(cls)
@@ -105,7 +109,7 @@ def made(cls: type[T], *parts: Any, **named: Any) -> T:
 
 
 def changed(value: T, **fields: Any) -> T:
-    """A copy with other fields, likewise."""
+    """A copy with some fields changed, also without checks."""
     return made(type(value), **(vars(value) | fields))
 
 

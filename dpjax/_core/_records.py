@@ -1,4 +1,4 @@
-"""Databases as they are handed over: trees of arrays with a common leading axis of records."""
+"""Databases as users pass them: trees of arrays with a common leading axis of records."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ class PaddedRecords:
         present: booleans of shape (slots,), which of them hold a record.
 
     Formal guarantees:
-        Shapes, time and refusals of a release depend on the number of slots, never on how many are
-        taken.
+        Shapes, time and refusals of a release depend on the number of slots, never on how many hold
+        a record.
     """
 
     records: Database
@@ -38,8 +38,8 @@ class PaddedRecords:
 def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
     """A database without any rounding, and its number of records.
 
-    A table is a dict of its columns. Where JAX has no array of a dtype there are `Numbers`.
-    Refusals depend on structure, dtypes and sizes alone.
+    A table becomes a dict of its columns. Columns whose dtype JAX lacks become `Numbers`. Refusals
+    depend on structure, dtypes and sizes alone.
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
@@ -47,11 +47,11 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     leaves = jax.tree.leaves(tree, is_leaf=is_column)
     if not leaves:
         _refuse_nothing(name, tree)
-    # Before anything is converted: a list of numbers has as many leaves as numbers.
+    # Checked before conversion, because a list of numbers has a leaf for each number.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
-            f"{wanted}, got {_checks.described(tree)}; if that is a list of numbers,"
-            " pass numpy.asarray of it"
+            f"{wanted}, got {_checks.described(tree)}; if it is a list of numbers, pass"
+            " numpy.asarray(it)"
         )
 
     def converted(path: tuple[object, ...], leaf: PyTree) -> PyTree:
@@ -67,7 +67,7 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     (n,) = sizes
     if isinstance(records, PaddedRecords):
         present = records.present
-        # More booleans than slots would count a record more than once.
+        # With more booleans than slots, a record would count more than once.
         if (is_column(present) and not is_numbers(present)) or present.shape != (n,):
             raise ValueError(
                 f"present must be one boolean for each of {n} slots, got"
@@ -78,16 +78,16 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def _refuse_nothing(name: str, tree: Database) -> None:
-    """Refuses a database without arrays, by the dtype of a column if it has one."""
+    """Refuses a database without arrays, naming the dtype of a column if there is one."""
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
         check_usable(leaf)
     raise ValueError(f"{name} must hold at least one array, got {_checks.shown(tree)}")
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """The arrays of a database, as JAX's dtypes hold them, and its number of records.
+    """The arrays of a database in JAX's dtypes, and its number of records.
 
-    Numbers that a dtype does not hold are clamped to its range; missing ones are NaN.
+    Numbers outside the range of a dtype are clamped to it; missing numbers become NaN.
     """
     records, n = exact_records(name, database, least=least)
 
@@ -98,7 +98,7 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Like `record_arrays`, for public records: integers that JAX does not hold are refused."""
+    """Like `record_arrays`, for public records: integers outside of JAX's range are refused."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         columns(name, records), is_leaf=is_column
     ):
@@ -115,7 +115,7 @@ def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Data
 
 
 def shapes_of_columns(name: str, records: Database) -> Database:
-    """The records, with the shapes of arrays of JAX for columns of libraries of tables."""
+    """The records, with the shapes of JAX arrays in place of columns of table libraries."""
 
     def shape(leaf: PyTree) -> PyTree:
         is_numpy = isinstance(leaf, np.ndarray) or is_numbers(leaf)
@@ -145,7 +145,7 @@ def _exact(place: str, leaf: Any) -> PyTree:
 
 
 def _wide(place: str, leaf: Any) -> Numbers | None:
-    """What JAX would round or wrap, exactly; None for anything else."""
+    """Exact `Numbers` for a column that JAX would round or wrap; None for other columns."""
     if callable(leaf) or _checks.is_traced(leaf):
         return None
     _checks.refuse_foreign_dtype(place, leaf)
@@ -158,10 +158,10 @@ def _wide(place: str, leaf: Any) -> Numbers | None:
 
 
 def check_padded(database: Database) -> None:
-    """Refuses a database whose arrays show its number of records, where that is private."""
+    """Refuses a database whose shape reveals its number of records, if that is private."""
     if not isinstance(database, PaddedRecords):
         raise ValueError(
             "under add-or-remove-one, and for people with several rows, the number of records is"
-            " private, and an array shows it: pass"
+            " private, but the shape of an array reveals it: pass"
             " dpjax.queries.padded_records(database, capacity=...)"
         )

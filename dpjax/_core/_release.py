@@ -1,4 +1,4 @@
-"""A published value, with its guarantee; how it prints, and how it is saved."""
+"""A published value with its guarantee: how it prints, and how it is saved."""
 
 import hashlib
 import json
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CONFIDENCE = 0.95
-_MOST_SIMULATED = 500  # Numbers in a release that is simulated to print it.
+_MOST_SIMULATED = 500  # The most numbers in a release whose intervals are simulated for printing.
 _MOST_SHOWN = 6
 
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
-    """A value as it prints: plainly, or as `3.2 ± 0.4 (95%)`."""
+    """The printed value: plain, or like `3.2 ± 0.4 (95%)`."""
     measured = jax.tree.leaves(accuracy.measured)
     simulated = bool(accuracy.facts.get("simulated"))
     if (
@@ -76,7 +76,7 @@ def _printer(labels: Labels | None) -> Callable[..., str]:
 
 
 def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Numbers and the largest distance to an end; the ends of a number far from their middle."""
+    """Numbers with the largest distance to an end, or with both ends if these are asymmetric."""
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))
     if not math.isfinite(reach):
@@ -90,7 +90,7 @@ def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         )
         return f"{_rounded(float(center), step, round)} in {ends}"
     shown = _array(center, step)
-    # Numbers are printed to the nearest step, half of which the interval must cover.
+    # Numbers are printed to the nearest step, so the printed interval must cover half a step more.
     exact = step == 0 or bool(np.all(np.round(center / step) * step == center))
     sign = "±" if np.all(np.maximum(below, above) > 0.9 * reach) else "± up to"
     return f"{shown} {sign} {_rounded(reach + (0 if exact else step / 2), step, math.ceil)}"
@@ -100,7 +100,7 @@ def _rounded(number: float, step: float, rounding: Callable[[float], int]) -> st
     """A number as a multiple of a power of ten."""
     if step == 0:
         return f"{number:g}"
-    # A number that prints with these digits is such a multiple, whatever the division rounds.
+    # A number that already has these digits is such a multiple, even if the division is rounded.
     times = number / step
     near = round(times)
     whole = near if abs(times - near) < 1e-9 * max(1, abs(times)) else rounding(times)
@@ -117,7 +117,7 @@ def _array(center: np.ndarray, step: float) -> str:
     return f"[{' '.join(flat[:3])} ...] of shape {center.shape}"
 
 
-# Values of sums were integers in format 1. Format 3 states a unit of privacy other than a record,
+# In format 1, values of sums were integers. Format 3 states a privacy unit other than a record,
 # which a reader of format 2 would overlook.
 _OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
@@ -142,26 +142,26 @@ def saved(
         "interval": _interval_to_json(value, accuracy),
     }
     if labels is not None:
-        # As JSON gives it back, so that the digest is of what is read.
+        # Converted as JSON would return it, so that the digest matches what is read later.
         parts["labels"] = json.loads(json.dumps(labels.to_json()))
     return {**parts, "sha256": _digest(parts)}
 
 
 def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
-    """The parts of a release; refuses a dict that another program changed, or a newer one made."""
+    """The parts of a release. Refuses a dict that was changed, or made by a newer dpjax."""
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
     if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
         raise ValueError(
             f"saved was written in format {_checks.shown(saved['format'])} by dpjax"
-            f" {_checks.shown(saved.get('dpjax'))}, and this is dpjax {__version__}, which reads"
+            f" {_checks.shown(saved.get('dpjax'))}, but this is dpjax {__version__}, which reads"
             f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install that version"
         )
     parts = {name: part for name, part in saved.items() if name != "sha256"}
     if set(parts) - {"labels"} != set(_PARTS) or saved["sha256"] != _digest(parts):
         raise ValueError(
             "saved was changed after Release.to_dict made it, or lost a part: its guarantee cannot"
-            " be believed"
+            " be trusted"
         )
     try:
         about = parts["accuracy"]
@@ -202,7 +202,7 @@ _NUMBERS = ("epsilon", "delta", "gamma", "confidence")
 
 
 def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
-    """A guarantee whose numbers were checked, also against those of its samplings."""
+    """A guarantee whose numbers are checked, also against those of its samplings."""
     epsilon, delta, gamma, confidence = (_number_from_json(stored[name]) for name in _NUMBERS)
     guarantee = Guarantee(
         epsilon,
@@ -229,7 +229,7 @@ def _replacing(stored: Any) -> tuple[float, float, float, float] | None:
 
 
 def tree_to_json(tree: PyTree) -> Any:
-    """A tree of dicts, lists and tuples as JSON; arrays with dtype and shape, texts by name."""
+    """A tree of dicts, lists and tuples as JSON, with the dtype and shape of arrays."""
     if isinstance(tree, str):
         return {"text": str(tree)}
     if tree is None or isinstance(tree, (bool, int, float)):
@@ -251,7 +251,7 @@ def tree_to_json(tree: PyTree) -> Any:
 
 
 def tree_from_json(stored: Any) -> PyTree:
-    """The tree again; arrays are JAX's where JAX has their dtype now, else NumPy's."""
+    """The inverse of `tree_to_json`. Arrays are JAX's if JAX has their dtype now, else NumPy's."""
     if not isinstance(stored, dict):
         return _number_from_json(stored)
     if "dtype" in stored:
@@ -284,7 +284,7 @@ def _check_real(dtype: np.dtype) -> None:
 
 
 def _number_to_json(number: Any) -> Any:
-    """A number as JSON has it, or the name of one that JSON lacks."""
+    """A JSON number, or the name of a number that JSON lacks."""
     if not isinstance(number, float):
         return number
     if math.isnan(number):
@@ -301,7 +301,10 @@ def _number_from_json(stored: Any) -> Any:
 
 
 def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
-    """The interval for readers in other languages; it is not read back, but made again."""
+    """The interval, for readers in other languages.
+
+    dpjax does not read it back, but recomputes it.
+    """
     try:
         low, high = interval(value, accuracy, _PRINTED, simultaneous=False)
     except ValueError:
@@ -317,18 +320,19 @@ def _digest(parts: dict[str, Any]) -> str:
 
 @frozen_pytree
 class Release:
-    """A published value and the guarantee that it was published under; nothing private.
+    """A published value with its guarantee. It contains nothing private.
 
     Attributes:
         value: the noisy value.
         guarantee: the guarantee of publishing it.
-        accuracy: how far the value may be off, which `interval` reads.
-        labels: public words for its numbers, which `to_frame` and `plot` show; None without any.
+        accuracy: how far the value may be off; used by `interval`.
+        labels: public labels of its numbers, which `to_frame` and `plot` show; None if there are
+            none.
 
-    It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with the interval of each number alone; as
-    `± up to 0.4`, if numbers of an array have intervals of several lengths; as `3.2 in [2.5, 3.6]`,
-    if the ends are not alike; with `simulated`, if they come from a simulation. Where no interval
-    is known, the value prints plainly.
+    It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with an interval for each single number. It
+        prints `± up to 0.4` if intervals differ in length, `3.2 in [2.5, 3.6]` if an interval is
+        not symmetric, and `simulated` if intervals come from a simulation. If no interval is known,
+        only the value prints.
 
     Formal guarantees:
         Holds neither the database nor the target's exact value, so it may be stored and sent.
@@ -349,36 +353,36 @@ class Release:
     ) -> Ends:
         """An interval around each number of the release that contains the truth.
 
-        The truth is the number without noise, for the database at hand with its records clamped to
-        the public bounds. For a larger population the error is larger: sampling adds to it.
+        The truth is the number without noise, for this database with its records clamped to the
+        public bounds. As an estimate for a larger population, the release also has a sampling
+        error, which is not included.
 
         Args:
             confidence: the probability that an interval contains the truth, in (0, 1).
             simultaneous: whether the confidence is for all intervals at once, instead of for each.
-            at_least: for quantiles of a private number of records: at least so many there are, one
-                number or one for each group, from public knowledge or from a release of counts. If
-                that has a confidence of its own, both must hold.
+            at_least: for quantiles of a private number of records: a lower bound on that number, or
+                one for each group, from public knowledge or from a release of counts. The interval
+                holds if this bound does.
 
         Returns:
             The low ends and the high ends, in float64 and of the structure of the value.
 
         Raises:
             TypeError: if the release is traced, or the confidence not a number.
-            ValueError: if the confidence is out of range, or nothing is known of the error.
+            ValueError: if the confidence is out of range, or the error is unknown.
 
         Formal guarantees:
             Post-processing of the release and of public things. Each interval contains the truth
             with probability `confidence` at least, over the noise. Averages under
-            add-or-remove-one, variances and covariances are functions of several noisy numbers:
-            their intervals follow from intervals of these, which hold at once. The intervals of
+            add-or-remove-one, variances and covariances are functions of several noisy numbers.
+            Their intervals follow from simultaneous intervals of these numbers. The intervals of
             `private_linear_regression` and `private_pca` are simulated: a parametric bootstrap of
-            the release, which is right where noise is small against what decides. For a component
-            that is the gap between its variance and the next, for weights the least eigenvalue of
-            the system. Where the released gap is below three times the error of eigenvalues, a
-            component may be anything in [-1, 1], a variance is within that error (Weyl), and the
-            ends of weights are infinite.
-            `quantile_scores` needs several quantiles, n or `at_least`, and every record a number of
-            the grid.
+            the release, which is valid if the noise is small enough: compared with the gap between
+            a component's variance and the next one, or, for weights, with the least eigenvalue of
+            the system. If the released gap is below three times the error of the eigenvalues,
+            intervals are conservative: [-1, 1] for a component, the value plus or minus that error
+            for a variance (Weyl), and infinite for weights. `quantile_scores` needs several
+            quantiles, n or `at_least`, and every record a number of the grid.
 
         Source:
             Efron and Tibshirani, "An introduction to the bootstrap" (1993), for simulated ones.
@@ -397,8 +401,8 @@ class Release:
 
         Returns:
             A dict of value, guarantee, accuracy (what is publicly known of the mechanism and its
-            noise), interval (of 95%, None where none is known), dpjax (the version), format, and
-            sha256 (of the other parts).
+            noise), interval (of 95%, None if unknown), dpjax (the version), format, and sha256 (of
+            the other parts).
 
         Raises:
             TypeError: if the release is traced, or its value holds something else than numbers,
@@ -426,8 +430,8 @@ class Release:
         """The numbers as a pandas DataFrame: one row for each, with its 95% interval.
 
         Returns:
-            A DataFrame of the columns value, low and high. Its index says where a number stands:
-            the keys of its group, the part of the value, and the place along other axes. Where no
+            A DataFrame of the columns value, low and high. Its index identifies each number: the
+            keys of its group, the part of the value, and the position along other axes. If no
             interval is known, low and high are left out.
 
         Raises:
@@ -460,7 +464,7 @@ class Release:
 
         Raises:
             ModuleNotFoundError: if matplotlib is not installed.
-            TypeError: if the value is no array of numbers.
+            TypeError: if the value is not an array of numbers.
 
         Formal guarantees:
             Post-processing of the release, as `interval`.
@@ -484,7 +488,7 @@ class Release:
             return html_of([], [], above, repr(self))
         try:
             rows = rows_of(self.value, self.accuracy, self.labels)
-        except (TypeError, IndexError):  # The value is no tree of numbers.
+        except (TypeError, IndexError):  # The value is not a tree of numbers.
             return html_of([], [], above, repr(self))
         titles = titles_of(rows)
         cells = [[row.get(title, "") for title in titles] for row in rows]
@@ -492,7 +496,7 @@ class Release:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> "Release":
-        """The release that `to_dict` was made of.
+        """The release that `to_dict` saved.
 
         Args:
             saved: the dict made by `to_dict`, of this version of the format.
@@ -505,8 +509,8 @@ class Release:
 
         Formal guarantees:
             The numbers of the guarantee are checked as `Guarantee` checks them, and its gamma
-            against its samplings. The sha256 finds changes by accident. Nothing is signed: who can
-            write the file can write another release.
+            against its samplings. The sha256 detects accidental changes. Nothing is signed: anyone
+            who can write the file can write another release.
 
         Source:
             None.

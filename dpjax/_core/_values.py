@@ -51,7 +51,8 @@ class Oracle(Protocol):
     """A public model of plausible databases: `oracle(key, n)` draws n exchangeable records.
 
     The result is a pytree of arrays with leading axis n. All the records of a pair of neighboring
-    databases come from one call, so records that share a hidden cause keep sharing it.
+    databases come from one call, so dependencies between records, such as a shared latent variable,
+    extend to both databases.
     """
 
     def __call__(self, key: Key, n: int, /) -> Database:
@@ -75,7 +76,7 @@ NoiseKind = Literal["exact", "float"]
 
 @dataclasses.dataclass(frozen=True)
 class OperatingPoint:
-    """The number of pairs to sample, the order statistic to take, and the promise that follows.
+    """The number of pairs to sample, the order statistic to take, and the resulting guarantee.
 
     Attributes:
         m: number of random pairs of neighboring databases.
@@ -83,8 +84,8 @@ class OperatingPoint:
         gamma: the probability over random pairs that may be left uncovered.
         rho: the free parameter of Theorem 15 (method "dkw"), else None.
         method: "exact", "dkw" or "anytime".
-        confidence: the probability over the samples that gamma holds, or None where the statement
-            is marginal: over the samples and a fresh pair together.
+        confidence: the probability over the samples that gamma holds, or None if the statement is
+            marginal: over the samples and a fresh pair together.
 
     Formal guarantees:
         Those of `dpjax.operating_point`, which makes it.
@@ -107,7 +108,7 @@ class OperatingPoint:
 
 @frozen_pytree
 class Sensitivity:
-    """How far the target moves when one record changes: sampled, or a bound from analysis.
+    """How far the target's value moves when one record changes: sampled, or a known bound.
 
     Made by `dpjax.sample_sensitivity` or `dpjax.assume_sensitivity`, never by hand.
 
@@ -125,7 +126,7 @@ class Sensitivity:
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
         deciding_records: how many independent draws of the oracle decide the distance of a pair;
             None if all of its records may.
-        zero_allowed: whether the value is 0, hence no noise, as was asked for by name.
+        zero_allowed: whether a value of 0, and so a release without noise, was explicitly allowed.
         identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
         target: fingerprint of the traced target; None for a bound.
         records: structure, shapes and dtypes of a database; None for a bound.
@@ -133,12 +134,12 @@ class Sensitivity:
         distance: fingerprint of the traced norm; None for a bound, and for a norm that has a name.
         bounds: the clamp that a release applies to the database first, if the bound was proved for
             clamped records; `target` is the fingerprint of both together.
-        proof: the steps of the proof, if there is one; of a sample, a line that says that a proof
-            exists.
-        known_by: what sort of query or target made it, by its method `sensitivity`; None for
-            others. A release then asks for a target that knows its own.
-        inside: whether it bounds what `dpjax.privatize` rounds inside, and not the floats that the
-            target returns.
+        proof: the steps of the proof, if there is one; for a sampled sensitivity, a line that says
+            that a proof exists.
+        known_by: the type of query or target whose method `sensitivity` made it; None for others.
+            If it is set, a release requires a target that knows its own sensitivity.
+        inside: whether it bounds the integers that `dpjax.privatize` computes internally, rather
+            than the floats that the target returns.
         privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
         notes: other facts about the target that a guarantee must name, such as "at most 4 rows
             each".
@@ -178,15 +179,16 @@ class Sensitivity:
         """The proof as a tree: how far every step of the program moves its value.
 
         Returns:
-            One line for each operation, indented where it is part of an inner function. Random
-            pairs of neighbors are run as well. Where an operation loosens the bound, a line gives
-            the factor and a remedy. For a sampled sensitivity it is one line: a proof exists.
+            One line for each operation, indented where it is part of an inner function. The program
+            also runs on random pairs of neighbors. If an operation loosens the bound, a line gives
+            the factor and a remedy. For a sampled sensitivity, it returns one line that says that a
+            proof exists.
 
         Raises:
             ValueError: if no proof is known.
         """
         if self.proof is None:
-            raise ValueError("no proof is known: dpjax.prove_sensitivity looks for one")
+            raise ValueError("no proof is known: try dpjax.prove_sensitivity")
         return self.proof.explained()
 
     def __repr__(self) -> str:
@@ -235,11 +237,11 @@ class Mechanism(Protocol):
         ...
 
     def __call__(self, key: Key, value: Value, /) -> Release:
-        """Releases a value of the target; open ledgers pay for it first."""
+        """Releases a value of the target. Open ledgers pay for it first."""
         ...
 
     def unpaid_draw(self, key: Key, value: Value, /) -> Value:
-        """The value of a release, for code that has paid: no ledger hears of this draw."""
+        """The value of a release, for code that has already paid: this draw tells no ledger."""
         ...
 
     def log_prob(self, output: Value, value: Value, /) -> jax.Array:
@@ -247,16 +249,16 @@ class Mechanism(Protocol):
         ...
 
     def clamped(self, value: Value, /) -> Value:
-        """The value that is released instead of this one: finite and in range."""
+        """The value that is released in place of this one: finite and in range."""
         ...
 
     def grids(self, value: Value, /) -> PyTree:
-        """The spacing of each array of a release, 0 for none; an empty tree states nothing."""
+        """The spacing of each array of a release (0 for none); an empty tree if unknown."""
         ...
 
 
 def guarantee_in(candidate: object) -> Guarantee | None:
-    """The guarantee of a mechanism, of a release, or of something else that has one."""
+    """The guarantee of a mechanism, a release, or another object with a guarantee."""
     found = candidate if isinstance(candidate, Guarantee) else getattr(candidate, "guarantee", None)
     return found if isinstance(found, Guarantee) else None
 
@@ -268,14 +270,14 @@ def norm_name(norm: Norm) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """How a release of a target is made inside.
+    """How a release of a target is computed internally.
 
     Attributes:
-        target: what is computed of the database.
-        mechanism: what draws the release of its value.
-        published: takes what was drawn to the value of the release, by public facts; None where
-            that is what was drawn.
-        read: takes the value of a release to what was drawn, for `mechanism.log_prob`.
+        target: the function that is evaluated on the database.
+        mechanism: the mechanism that adds noise to its value.
+        published: maps the drawn value to the published value, using public facts; None if they are
+            the same.
+        read: maps the published value back to the drawn value, for `mechanism.log_prob`.
     """
 
     target: Any
@@ -290,8 +292,8 @@ class KnowsSensitivity(abc.ABC):
     Attributes:
         norms: the norms in which a bound is known.
         relations: the neighboring relations under which a bound is known.
-        reads: what it takes columns of 64 bits for, where JAX has 32: exact "numbers", "floats",
-            "integers" clamped to int32, or "arrays", which hold no such integers.
+        reads: how it reads 64-bit columns without x64: as exact "numbers", as "floats", as
+            "integers" clamped to int32, or as "arrays", which refuse such integers.
         privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
         notes: other facts that a guarantee must name.
     """
@@ -304,15 +306,15 @@ class KnowsSensitivity(abc.ABC):
 
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
-        """The bound, rounded up; 0 where no record moves the value."""
+        """The bound, rounded up; 0 if no record moves the value."""
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound holds for what is inside of a release, but not for the value itself."""
+        """Whether the bound holds for a release's internal integers, but not for the value."""
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:
-        """How the mechanism releases it."""
+        """How the mechanism releases the target."""
         return Inside(self, mechanism)
 
     def _bound_on(self, norm: Any, relation: NeighboringRelation, records: Database) -> float:

@@ -1,1 +1,1 @@
-"""Integers and roundings: exact arithmetic that every bound relies on."""
+"""Integers and rounding: the exact arithmetic that every bound relies on."""

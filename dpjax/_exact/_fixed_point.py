@@ -1,4 +1,4 @@
-"""Averages of bounded floats in fixed point: integers add up exactly, in any order.
+"""Averages of bounded floats in fixed point, because integers add up exactly in any order.
 
 A sum of n floats may be off by n units in its last place. In float32, from about n = 10^5 on, that
 error may exceed a single term.
@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
 
-# Below 2 to this power, the bound on terms does not make the grid finer: 1 / grid must be a float.
-# By bytes of the dtype.
+# The least exponent of the bound that determines the grid, by bytes of the dtype. Smaller bounds
+# share its grid, because 1 / grid must be a finite float.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 
@@ -25,7 +25,7 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     """The average over the leading axis of floats of a bounded magnitude.
 
     Each term is rounded to a grid whose step is half a unit in the last place of `largest`. It is
-    then split into digits, so short that no sum of n digits overflows an integer. The average of
+    then split into digits that are so short that sums of n digits do not overflow. The average of
     these sums is rounded once more, by at most 2 eps.
 
     Args:
@@ -51,8 +51,9 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Rounding must not take the average beyond the bound. Both are doubled, and the last shift is
-    # smaller by 1: XLA may multiply the two powers of a shift first, and 2^128 is not a float32.
+    # Clipped, because rounding must not take the average beyond the bound. Average and bound are
+    # doubled, and the exponent of the last shift is smaller by 1, because XLA may multiply the two
+    # powers of a shift first, and 2^128 is not a float32.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 

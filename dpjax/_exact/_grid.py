@@ -1,7 +1,7 @@
 """Powers of two and exact rounding to a grid of them, in integer arithmetic only.
 
-All arithmetic here is on the bits of floats. So results are the same if a device flushes subnormal
-numbers to zero, if it fuses a product into a sum, and without float64.
+All arithmetic here is on the bits of floats. So results do not change if a device flushes subnormal
+numbers to zero, fuses a product into a sum, or lacks float64.
 """
 
 import jax
@@ -14,11 +14,11 @@ from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs, Wide
 from dpjax._exact._numerics import compute_dtype, float_limits
 
-# Rounded numbers are clamped to these powers of two, so that no sum with noise wraps around.
+# Rounded numbers are clamped to these powers of two, so that sums with noise do not wrap around.
 _BOUND_BITS = 61
 WIDE_BOUND_BITS = 93
-# Larger exponents change nothing: every float rounds to 0 or is out of range. Sums of smaller ones
-# do not overflow int32.
+# Exponents are clamped to this magnitude: beyond it every float rounds to 0 or is out of range.
+# Sums of such exponents do not overflow int32.
 _FARTHEST = 2**13
 
 
@@ -42,9 +42,9 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     """floor(x / 2^exponent + 1/2) exactly, for every number and exponent, in units of the grid.
 
-    Halves go up, never to the even neighbor. So rounding commutes with shifts by grid points. Two
-    numbers at distance d, in units of the grid, round to at most ceil(d) units apart. Results are
-    clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
+    Halves are rounded up, not to even. So rounding commutes with shifts by grid points. Two numbers
+    at distance d, in units of the grid, round to at most ceil(d) units apart. Results are clamped
+    to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
     """
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     end = _limbs.constant(2**_BOUND_BITS)
@@ -81,7 +81,8 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
     info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
     if x.dtype == jnp.bfloat16:
-        # Its bits are the upper half of a float32. A cast may flush subnormals.
+        # The bits of a bfloat16 are the upper half of a float32. They are moved by integer
+        # operations, because a cast may flush subnormals.
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
         bits = lax.bitcast_convert_type(x.astype(info.dtype), unsigned)
@@ -102,7 +103,7 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     """floor(x * 2^shift + 1/2) modulo 2^96.
 
     A shift down by t = -shift > 0 is floor((floor(x / 2^(t - 1)) + 1) / 2), because floors of
-    quotients nest. From t = 64 on it is 0, as x has at most 63 bits.
+    quotients nest. For t >= 64 the result is 0, because x has at most 63 bits.
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
@@ -111,7 +112,7 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
     far, within = places >= 64, places & np.uint32(63)
     shifted = _limbs.shift_left(x, within)
-    # In two steps, because a shift by 64 is not defined.
+    # Shifted in two steps, because a shift by 64 is undefined.
     carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
     finer = Wide(
         jnp.where(far, shifted.low, carried.low),

@@ -1,4 +1,4 @@
-"""How to make XLA compute several results in one loop, and an array only once.
+"""Tricks that make XLA compute several results in one loop, and an array only once.
 
 On a CPU, XLA compiles a separate loop for each result of an elementwise program. If two results
 share steps, both loops repeat them. Only a reduction computes several results in one loop. XLA
@@ -21,12 +21,12 @@ _Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
-    """The same integers or booleans of one shape, which a CPU then computes in one loop."""
+    """Returns integers or booleans of one shape unchanged, but a CPU computes them in one loop."""
     return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=lambda same: same))
 
 
 def reduced(results: _Tree) -> _Tree:
-    """The same arrays by a reduction: a bitwise "or" with zeros, which changes no bit."""
+    """Returns the same arrays by way of a reduction: a bitwise "or" with zeros."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)
@@ -39,7 +39,7 @@ def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
     """The results of elementwise steps, in one loop. The steps must map zeros to zeros.
 
     `reduced` stacks zeros on the results. Here they are stacked on the operands, so the steps map
-    them to zeros. Then XLA fuses all steps, no matter how many results share them. A mask makes the
+    them to zeros. Then XLA fuses all steps, however many results share them. A bit mask makes the
     zeros, because with `where` LLVM would not vectorize table look-ups.
     """
 
@@ -57,11 +57,11 @@ def _either(rows: _Tree) -> _Tree:
 
 
 def written(arrays: _Tree) -> _Tree:
-    """The same arrays, which XLA then computes only once.
+    """Returns the same arrays, but XLA computes them only once.
 
-    Otherwise every loop that uses them may compute them again, and round differently. On
-    accelerators a barrier prevents that. On a CPU, XLA removes barriers before it fuses loops.
-    But it does not fuse a reduction into later loops.
+    Without this, every loop that uses them may compute them again, and round differently. On
+    accelerators a barrier prevents that. On a CPU, XLA removes barriers before it fuses loops. But
+    it does not fuse a reduction into later loops.
     """
     return lax.platform_dependent(
         arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier

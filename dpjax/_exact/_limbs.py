@@ -11,7 +11,7 @@ from dpjax._exact._kernels import sums_of_rows
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
-# The sum of so many numbers of 16 bits is below 2^32.
+# The sum of this many 16-bit numbers is below 2^32.
 _BLOCK = 2**16
 
 
@@ -168,7 +168,7 @@ def shift_right(x: Limbs, by: jax.Array) -> Limbs:
     high = x.high.astype(jnp.int32)
     low = jnp.where(far, x.high, x.low)
     high = jnp.where(far, high >> 31, high)
-    # In two steps, because a shift by 32 is not defined.
+    # Shifted in two steps, because a shift by 32 is undefined.
     carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
     return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)
 
@@ -179,7 +179,7 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
     magnitude = where(negative, invert(x), x)
     rest = jnp.zeros_like(x.high)
     digits = []
-    # Schoolbook division, 16 bits at a time: the rest is below 2^16, so nothing overflows.
+    # Schoolbook division, 16 bits at a time. The remainder is below 2^16, so nothing overflows.
     for limb in magnitude:
         for digit in (limb >> np.uint32(16), limb & _HALF):
             quotient, rest = divide((rest << np.uint32(16)) | digit, divisor)
@@ -193,7 +193,8 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of two uint32, in time that does not depend on x.
 
-    A processor may divide small numbers faster, so x is multiplied by a reciprocal instead.
+    A processor may divide small numbers faster, which would leak x, so x is multiplied by a
+    reciprocal instead.
     """
     # The guess is at most 1 too small: (2^32 - 1) // divisor is at least 2^32 / divisor - 1, and
     # x < 2^32.

@@ -18,8 +18,8 @@ from jax.typing import ArrayLike, DTypeLike
 _LEAST = np.finfo(np.float32).tiny
 # Bounds the relative error of SciPy's incomplete beta functions, with room to spare.
 _BETA_ROUNDING = 1e-9
-# Ranks of points in a `TailBand` grow by this factor. Between two points, a limit is larger than
-# necessary by at most this factor.
+# The ranks of points in a `TailBand` grow by this factor, so between two points a limit is too
+# large by at most this factor.
 _RATIO = 1.05
 # Bounds the relative error of a sum of products of numbers from 0 to 1.
 _SUM = 1e-12
@@ -48,7 +48,7 @@ def order_like_integers(bits: jax.Array) -> jax.Array:
 
 
 def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest: bool) -> jax.Array:
-    """The largest or smallest of floats, by a reduction of integers; NaN if one of them is NaN.
+    """The largest or smallest float, by a reduction of integers; NaN if any float is NaN.
 
     On a CPU, XLA may ignore NaN in an extremum of floats.
     """
@@ -80,8 +80,8 @@ def bisected(
     """How many of `count` ascending entries come before each element of an array.
 
     Args:
-        before: takes a place from 0 to count - 1 for each element, an array of this shape, or one
-            for all of them, to whether the entry there comes before the element.
+        before: maps an index from 0 to count - 1 for each element (an array of this shape, or one
+            index for all) to whether the entry at that index comes before the element.
         count: the number of entries.
         shape: the shape of the array.
     """
@@ -93,14 +93,14 @@ def bisected(
         more = found + (jnp.int32(1) << (digits - 1 - i))
         return jnp.where((more <= count) & before(jnp.minimum(more, count) - 1), more, found)
 
-    # Under `shard_map`, the start of a loop must vary over devices as its results do. The first
-    # digit does, because it is computed from the data. It starts from one place for all elements,
-    # so that XLA folds no constant array of their size.
+    # Under `shard_map`, the initial carry of a loop must vary over devices like its results. The
+    # first digit is computed outside of the loop from the data, so it does. It starts from a
+    # scalar, so that XLA does not fold a constant array of full size.
     return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 
 def round_up(exact: Fraction) -> float:
-    """The least float64 that is not below an exact rational; ValueError beyond the largest."""
+    """The least float64 that is not below an exact rational. Raises ValueError if there is none."""
     try:
         nearest = float(exact)
     except OverflowError:
@@ -112,8 +112,8 @@ def outward(number: Any, toward: float) -> Any:
     """A float64 as JAX's default float, rounded toward an infinity.
 
     Without x64, JAX converts float64 to float32 and rounds to nearest, which is the wrong direction
-    half of the time. It does so with Python floats, float64 arrays of NumPy, and JAX arrays that
-    were made under x64. Other values are returned as they are.
+    half of the time. This affects Python floats, float64 arrays of NumPy, and JAX arrays that were
+    made under x64. Other values are returned as they are.
     """
     array = isinstance(number, (np.ndarray, jax.Array)) and not isinstance(number, jax.core.Tracer)
     is_float64 = number.dtype == np.float64 if array else isinstance(number, float)
@@ -124,7 +124,8 @@ def outward(number: Any, toward: float) -> Any:
         narrow = wide.astype(np.float32)
         inward = narrow < wide if toward > 0 else narrow > wide
         narrow = np.where(inward, np.nextafter(narrow, np.float32(toward)), narrow)
-    if toward > 0:  # A device may flush subnormal numbers to 0.
+    # A device may flush subnormal numbers to 0, so they are replaced by the least normal number.
+    if toward > 0:
         narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
     return float(narrow) if isinstance(number, float) else narrow
 
@@ -184,8 +185,8 @@ class TailBand:
     """Upper limits of P(X > x) that hold at all points together (docs/proofs/privacy-profile.md).
 
     Attributes:
-        points: some of m independent draws of X, the largest first.
-        limits: an upper limit of P(X > x) for each of them, growing.
+        points: some of m independent draws of X, in descending order.
+        limits: an upper limit of P(X > x) for each point, in ascending order.
     """
 
     points: np.ndarray
@@ -193,7 +194,7 @@ class TailBand:
 
     @classmethod
     def of(cls, draws: np.ndarray, error: Fraction) -> "TailBand":
-        """The band of independent draws, which fails with probability at most `error`.
+        """The band from independent draws. It fails with probability at most `error`.
 
         NaN counts as infinite. The ranks depend on the number of draws alone.
         """
@@ -206,13 +207,13 @@ class TailBand:
         return cls(ordered[ranks - 1], np.maximum.accumulate(limits))
 
     def least(self, covered: np.ndarray) -> float:
-        """The limit of P(X > x) at the best covered point; 1 if none is."""
+        """The limit of P(X > x) at the best covered point; 1 if no point is covered."""
         return float(np.min(self.limits, where=covered, initial=1.0))
 
     def mean(self, curve: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """An upper limit of E curve(X), for every nondecreasing curve with values in [0, 1].
 
-        The mass beyond the largest point counts 1.
+        On the mass beyond the largest point, the curve counts as 1.
 
         Args:
             curve: takes the points to an array with a leading axis for them.

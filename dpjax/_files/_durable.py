@@ -11,7 +11,7 @@ from typing import IO, Any, TypeAlias
 
 try:
     import fcntl
-except ImportError:  # Windows has none.
+except ImportError:  # Windows has no fcntl.
     fcntl = None
 
 Json: TypeAlias = dict[str, Any]
@@ -21,9 +21,9 @@ Json: TypeAlias = dict[str, Any]
 def replace(
     path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
 ) -> None:
-    """Replaces a file as a whole: at every moment the old or the new file is there.
+    """Replaces a file atomically: at every moment either the old or the new file is there.
 
-    Only its owner may read a secret file.
+    A secret file can only be read by its owner.
     """
     with _new_file(path, 0o600 if secret else 0o666) as file:
         try:
@@ -31,7 +31,7 @@ def replace(
             file.flush()
             os.fsync(file.fileno())
             if fcntl is None:
-                file.close()  # Windows renames no open file.
+                file.close()  # Windows cannot rename an open file.
             os.replace(file.name, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -47,12 +47,14 @@ def database_file(path: object, *, instead: str) -> pathlib.Path:
     """
     words = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(words, str):
-        raise TypeError(f"path must be that of a file, as a text or a Path, got {path!r}")
+        raise TypeError(f"path must be the path of a file, as a string or a Path, got {path!r}")
     if not words or words.startswith(":") or words.lower().startswith("file:"):
-        raise ValueError(f"path must be that of a file, got {words!r}: {instead}")
+        raise ValueError(f"path must be the path of a file, got {words!r}: {instead}")
     resolved = pathlib.Path(words).resolve()
     if resolved.exists() and not resolved.is_file():
-        raise ValueError(f"path must be that of a file, got {words!r}, which is a folder or device")
+        raise ValueError(
+            f"path must be the path of a file, got {words!r}, which is a folder or device"
+        )
     return resolved
 
 
@@ -60,17 +62,18 @@ def check_folder(path: pathlib.Path, kind: str) -> None:
     """Refuses a path in a folder that is missing or cannot be written to."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(
-            f"{kind} {path} lies in no folder that can be written to: make it, or name another"
+            f"{kind} {path} must be in a folder that exists and can be written to: create it, or"
+            " name another"
         )
 
 
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """Removes partial files of this host that no process is writing.
 
-    A lock shows whether a process still writes, because the system frees it however the process
+    A lock shows whether a process still writes, because the system releases it however the process
     ends. A process number would not show that: numbers are reused, and a container sees only its
-    own. Hosts may not see each other's locks, so files of other hosts stay. `names` is a regular
-    expression for the final names of the files.
+    own. Hosts may not see each other's locks, so files of other hosts are kept. `names` is a
+    regular expression for the final names of the files.
     """
     if fcntl is None:
         return
@@ -85,7 +88,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Generator[None]:
-    """Waits until no other process is inside, if the file system has locks."""
+    """Waits until no other process is in such a block, if the file system has locks."""
     with open(path, "ab") as file:
         _lock(file)
         yield
@@ -93,7 +96,7 @@ def locked(path: pathlib.Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """Raises if another process is inside, if the file system has locks."""
+    """Raises if another process is in such a block, if the file system has locks."""
     with open(path, "ab") as file:
         if not try_lock(file):
             raise ValueError(refusal)
@@ -101,7 +104,7 @@ def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Locks an open file, and returns whether it could; without locks it always can.
+    """Locks an open file, and returns whether that succeeded; without locks it always does.
 
     Closing the file frees the lock, and so does the end of the process.
     """
@@ -128,7 +131,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
-    """A partial file for this writer alone, locked while it is open.
+    """A partial file for this writer only, locked while it is open.
 
     Its name is random: threads share a process number, and so may processes of two containers.
     """

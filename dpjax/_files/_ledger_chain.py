@@ -1,4 +1,4 @@
-"""The entries of a ledger: a chain of hashes, and sums of what the entries cost.
+"""The entries of a ledger: a chain of hashes, and sums of the entries' costs.
 
 Each entry holds the hash of all entries before it. The first entry holds the budget. Amounts are
 integers, so sums are exact. Nothing here reads or writes a file.
@@ -13,18 +13,18 @@ from typing import NamedTuple
 from dpjax._files._durable import Json
 
 EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
-FORMATS = 1, 2  # Ledgers of the first format do not say which databases are neighbors.
+FORMATS = 1, 2  # Ledgers of the first format do not state which databases are neighbors.
 
 
 class LedgerError(RuntimeError):
     """A ledger cannot be trusted or cannot be written. Nothing is released.
 
     Attributes:
-        args: what is wrong with which file.
+        args: a message with the file and the problem.
 
     Formal guarantees:
-        Raised before noise is drawn, or before the drawn value is returned. It depends on the
-        ledger's files alone, never on private data.
+        Raised before noise is drawn, or before the drawn value is returned. Whether it is raised
+        depends only on the ledger's files, never on private data.
     """
 
 
@@ -32,11 +32,11 @@ class BudgetExceededError(RuntimeError):
     """A release would cost more than the rest of the budget.
 
     Attributes:
-        args: what it would cost, and what is left.
+        args: a message with the cost and the remaining budget.
 
     Formal guarantees:
-        Nothing was debited and no noise was drawn. It depends on the ledger and the guarantee
-        alone, never on private data.
+        Nothing was debited and no noise was drawn. Whether it is raised depends only on the ledger
+        and the guarantee, never on private data.
     """
 
 
@@ -55,9 +55,9 @@ class Chain:
         path: the path of the ledger, for messages.
         budget: the budget of epsilon and delta, in units.
         spent: sums over the entries, in units.
-        entries: in order; the first holds the budget.
-        releases: the number of the entry that holds a release, by the name of its request.
-        relation: which databases are neighbors, as the first entry says, or else the first debit.
+        entries: the entries in order. The first one holds the budget.
+        releases: maps the name of a request to the number of the entry that holds its release.
+        relation: which databases are neighbors, from the first entry, or else from the first debit.
     """
 
     def __init__(self, path: Path, budget: tuple[int, int], relation: str | None = None) -> None:
@@ -91,8 +91,8 @@ class Chain:
             raise ValueError(f"cost must not be negative, got {cost}")
         if key in self._keys:
             raise ValueError(
-                f"key {str(key)[:12]} was used for a release before: its noise would be the same;"
-                " take a fresh one, by jax.random.split or dpjax.random.secure_key()"
+                f"key {str(key)[:12]} was already used for a release: the noise would be the same;"
+                " use a fresh key, by jax.random.split or dpjax.random.secure_key()"
             )
         if neighbors != (self._neighbors or neighbors):
             raise ValueError(

@@ -1,8 +1,9 @@
-"""A budget in a file: a debit is on the disk before the caller relies on it, and stays there.
+"""A budget in a file. A debit is durable on the disk before the caller relies on it.
 
 Entries form a chain of hashes (`_ledger_chain.py`). A second file holds the high-water mark: the
-number and hash of the last debit that a caller relied on. A ledger that does not reach its mark is
-older than a published release. Each process computes sums from entries that it has verified itself.
+number and hash of the last debit that a caller relied on. A ledger with fewer entries than its mark
+is older than a published release. Each process computes sums from entries that it has verified
+itself.
 
 This module and its imports need the standard library only.
 """
@@ -24,8 +25,8 @@ from dpjax._files._durable import Json, sync_folder
 from dpjax._files._ledger_chain import FORMATS, Chain, LedgerError, sha256
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-# Connections of the parent after a fork that Python did not report. To use or close one here would
-# drop the parent's locks, so this list keeps them open.
+# Connections that were inherited by a fork that Python did not report. Using or closing one in the
+# child would drop the parent's locks, so this list keeps them open and unused.
 _INHERITED: list[sqlite3.Connection | None] = []
 
 
@@ -40,7 +41,7 @@ class HighWaterMark:
     """The last entry of a ledger that a caller relied on, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
-        """A mark in a file, which need not exist."""
+        """A mark in a file, which need not exist yet."""
         self.path = path
 
     def read(self) -> Mark | None:
@@ -56,15 +57,15 @@ class HighWaterMark:
         return Mark(int(number), digest)
 
     def write(self, mark: Mark) -> None:
-        """Replaces the mark. The caller ensures that one process at a time writes."""
+        """Replaces the mark. The caller ensures that only one process writes at a time."""
         content = f"{mark.number} {mark.digest}".encode()
         fresh = self.path.with_name(self.path.name + ".new")
         with open(fresh, "wb") as file:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # The folder is not synced, so a power failure may bring the old mark back. It covers fewer
-        # entries, and never refuses wrongly.
+        # The folder is not synced, so a power failure may bring the old mark back. The old mark
+        # covers fewer entries, so it never leads to a wrong refusal.
         os.replace(fresh, self.path)
 
 
@@ -85,7 +86,7 @@ class LedgerFile:
         made_under: str | None = None,
         patience: float = 60.0,
     ) -> None:
-        """Opens a ledger, or makes one where neither the file nor its mark exists.
+        """Opens a ledger, or makes one if neither the file nor its mark exists.
 
         The budget is in units. A file under another relation is refused, and a new one is under
         `made_under`. `patience` is the time to wait for other processes, in seconds.
@@ -109,7 +110,7 @@ class LedgerFile:
     def debit(
         self, cost: tuple[int, int], *, neighbors: str, key: str | None, **details: object
     ) -> int:
-        """Takes a cost from the budget, and returns the number of the entry, which is on the disk.
+        """Takes a cost from the budget. Returns the number of the entry, once it is on the disk.
 
         `Chain.refuse` explains the arguments. The details are JSON, for the history.
         """
@@ -121,14 +122,14 @@ class LedgerFile:
         return number
 
     def store(self, request: str, payload: bytes, **details: object) -> None:
-        """Keeps a release, with details in JSON; a request keeps its first release."""
+        """Stores a release, with details in JSON, unless the request already has one."""
         with self._writing() as connection:
             if request not in self.chain.releases:
                 body = {"release": request, "payload": sha256(payload)}
                 self._append(connection, {**body, **details}, payload)
 
     def stored(self, request: str) -> tuple[Json, bytes] | None:
-        """Details and payload of a release; None for a request without one."""
+        """The details and payload of a request's release; None if there is none."""
         with self._reading() as connection:
             number = self.chain.releases.get(request)
             if number is None:
@@ -149,7 +150,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[sqlite3.Connection]:
-        """No other process writes meanwhile; on exit the new entries are on the disk."""
+        """A context in which no other process writes. On exit the new entries are on the disk."""
         with self._alone():
             connection = self._connected()
             with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -160,7 +161,7 @@ class LedgerFile:
     def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
-            mark = self._mark.read()  # Before the entries, which must then reach it.
+            mark = self._mark.read()  # Read before the entries, which must then include it.
             with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
                 yield connection
@@ -169,8 +170,8 @@ class LedgerFile:
     def _alone(self) -> Generator[None]:
         """One thread at a time; an error of a file becomes a `LedgerError`."""
         if self._process != os.getpid():
-            # A fork that Python did not report: a thread of the parent may hold the lock, and the
-            # connection is the parent's.
+            # After a fork that Python did not report, a thread of the parent may hold the lock, and
+            # the connection belongs to the parent.
             _INHERITED.append(self._connection)
             self._start()
         try:
@@ -192,7 +193,8 @@ class LedgerFile:
         """Verifies the new entries, and that no old one is gone."""
         entries = self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
-        # The last known entry is read again: a file that was put back may lack or change it.
+        # The last known entry is read again, because an old file that was restored may lack it or
+        # have another.
         rows = connection.execute(query, (max(0, len(entries) - 1),)).fetchall()
         if entries and (not rows or rows.pop(0)[2] != self.chain.last_digest):
             raise self.chain.corrupted("an entry that this process has read")
@@ -234,7 +236,7 @@ class LedgerFile:
         self._process = os.getpid()
         self._lock.release()
 
-    # The default binds os.getpid now: when Python ends, modules may be empty.
+    # The default argument binds os.getpid early, because modules may be empty when Python exits.
     def __del__(self, process: Callable[[], int] = os.getpid) -> None:
         if hasattr(self, "_connection") and self._process == process():
             self.close()
@@ -249,7 +251,9 @@ class LedgerFile:
     def _identity(self) -> tuple[int, int]:
         status = os.stat(self.path)
         if status.st_nlink > 1:
-            raise LedgerError(f"{self.path} has other names, by hard links: each has its own log")
+            raise LedgerError(
+                f"{self.path} has several names (hard links), each of which would have its own log"
+            )
         return status.st_dev, status.st_ino
 
     def _connect(self) -> sqlite3.Connection:
@@ -258,7 +262,8 @@ class LedgerFile:
         if relied_on and not exists:
             raise LedgerError(f"{self.path} is gone, but not its high-water mark")
         if exists and not os.stat(self.path).st_mode & 0o222:
-            raise LedgerError(f"{self.path} is read-only")  # The superuser could write to it.
+            # Checked explicitly, because the superuser can write to read-only files.
+            raise LedgerError(f"{self.path} is read-only")
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={'rw' if exists else 'rwc'}",
             uri=True,
@@ -276,7 +281,8 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
-        # Covers every entry. It also fails here, before any debit, if the mark cannot be written.
+        # Raises the mark to cover every entry. If the mark cannot be written, this fails before any
+        # debit.
         self._raise_mark(math.inf)
         return connection
 
@@ -316,7 +322,7 @@ class LedgerFile:
                 sync_folder(self.path.parent)
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Turns write-ahead logging on; waits for a lock, which SQLite does not do here."""
+        """Turns write-ahead logging on. Waits for the lock, because SQLite does not."""
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -333,7 +339,7 @@ class LedgerFile:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
-    """Commits on exit; an error undoes everything."""
+    """Commits on exit. An error rolls everything back."""
     connection.execute(begin)
     try:
         yield
@@ -351,7 +357,10 @@ _OPEN = weakref.WeakSet[LedgerFile]()
 
 
 class _Held(threading.local):
-    """The ledgers that this thread closed for its fork; another thread may fork meanwhile."""
+    """The ledgers that this thread closed for its fork.
+
+    Another thread may fork at the same time.
+    """
 
     def __init__(self) -> None:
         self.files: list[LedgerFile] = []
@@ -361,7 +370,7 @@ _HELD = _Held()
 
 
 def _suspend() -> None:
-    # In one order, so that two forking threads do not wait for each other.
+    # Suspended in a fixed order, so that two forking threads cannot deadlock.
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

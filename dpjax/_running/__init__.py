@@ -1,1 +1,1 @@
-"""Work on devices and processes: where it runs, how far it is, and whether it ends."""
+"""Work on devices and processes: placement, progress, and detection of hangs."""

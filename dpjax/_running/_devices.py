@@ -27,17 +27,18 @@ Device = Any  # jax.Device, which type checkers do not know.
 
 # On a CPU, chunks that fit the cache are fastest. On an accelerator, memory is the limit.
 _CHUNK_BYTES, _ACCELERATOR_CHUNK_BYTES = {"cpu": 2 * 2**20}, 256 * 2**20
-_SHARE = 1 / 4  # Two chunks are in flight, and the caller has arrays of its own.
+_SHARE = 1 / 4  # Two chunks are in flight, and the caller needs memory for its own arrays.
 _CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
-LEAST = 2  # XLA compiles a batch of one to a different program, with other roundings.
+LEAST = 2  # XLA compiles a batch of one to a different program, with other rounding.
 
-# Flags that change no program: the number of devices that a CPU pretends to be, and dumps.
+# Flags that do not affect programs: the number of simulated CPU devices, and dumps.
 _NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
 _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# A name such as "Xeon" covers many processors, and a virtual one may lack features of its model.
+# A name such as "Xeon" covers many processors, and a virtual processor may lack features of its
+# model. So the vector instructions count, too.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
@@ -46,7 +47,7 @@ def actual(device: Device | None) -> Device:
     """The device; None stands for the default one."""
     if device is not None:
         return device
-    # None, a device, or the name of a platform.
+    # The setting may be None, a device, or the name of a platform.
     chosen: Any = getattr(jax.config, "jax_default_device")  # noqa: B009, unknown to type checkers
     if isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]
@@ -90,7 +91,7 @@ class Layout:
     def local(self) -> dict[int, Device | None]:
         """The devices of this host, by their place among all."""
         here = jax.process_index()
-        # By place, because the devices of a host need not be neighbors in the mesh.
+        # Keyed by position, because the devices of a host need not be adjacent in the mesh.
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
     @functools.cached_property
@@ -100,7 +101,8 @@ class Layout:
 
     def chunks_of(self, d: int) -> range:
         """The chunks of device d."""
-        # Consecutive chunks, so the rows of all devices in order are the pairs in order.
+        # The chunks are consecutive, so that the rows of all devices, in order, are the pairs in
+        # order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
     def steps(
@@ -129,8 +131,8 @@ def row_of(devices: Collection[Device | None]) -> Mesh | None:
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
     """The devices of a mesh with any names and types of axes.
 
-    A CPU may pretend to be several devices. If programs call the host, only one of them is used in
-    each process: calls wait in one pool of threads, and at most one for each core can run.
+    A CPU may simulate several devices. If programs call the host, only one device per process is
+    used: callbacks share a pool of threads, and at most one per core can run.
     """
     if mesh is None:
         return (None,)
@@ -139,7 +141,9 @@ def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, .
     devices = tuple(mesh.devices.flat)
     processes = {x.process_index for x in devices}
     if jax.process_index() not in processes:
-        raise ValueError(f"mesh must have devices of every process, got none of this one: {mesh}")
+        raise ValueError(
+            f"mesh must have devices of every process, got none of this process: {mesh}"
+        )
     if devices[0].platform == "cpu" and calls_host:
         return tuple({x.process_index: x for x in reversed(devices)}.values())[::-1]
     return devices
@@ -149,7 +153,8 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
     """Copies the key to where this host's devices can use it."""
     if layout.devices == (None,) and len(key.devices()) == 1:
         return key
-    # Through the host: a key that is committed to a device or a mesh cannot move to another.
+    # Copied by way of the host, because a key that is committed to a device or mesh cannot move to
+    # another.
     data: Any = np.asarray(jax.random.key_data(key))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     devices = list(layout.local.values())
@@ -159,7 +164,7 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
 def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
     """Runs a function on the host as if no `jax.set_mesh` surrounded it.
 
-    Otherwise explicit axes of that mesh would become part of the types of all arrays.
+    Within such a mesh, its explicit axes would become part of the types of all arrays.
     """
 
     @functools.wraps(function)
@@ -185,10 +190,10 @@ def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
 
 
 def fitting(each: int, device: Device | None) -> int:
-    """How many items of so many bytes fit on a device: a power of two."""
+    """How many items of this size in bytes fit on a device, as a power of two."""
     budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
     most = max(LEAST, budget // max(1, each))
-    # A power of two, so that small changes of the estimate seldom change the program.
+    # Rounded to a power of two, so that small changes of the estimate rarely change the program.
     return 2 ** (most.bit_length() - 1)
 
 
@@ -206,7 +211,8 @@ def _memory_of_the_host() -> float:
     return min(machine, _stated_in(_CONTAINER))
 
 
-@functools.cache  # Opening a file takes a share of a millisecond, at every sampling.
+# Cached, because opening the file at every sampling would take a noticeable part of a millisecond.
+@functools.cache
 def _stated_in(file: pathlib.Path) -> float:
     """The limit of a container; infinite if none is stated, or if it is "max"."""
     with contextlib.suppress(OSError, ValueError):
@@ -218,7 +224,7 @@ def _stated_in(file: pathlib.Path) -> float:
 
 
 def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
-    """Everything but the program that decides the bits of its outputs on these devices."""
+    """Everything except the program that affects the bits of its outputs on these devices."""
     used = [actual(device) for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})

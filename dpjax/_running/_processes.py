@@ -1,4 +1,4 @@
-"""Processes that make one call together, and tell each other about errors.
+"""Processes that make the same call together, and tell each other about errors.
 
 A collective operation waits for all processes, even for failed ones. So before each collective,
 processes meet in the key-value store of `jax.distributed`, and watch for failures while they wait.
@@ -27,7 +27,7 @@ class Team:
     """The processes of one call; a single process never waits."""
 
     def __init__(self, members: tuple[int, ...]):
-        """Begins a call; all members count their calls."""
+        """Begins a call. All members count their calls, so that they agree on its name."""
         self._others = set(members) - {jax.process_index()}
         self._meetings = 0
         self._last_look = 0.0
@@ -36,7 +36,7 @@ class Team:
             self._name = f"dpjax/{'-'.join(map(str, members))}/{_calls[members]}"
 
     def meet(self, text: str = "") -> set[str]:
-        """Waits for all processes; returns their texts."""
+        """Waits for all processes, and returns their texts."""
         if not self._others:
             return {text}
         self._meetings += 1
@@ -48,7 +48,7 @@ class Team:
         return set(texts.values())
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises the error of another process. It looks once a second."""
+        """Raises the error of another process, if any. It checks once a second."""
         if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
             self._last_look = time.monotonic()
             self._refuse_failures(self._others)
@@ -76,7 +76,7 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
     if isinstance(mesh, Mesh) and count > 1:
         of_mesh = {device.process_index for device in mesh.devices.flat}
         members = of_mesh if here in of_mesh else members
-    elif mesh is not None:  # It will be refused, and the other processes must learn of it.
+    elif mesh is not None:  # The mesh will be refused, and the other processes must learn of that.
         members = set(range(count))
     team = Team(tuple(sorted(members)))
     try:

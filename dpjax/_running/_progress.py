@@ -16,14 +16,14 @@ from dpjax._tracing._programs import Program
 Step = TypeVar("Step")
 Started = TypeVar("Started")
 
-# Enough that the device never waits for the host.
+# Enough steps that the device never waits for the host.
 _STEPS_IN_FLIGHT = 2
 # Naps grow by this factor, so the last nap is at most a tenth of the whole wait.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
-# A program that computes uses processor time, and one that hangs uses none. Patience is counted in
-# naps, not in seconds, because a suspended process takes no naps.
+# A program that computes uses processor time, while one that hangs uses none. Patience is counted
+# in naps rather than seconds, because a suspended process takes no naps.
 _PATIENCE = 1200
-_LEAST_SHARE = 0.01  # Of one core; waking up takes a tenth of that.
+_LEAST_SHARE = 0.01  # A fraction of one core. Waking up from naps takes a tenth of that.
 
 
 class NoAnswerError(RuntimeError):
@@ -48,7 +48,7 @@ def run_in_flight(
         start: starts a step.
         finish: waits for a step by `wait_for`.
         programs: the programs that a step runs.
-        device: where they are computed; None for the default device.
+        device: the device that computes them; None for the default device.
     """
     # On a CPU, a step that hangs would also block the thread that starts the next step.
     one_by_one = platform_of(device) == "cpu" and any(x.library_calls for x in programs)
@@ -83,14 +83,14 @@ def wait_for(
 
     This is the last defense against LAPACK calls that hang (`dpjax/_tracing/_evaluate.py`). The
     check of processor time can go once dpjax needs jaxlib 0.11.1. There is no limit for code on the
-    host, which may rest, or for accelerators, while which the host rests. An interruption stops
-    code on the host.
+    host, which may be idle, or for accelerators, because the host is idle while they compute. An
+    interruption stops code on the host.
 
     Args:
         array: the array to wait for.
         programs: the programs that compute it.
         device: where it is computed; None for the default device.
-        look: called once in every nap; it ends the wait by raising.
+        look: called at every nap. It ends the wait by raising.
 
     Raises:
         NoAnswerError: if the process has used almost no processor time for a minute of waiting.
@@ -107,9 +107,9 @@ def wait_for(
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
                     suspects = sorted({x for program in programs for x in program.library_calls})
                     raise NoAnswerError(
-                        "a program does not answer: for a minute the process has computed nothing."
-                        f" Calls out of XLA ({', '.join(suspects) or 'none in this program'}) may"
-                        " block all threads of its pool. Start Python with NPROC=64 in its"
+                        "a program does not answer: for a minute the process has used no processor"
+                        f" time. Calls out of XLA ({', '.join(suspects) or 'none in this program'})"
+                        " may block all threads of its pool. Start Python with NPROC=64 in its"
                         " environment, which makes the pool larger, and please report the function"
                     )
     except BaseException as error:
@@ -128,10 +128,11 @@ def _on_host(programs: tuple[Program, ...]) -> bool:
 def counting(
     unit: str, total: int, *, done: int = 0, shown: bool, plan: str = ""
 ) -> Generator[Callable[..., object], None, None]:
-    """Gives a function that adds to a progress bar; it does nothing where no bar is shown.
+    """Yields a function that advances a progress bar, and does nothing if no bar is shown.
 
-    The function takes how many more are done, and a text to show behind the bar. A plan is a line
-    above the bar. With a plan, a terminal shows both even unasked, if tqdm is installed.
+    The function takes the number of newly finished items, and a text to show after the bar. A plan
+    is a line above the bar. If there is a plan and tqdm is installed, a terminal shows both even
+    without being asked.
     """
     at_terminal = (
         plan and getattr(sys.stderr, "isatty", bool)() and importlib.util.find_spec("tqdm")

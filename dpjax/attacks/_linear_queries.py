@@ -11,17 +11,17 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-_TOLERANCE = 1e-9  # For the rounding of a projection in float64.
-_LEAST_SINGULAR = 1e-11  # Singular values below this share of the largest one count as 0.
+_TOLERANCE = 1e-9  # Covers the rounding of a projection in float64.
+_LEAST_SINGULAR = 1e-11  # Singular values below this fraction of the largest one count as 0.
 
 
 class Differences(NamedTuple):
     """Estimates of every record by combinations of answers.
 
     Attributes:
-        values: the estimates, each by the combination of queries that comes nearest to counting
-            this record alone.
-        exposed: whether that combination counts this record alone.
+        values: the estimates. Each uses the combination of queries that comes closest to counting
+            only this record.
+        exposed: whether that combination counts this record and no other.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 
     Formal guarantees:
@@ -149,11 +149,12 @@ def _solution(queries: jax.Array, answers: jax.Array) -> jax.Array:
 def reconstruct_by_linear_program(
     queries: ArrayLike, answers: ArrayLike, *, seconds: float = 600.0
 ) -> np.ndarray:
-    """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given ones, in norm l1.
+    """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given answers, in l1.
 
     Runs on the host, with the HiGHS solvers of SciPy. As for least squares, noise must be well
-    below sqrt(n). But if some answers are arbitrarily wrong and the others exact, all guesses can
-    still be right. For many Gaussian queries they are, if fewer than 23.9% of answers are wrong.
+    below sqrt(n). But unlike least squares, it tolerates outliers: if some answers are arbitrarily
+    wrong and the others exact, all guesses can still be right. For many Gaussian queries they are
+    right if fewer than 23.9% of answers are wrong.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -189,7 +190,7 @@ def reconstruct_by_linear_program(
         raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
     limit = _checks.positive("seconds", seconds)
     m, n = matrix.shape
-    # Minimizes the sum of above and below, where queries @ x + above - below = answers.
+    # Minimizes sum(above) + sum(below) subject to queries @ x + above - below = answers.
     found = scipy.optimize.linprog(
         np.repeat([0.0, 1.0], [n, 2 * m]),
         A_eq=scipy.sparse.hstack([matrix, scipy.sparse.eye(m), -scipy.sparse.eye(m)], format="csr"),

@@ -1,4 +1,4 @@
-"""Linkage: puts names into an anonymized table, by columns that it shares with a public one."""
+"""Linkage: identifies people in an anonymized table by columns that a public table shares."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -35,7 +35,8 @@ class Linkage(NamedTuple):
 def linkage(table: Table, register: Table, *, on: Sequence[str]) -> Linkage:
     """Joins an anonymized table with a public register on their quasi-identifiers.
 
-    If the register holds everyone, a row that matches only one of its rows belongs to that person.
+    If the register lists everyone, a table row that matches only one row of the register belongs to
+    that person.
 
     Args:
         table: columns by name, arrays of one length: a dict, or a DataFrame.
@@ -108,13 +109,13 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    # A string is a sequence of strings, too.
+    # A single string is refused, because it is also a sequence of strings.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
     missing = [column for column in on if column not in present]
     if missing or not on:
-        raise ValueError(f"{name} must have the columns {list(on)}, lacks {missing}")
+        raise ValueError(f"{name} must have the columns {list(on)}, but lacks {missing}")
     for column in on:
         _checks.refuse_foreign_dtype(f"{name}[{column!r}]", table[column])
     columns = [np.asarray(table[column]) for column in on]
@@ -141,12 +142,12 @@ _DAYS = 365
 
 
 def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> dict[str, np.ndarray]:
-    """Draws people who do not exist, for attacks that hurt nobody.
+    """Draws fictitious people, for attacks that harm nobody.
 
     ZIP codes are equally likely, ages come from the census of 2010 in bands of five years,
     birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
     independent of the rest. So other people reveal nothing about a person's diagnosis: an attacker
-    who guesses better than 1 / diagnoses has learned from that person's record.
+    whose guesses are right more often than 1 / diagnoses has learned from that person's record.
 
     Args:
         key: a typed key.
@@ -163,7 +164,7 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
         ValueError: if one is out of range.
 
     Formal guarantees:
-        The register holds nobody's data.
+        The register contains no real person's data.
 
     Source:
         Age and sex: U.S. Census Bureau, 2010 census, rounded to .1%.

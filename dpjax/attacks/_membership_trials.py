@@ -82,7 +82,7 @@ def membership_trials(
     trials: int,
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attacks a fresh release about a fresh random pair in every trial, so scores are independent.
+    """Attacks a fresh release on a fresh random pair in every trial, so scores are independent.
 
     A trial draws n + 1 records, and makes two databases of them that differ in one record at a
     random position. A coin decides which database is released, and the release gets a score.
@@ -112,10 +112,11 @@ def membership_trials(
 
     Formal guarantees:
         Trials are independent, and coins are fair. Let `release` be (epsilon, delta)-DP on all
-        pairs but a share gamma. Then every threshold of every score has a true positive rate of at
-        most e^epsilon FPR + delta + gamma, and the same bound holds for its negatives. A marginal
-        gamma is over samples and pairs together. A gamma with confidence C over the samples adds
-        1 - C to the bound, if `release` samples its own sensitivity in every trial.
+        pairs but a share gamma. Then at every threshold of every score, the true positive rate is
+        at most e^epsilon FPR + delta + gamma, and the same bound holds with positives and negatives
+        exchanged. A marginal gamma is a probability over samples and pairs together. A gamma with
+        confidence C over the samples adds 1 - C to the bound, if `release` samples its own
+        sensitivity in every trial.
 
     Source:
         Yeom, Giacomelli, Fredrikson and Jha (2018) for the game; Kairouz, Oh and Viswanath (2015),
@@ -160,7 +161,7 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
 
     Args:
         target: the released function of a database.
-        mechanism: releases it, and states its distribution by `log_prob`.
+        mechanism: the mechanism that releases it, with a `log_prob` for its distribution.
 
     Returns:
         A function of a released value and two databases, for `membership_trials`.

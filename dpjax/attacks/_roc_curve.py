@@ -1,4 +1,4 @@
-"""Curves of attacks, the limits that a guarantee sets to them, and comparisons of the two."""
+"""ROC curves of attacks, the limits that a guarantee sets to them, and comparisons of both."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
 
-# With fewer expected false positives, a rate is mostly noise.
+# A rate that rests on fewer expected false positives is mostly noise.
 _LEAST_FALSE_POSITIVES = 10
 
 
@@ -21,7 +21,7 @@ class TruePositiveRate:
     """The true positive rate at a false positive rate.
 
     Attributes:
-        estimate: at the threshold with this false positive rate in the sample.
+        estimate: the rate at the threshold with this false positive rate in the sample.
         lower: exact limit; None if scores are not independent.
         upper: exact limit; None if scores are not independent.
 
@@ -41,13 +41,13 @@ class RocCurve:
     Attributes:
         members: scores of members, in ascending order.
         non_members: scores of non-members, in ascending order.
-        confidence: the confidence of the limits; None if scores are not independent, and no limits
-            exist.
+        confidence: the confidence of the limits; None if scores are not independent, so that no
+            limits exist.
 
     Formal guarantees:
         Limits are exact for any distributions, also with ties. Those of `limits` and `corners` hold
-        together with probability at least `confidence`. Clopper-Pearson limits of both rates share
-        the error, at false positive ranks that are fixed in advance.
+        together with probability at least `confidence`. The error is split among Clopper-Pearson
+        limits of both rates, at false positive ranks that are fixed in advance.
     """
 
     members: np.ndarray
@@ -74,18 +74,18 @@ class RocCurve:
     def true_positive_rate(self, false_positive_rate: float) -> TruePositiveRate:
         """The true positive rate at one false positive rate, fixed in advance.
 
-        The limits are exact, and hold with `confidence`. Two false positive ranks choose two
-        thresholds: one has surely a lower rate, and one surely a higher rate. Clopper-Pearson
-        limits bound the true positives there. ValueError if fewer than 10 false positives are
-        expected.
+        The limits are exact, and hold with `confidence`. Two ranks among the non-members choose two
+        thresholds: one surely has a lower false positive rate, and one a higher. Clopper-Pearson
+        limits bound the true positives at both. Raises ValueError if fewer than 10 false positives
+        are expected.
         """
         rate = _checks.fraction("false_positive_rate", false_positive_rate)
         n = len(self.non_members)
         if rate * n < _LEAST_FALSE_POSITIVES * (1 - 1e-9):
             least = math.ceil(_LEAST_FALSE_POSITIVES / rate * (1 - 1e-9))
             raise ValueError(
-                f"false_positive_rate must rest on {_LEAST_FALSE_POSITIVES} false positives at"
-                f" least, got {rate:g} with {n:,} non-members: it needs {least:,}"
+                f"false_positive_rate must give at least {_LEAST_FALSE_POSITIVES} expected false"
+                f" positives, got {rate:g} with {n:,} non-members: it needs {least:,}"
             )
         estimate = self._flagged_above(math.floor(rate * n * (1 + 1e-9)) + 1) / len(self.members)
         if self.confidence is None:
@@ -106,7 +106,7 @@ class RocCurve:
         return TruePositiveRate(float(estimate), lower, upper)
 
     def limits(self, false_positive_rates: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper limits of the true positive rates, which all hold together."""
+        """Lower and upper limits of the true positive rates. All of them hold simultaneously."""
         at = _checks.host_numbers("false_positive_rates", false_positive_rates).astype(float)
         rates, lower = self.corners()
         below = np.searchsorted(rates, at, "right")
@@ -149,7 +149,7 @@ class RocCurve:
         """The error probability of each limit."""
         if self.confidence is None:
             raise ValueError(
-                "limits need independent scores, one for each training; a curve of"
+                "limits need independent scores, one for each training; the curve of"
                 " roc_curve(..., confidence=None) has only estimates"
             )
         return (1 - self.confidence) / (4 * len(self._ranks()))
@@ -171,7 +171,7 @@ class RocCurve:
 def roc_curve(
     scores: ArrayLike, members: ArrayLike, *, confidence: float | None = 0.95
 ) -> RocCurve:
-    """The members that thresholds of a score find, against their false positives.
+    """The ROC curve of a score: the members above each threshold against the false positives.
 
     Args:
         scores: numbers, higher for members; NaN counts as the lowest.
@@ -255,10 +255,10 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
 
     Formal guarantees:
         Holds for every attack, on databases that differ in this record, if the guarantee covers
-        them. With gamma = 0 it covers all pairs. Otherwise it covers all but a share gamma of pairs
-        under the oracle, at its confidence. If the n records of a database are independent and
-        uniform, the bound also holds for the expected fraction of right guesses of any
-        reconstruction. Randomized response attains it.
+        them. With gamma = 0 it covers all pairs. Otherwise it covers all pairs under the oracle
+        except for a fraction gamma, at its confidence. If the n records of a database are
+        independent and uniform, the bound also holds for the expected fraction of right guesses of
+        any reconstruction. Randomized response attains it.
 
     Source:
         Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015), for two values. For K values,
@@ -276,7 +276,7 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
             f"categories must be 2 under {promised.relation}, got {categories}: a record is either"
             " present or absent"
         )
-    # We divide both terms by e^epsilon, which may overflow.
+    # Both terms are divided by e^epsilon, which might overflow.
     rest = others * math.exp(-float(promised.epsilon))
     return min(1.0, (1 + rest * float(promised.delta)) / (1 + rest) * (1 + _ROUNDING_OF_BOUND))
 
@@ -288,8 +288,8 @@ class ClaimComparison:
     Attributes:
         claimed: the guarantee.
         epsilon: the least epsilon that allows the attack's rates, at the claimed delta, gamma and
-            confidence; 0 if the attack shows nothing.
-        false_positive_rate: its upper limit, at the threshold that shows the largest epsilon.
+            confidence; 0 if the attack proves nothing.
+        false_positive_rate: its upper limit, at the threshold with the largest epsilon.
         true_positive_rate: its lower limit, at that threshold.
         confidence: the confidence of all limits together.
 
@@ -361,7 +361,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
     """Tests whether an attack over random pairs contradicts the guarantee of the releases.
 
     Args:
-        curve: of the independent scores of `membership_trials`.
+        curve: the curve of the independent scores of `membership_trials`.
         guarantee: the guarantee of the attacked releases, under replace-one.
 
     Returns:
@@ -374,10 +374,10 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
     Formal guarantees:
         Let a guarantee hold, and be fixed before the trials. Then it is contradicted with
         probability at most 1 - `curve.confidence`, for all thresholds together. This includes the
-        randomness of sampling if every trial samples its own sensitivity. If one sampled
-        sensitivity serves all trials, it may cover fewer pairs than gamma says, and the probability
-        grows by at most 1 - C. With a marginal gamma (C is None), nothing is promised in that case.
-        A weak attack that fails proves nothing.
+        randomness of sampling if every trial samples its own sensitivity. If all trials use one
+        sampled sensitivity, it may cover fewer pairs than gamma says, which adds at most 1 - C to
+        this probability. With a marginal gamma (C is None), there is no such bound. A weak attack
+        that fails proves nothing.
 
     Source:
         As for `highest_true_positive_rate`.
@@ -403,7 +403,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
     epsilons = np.maximum(by_positives, by_negatives)
     best = int(np.argmax(epsilons))
-    assert curve.confidence is not None  # Else it has no corners.
+    assert curve.confidence is not None  # Without a confidence it has no corners.
     return ClaimComparison(
         claimed,
         max(0.0, float(epsilons[best])),

@@ -1,4 +1,4 @@
-"""Shadow models: one training on many random databases, and the attacks that use all of them."""
+"""Shadow models: the same training on many random databases, and attacks that use all models."""
 
 import functools
 import math
@@ -57,9 +57,9 @@ def shadow_models(
     """Trains many models on random halves of some records, as one program.
 
     Records i and n + i of 2 n records compete for place i of a database. For each place and model,
-    a fair coin decides which of the two is trained on. So databases keep their size n, as in
-    replace-one. The coins of different models are independent, so `lira` and `rmia` may use all
-    other models to attack one.
+    a fair coin decides which of the two the model is trained on. So all databases have size n, as
+    under replace-one. The coins of different models are independent, so `lira` and `rmia` may use
+    all other models to attack one of them.
 
     Args:
         key: a typed key, of the chacha20 implementation if `train` requires it.
@@ -83,9 +83,9 @@ def shadow_models(
             return a scalar.
 
     Formal guarantees:
-        Those of `ShadowModels`. The coins of a model are paired canaries. So under
+        Those of `ShadowModels`. The two records of a place are a pair of canaries. So under
         (epsilon, delta)-DP, and given all other models, `auditing.one_run_epsilon` bounds how well
-        they can be guessed.
+        a model's coins can be guessed.
 
     Source:
         Shokri, Stronati, Song and Shmatikov (2017); Carlini, Chien, Nasr, Song, Terzis and Tramèr
@@ -124,7 +124,7 @@ def shadow_models(
         first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
         database = jax.tree.map(functools.partial(_winners, first), candidates)
         model = released_value(train(jax.random.fold_in(key_models, index), database))
-        # The model is dropped here: only its answers are kept, so memory does not limit `models`.
+        # Only the model's answers are kept, not the model, so memory does not limit `models`.
         answers = [_answers(query, model, asked) for asked in (candidates, *others)]
         return jnp.concatenate([first, ~first]), answers
 
@@ -138,7 +138,7 @@ def shadow_models(
 def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
     """log(p / (1 - p)), where p is the probability of a label under the softmax of logits.
 
-    It is nearly Gaussian over models, as `lira` assumes, and finite even where p rounds to 1.
+    It is nearly Gaussian over models, as `lira` assumes, and finite even if p rounds to 1.
 
     Args:
         logits: shape (..., classes).
@@ -211,27 +211,28 @@ def lira(
     """The likelihood ratio attack (LiRA) on every model of a set of shadow models.
 
     Online, the result for a record is the log ratio of two Gaussian densities at the attacked
-    model's score. One is fitted to the other models that were trained on the record, the other to
-    those that were not. Offline, the attack ignores models that were trained on the record. Then
-    the result counts by how many standard deviations the score exceeds the mean of the others.
+    model's score: one fitted to other models that were trained on the record, and one to other
+    models that were not. Offline, the attack ignores models that were trained on the record. The
+    result is then the number of standard deviations by which the score exceeds the mean of the
+    others.
 
     Args:
-        scores: of `ShadowModels`, shape (models, records), finite: higher for members.
+        scores: the scores of `ShadowModels`, shape (models, records), finite, higher for members.
         members: of `ShadowModels`, of the same shape.
         mode: "online" or "offline".
         variance: "record" for a variance of each record, or "pooled" for one of all records, which
             is better below about 64 models.
 
     Returns:
-        An array of the same shape, higher where the attacked model was trained on the record; 0
-        where the other models are too few for a fit.
+        An array of the same shape, higher where the attacked model was trained on the record; 0 if
+        there are too few other models for a fit.
 
     Raises:
         ValueError: if scores and members do not share a shape of two axes, or a word is unknown.
 
     Formal guarantees:
-        The fits that attack a model use neither its scores nor its memberships. So only the release
-        gives its coins away. Scores of one model depend on each other, and the fits connect the
+        The fits for attacking a model use neither its scores nor its memberships. So only the model
+        itself reveals its coins. Scores of one model depend on each other, and the fits connect the
         scores of all models: pass confidence=None to `roc_curve`.
 
     Source:
@@ -272,7 +273,7 @@ def one_of_each_model(
 def _likelihood_ratios(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # If values are centered, subtracting one term from a sum loses fewer digits.
+    # Values are centered, because subtracting one term from a sum then loses fewer digits.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -284,7 +285,7 @@ def _likelihood_ratios(
 
 def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance) -> _Fit:
     weights = chosen.astype(values.dtype)
-    # A sum over all models minus the attacked one.
+    # The sum over all models minus the attacked model's term.
     count, total, squares = (
         jnp.sum(terms, axis=0, keepdims=True) - terms
         for terms in (weights, weights * values, weights * values**2)
@@ -298,7 +299,7 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
     limits = np.finfo(values.dtype)
-    # If all models agree, the variance is rounding error, and the floor keeps it from being 0.
+    # If all models agree, the variance is only rounding error. The floor keeps it above 0.
     floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
@@ -332,9 +333,9 @@ def rmia(
         members: of `ShadowModels`, of the same shape.
         population: p(z | model), shape (models, others), for records that no model was trained on.
         mode: "online" or "offline".
-        threshold: of the ratio, above 0; the paper's gamma.
+        threshold: the threshold of the ratio, above 0; the paper's gamma.
         slope: the paper's a, in [0, 1]; offline only. It says how strongly the probability of a
-            record after training on it follows its probability before.
+            record with training on it depends on its probability without.
 
     Returns:
         An array of the shape of likelihoods, in [0, 1], higher where the attacked model was trained
@@ -346,7 +347,7 @@ def rmia(
         ValueError: if shapes do not fit, a parameter is out of range, or the mode is unknown.
 
     Formal guarantees:
-        As for `lira`, the averages that attack a model do not include that model.
+        As for `lira`, the averages for attacking a model do not include that model.
 
     Source:
         Zarifzadeh, Liu and Shokri (2024), Algorithm 1.
@@ -396,7 +397,8 @@ def _robust_scores(
     if mode == "online":
         p_x = (_average_of_others(of_records, inside) + outside) / 2
     else:
-        # The assumption about `slope` raises p(x). To compare the two, p(z) is raised likewise.
+        # The assumption about `slope` raises p(x). To keep both comparable, p(z) is raised in the
+        # same way.
         p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 

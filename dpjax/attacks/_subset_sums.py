@@ -1,4 +1,4 @@
-"""Reconstruction from noisy sums over all subsets, and from a table that gives such sums."""
+"""Reconstruction from noisy sums over all subsets, and from a table that yields such sums."""
 
 import math
 from fractions import Fraction
@@ -132,10 +132,10 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
     """The largest number of wrong bits in a candidate that agrees with all answers up to E.
 
     This is min(n, 2 floor(2 E)): the 4 E of the lecture's Theorem 1, for whole records. It is
-    attained (docs/proofs/reconstruction.md). With E = n/400, at most 1% is wrong. The lecture calls
-    this blatantly non-private, and also says that noise bounded by n/400 avoids it. The theorem
-    says that noise below n/400 is too little. It does not say that more noise is enough: until
-    E = n/8, half of the records are surely right.
+    attained (docs/proofs/reconstruction.md). With E = n/400, at most 1% of the bits are wrong. The
+    lecture calls this blatantly non-private, but also says that noise bounded by n/400 avoids it.
+    In fact the theorem says that noise below n/400 is too little, and not that more noise is
+    enough: up to E = n/8, at least half of the records are surely right.
 
     Args:
         n: the number of records, at least 1.
@@ -149,8 +149,8 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
         ValueError: if n is below 1, or the error negative or not finite.
 
     Formal guarantees:
-        An attained bound over all databases of n bits, all answers within E of the truth, and all
-        candidates within E of the answers.
+        The bound holds, and is attained, over all databases of n bits, all answers within E of the
+        truth, and all candidates within E of the answers.
 
     Source:
         Dwork and Roth (2014), Theorem 8.1, for 4 E.
@@ -234,14 +234,14 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
 
 
 def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
-    """Guesses bits from a table that gives accurate counts, by rounding it.
+    """Guesses bits by rounding a table that gives accurate counts.
 
     If all subset sums are within E of the truth, at most 4 E guesses are wrong, without any search
     (docs/proofs/reconstruction.md). This is the lecture's dilemma: a table with accurate answers
     can be attacked, and a table that resists attacks has inaccurate answers. The lecture concludes
-    that only an interactive mechanism escapes. That does not follow. No release that answers *all*
-    subsets well escapes, interactive or not. A static release may be accurate for the queries that
-    it was made for.
+    that only an interactive mechanism escapes this dilemma. That does not follow. No release that
+    answers *all* subsets accurately escapes, interactive or not, while a static release may be
+    accurate for the queries that it was made for.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.

@@ -1,4 +1,4 @@
-"""Tracing: was a person in the group that published its means?"""
+"""Tracing: decides whether a person was in a group whose means were published."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:
-    """How much closer records are to published means than a stranger's record would be.
+    """Scores how much closer records are to published means than a stranger's record would be.
 
     Let y be a record, q the published means and p the means in the population. The score is
     sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), divided by its standard deviation for a
@@ -21,8 +21,8 @@ def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) 
     Args:
         records: attributes in [0, 1] of the people to trace, shape (d,), or (..., d) for many.
         means: the published means of the attributes, shape (d,).
-        population: the means in the population, or in a sample of others, strictly between 0 and 1,
-            shape (d,).
+        population: the means in the population, or in a sample of other people, strictly between 0
+            and 1, shape (d,).
 
     Returns:
         The scores in standard deviations, shape (...).

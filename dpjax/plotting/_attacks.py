@@ -66,7 +66,7 @@ def roc_curve(
     for index, (label, curve) in enumerate(curves.items()):
         look = style(index)
         false_positives, true_positives = curve.points()
-        # Of thresholds with the same false positive rate, the last one finds the most members.
+        # Among thresholds with the same false positive rate, the last one finds the most members.
         highest = true_positives[np.searchsorted(false_positives, rates, "right") - 1]
         ax.plot(rates, highest, label=label, markevery=_RATES // 8, markersize=4, **look)
         if curve.confidence is not None:
@@ -94,7 +94,7 @@ def recovered_fraction(
 
     Args:
         c: numbers above 0.
-        recovered: by the name of an attack, its fraction at each c.
+        recovered: maps the name of an attack to its fraction at each c.
         guarantee: if given, a line shows the largest fraction that it allows any attack.
         ax: the axes to draw on; None makes a figure.
 
@@ -132,7 +132,9 @@ def recovered_fraction(
     if sizes.ndim != 1 or not sizes.size or not np.all(sizes > 0):
         raise ValueError(f"c must be numbers above 0, got {_checks.shown(c)}")
     if any(fractions.shape != sizes.shape for fractions in curves.values()):
-        raise ValueError(f"recovered must hold {sizes.size} fractions for each name, as c does")
+        raise ValueError(
+            f"recovered must hold {sizes.size} fractions for each name, one for each c"
+        )
     order = np.argsort(sizes)
     ax = axes_or_new(ax)
     smooth = np.geomspace(np.min(sizes), np.max(sizes), 200)

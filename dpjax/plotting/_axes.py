@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-# Curves also differ in lines and markers, for prints and readers without color.
+# Curves also differ in line styles and markers, for readers and prints without color.
 LINES: "tuple[LineStyleType, ...]" = (
     "-",
     "--",
@@ -23,7 +23,7 @@ LINES: "tuple[LineStyleType, ...]" = (
     (0, (8, 3)),
     (0, (1, 3)),
 )
-# Widths in a legend, in multiples of the font size: of a letter, and of a sample line with margins.
+# Widths in a legend, in multiples of the font size: a letter, and a sample line with margins.
 _CHARACTER, _HANDLE = 0.56, 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -61,7 +61,7 @@ def with_unit(label: str, unit: str) -> str:
 
 
 def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> "Axes":
-    """Draws a legend above the axes and their title, where it covers no data, and no wider."""
+    """Draws a legend above the axes and their title, no wider than these, so it covers no data."""
     points = 72 / ax.figure.dpi
     width, height = (points * x for x in ax.get_window_extent().size)
     above = 1 + (2 * _points("axes.titlesize") / height if ax.get_title() else 0)

@@ -1,4 +1,4 @@
-"""What releases say about a population: posteriors, and p-values of a confidence set."""
+"""Plots of inference about a population: posteriors, and p-values of a confidence set."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,8 @@ def posterior(
     Example:
         >>> import dpjax
         >>> dpjax.plotting.posterior(3.0)
-        Traceback (most recent call last):
-        ...
-        TypeError: posterior must be one of dpjax.posterior, got float
+        Traceback (most recent call last): ... TypeError: posterior must be made by dpjax.posterior,
+        got float
     """
     if not isinstance(posterior, Posterior):
         raise TypeError(f"posterior must be one of dpjax.posterior, got {type(posterior).__name__}")
@@ -62,7 +61,7 @@ def posterior(
     column = Draws(posterior._draws.columns[place])
     low, high = column.quantiles(posterior.weights, (left, 1 - left))
     mean = float(column.mean(posterior.weights))
-    # Most draws have hardly any weight; the axis shows those that have.
+    # Most draws have a negligible weight. The axis is limited to the others.
     first, last = column.quantiles(posterior.weights, (1e-3, 1 - 1e-3))
     ends = (float(first), float(last)) if first < last else None
     drawn = axes_or_new(ax)
@@ -85,13 +84,15 @@ def confidence_set(
     unit: str = "",
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots the p-values that a confidence set was searched by, against one number of theta.
+    """Plots the p-values behind a confidence set against one number of theta.
 
-    The set is where p-values are above the line. With several numbers in theta, the others are
-    nuisances: of all points at one place the highest counts.
+    The set is where p-values are above the line. If theta has several numbers, the others are
+    nuisance parameters: among points with the same value of this number, the highest p-value
+    counts.
 
     Args:
-        confidence_set: from `dpjax.confidence_set`; searched now, if it was not before.
+        confidence_set: from `dpjax.confidence_set`. If it has not been searched yet, this call
+            searches it.
         number: the name of the number; optional if theta is one number.
         unit: the unit of the axis.
         ax: the axes to draw on; None makes a figure.
@@ -112,9 +113,8 @@ def confidence_set(
     Example:
         >>> import dpjax
         >>> dpjax.plotting.confidence_set(3.0)
-        Traceback (most recent call last):
-        ...
-        TypeError: confidence_set must be one of dpjax.confidence_set, got float
+        Traceback (most recent call last): ... TypeError: confidence_set must be made by
+        dpjax.confidence_set, got float
     """
     if not isinstance(confidence_set, ConfidenceSet):
         raise TypeError(

@@ -30,7 +30,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     """Plots audited lower bounds against the number of samples, and the mechanism's claim.
 
     A bound above the claim refutes it. Other bounds rise towards the truth with the number of
-    samples. If they level off, the tried events show no more.
+    samples. If they level off, more samples of these events would not help.
 
     Args:
         results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All must bound
@@ -75,7 +75,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     if (claimed := first.claimed) is not None:
         ax.axhline(claimed, color=VERMILION, linestyle="--", label=f"claimed, {claimed:g}")
     top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
-    ax.set_ylim(-0.04 * top, top)  # A claim of 0 stays clear of the frame.
+    ax.set_ylim(-0.04 * top, top)  # Keeps a claim of 0 clear of the frame.
     ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
     return legend_above(ax)
 
@@ -104,7 +104,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
         ModuleNotFoundError: if matplotlib is not installed.
 
     Formal guarantees:
-        Those of the profile, for all of both curves at once.
+        Those of the profile, for both curves as a whole.
 
     Source:
         None.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OFFSETS = 1_001
-_SHOWN = 0.995  # The plot shows this probability of the widest noise.
+_SHOWN = 0.995  # The plot is wide enough to show this probability of the widest noise.
 
 
 def noise(
@@ -47,9 +47,11 @@ def noise(
     The noise stays between the two markers on its curve with a given probability.
 
     Args:
-        mechanisms: by their names in the legend. They must have additive noise, or be `bernstein`,
-            whose noise is that of a lattice value. The legend says if neighboring relations differ.
-        shape: the shape of the value: rounding a large vector to the grid costs a little scale.
+        mechanisms: maps names in the legend to mechanisms with additive noise. For `bernstein`, the
+            plot shows the noise of a lattice value. If neighboring relations differ, the legend
+            says so.
+        shape: the shape of the value, because rounding a large vector to the grid needs slightly
+            more noise.
         probability: the probability of noise between the markers.
         unit: the unit of the value.
         ax: the axes to draw on; None makes a figure.
@@ -63,8 +65,8 @@ def noise(
         ValueError: if no mechanism is given, one has no noise, or the probability is out of range.
 
     Formal guarantees:
-        The scales are `effective_scale`. The real noise lies on lattice points, which are closer
-        than any plot shows.
+        The scales are `effective_scale`. The actual noise takes values on a lattice that is finer
+        than any plot can show.
 
     Source:
         None.
@@ -125,7 +127,7 @@ def release_with_error(
     """Plots the numbers of a release with their intervals as error bars.
 
     Args:
-        release: of a number, an array, or a tree of them.
+        release: the release of a number, an array, or a tree of them.
         truth: the exact numbers, for comparison. A plot that shows them is not private.
         probability: the probability that a bar contains the exact number.
         simultaneous: whether bars hold for all numbers at once, instead of for each one.
@@ -142,7 +144,7 @@ def release_with_error(
         ValueError: if the truth has another shape, or names do not match the numbers.
 
     Formal guarantees:
-        Bars are `release.interval`. Where no interval is known there are none, and the legend says
+        Bars are `release.interval`. If no interval is known there are no bars, and the legend says
         so. Without `truth` the plot shows nothing private.
 
     Source:
@@ -166,7 +168,8 @@ def release_with_error(
     values = _flat(estimate(release.value, release.accuracy))
     if truth is not None and _flat(truth).shape != values.shape:
         raise ValueError(
-            f"truth must hold {len(values)} numbers, as the release, got {_checks.described(truth)}"
+            f"truth must hold {len(values)} numbers, like the release, got"
+            f" {_checks.described(truth)}"
         )
     if names is None:
         names = names_of(release.value, release.accuracy, release.labels)
@@ -225,7 +228,7 @@ def released_function(
             several released functions.
         domain: for each coordinate, the numbers that 0 and 1 stand for; by default 0 and 1.
         codomain: the numbers that values 0 and 1 of the function stand for.
-        labels: with units, of the coordinates and then of the value.
+        labels: labels with units, for the coordinates and then for the value.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# The most steps in a plot; a page cannot show more.
+# The most steps in a plot. A page cannot show more.
 _MOST_STEPS = 2_000
 
 Band = Literal["dkw", "beta"]
@@ -35,9 +35,9 @@ def sensitivity_ecdf(
 ) -> "Axes":
     """Plots the share of sampled pairs by distance, and the chosen distance.
 
-    Bands show where the distribution function may lie: "dkw" everywhere at once, "beta" at each
-    single distance (Clopper and Pearson). One order statistic needs "beta", which is narrow in the
-    tails.
+    Bands show where the true distribution function may lie: "dkw" holds everywhere simultaneously,
+    "beta" at each single distance (Clopper-Pearson). For a single order statistic, "beta" is right,
+    and it is narrow in the tails.
 
     Args:
         distances: the distances of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and
@@ -83,7 +83,7 @@ def sensitivity_ecdf(
         raise ValueError("distances must hold a finite number")
     k = None if point is None else point.k
     if point is not None and (point.m != m or k is None):
-        raise ValueError(f"point must be of the m={m} given pairs, got m={point.m}")
+        raise ValueError(f"point must be for the m={m} given pairs, got m={point.m}")
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
         _checks.choice("bands", band, ("dkw", "beta"))
@@ -127,7 +127,7 @@ def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, dista
     ax.plot([distance], [k / m], color=VERMILION, marker="D", linestyle="none", label=label)
 
 
-# A mean is an average over so many quantiles of an order statistic, and about this accurate.
+# A mean is computed as an average over this many quantiles of the order statistic.
 _LEVELS = 4_000
 Kind = TypeVar("Kind")
 
@@ -180,8 +180,8 @@ def overestimate(
     """Plots how much sampling overestimates the sensitivity, on average, against m.
 
     The average estimate is the mean of the order statistic G_(k) of m distances. The plot divides
-    it by their true quantile at 1 - gamma. The quotient is the price, in noise, of not knowing the
-    distribution. Each gamma, method and confidence has a curve.
+    it by their true quantile at 1 - gamma. The ratio is how much more noise is needed because the
+    distribution is unknown. Each gamma, method and confidence has a curve.
 
     Args:
         points: the result of `dpjax.operating_point`.

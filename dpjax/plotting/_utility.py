@@ -34,17 +34,17 @@ def utility(
 
     Args:
         data: an `xarray.Dataset` or `xarray.DataArray` with dimensions x, repeat, col, row, and at
-            most one more. Labels use `attrs["units"]` and `attrs["long_name"]`. Where a coordinate
-            `relation` differs, labels name the neighboring relation of each curve or panel.
-        variable: of the data set; optional if it has only one.
+            most one more. Labels use `attrs["units"]` and `attrs["long_name"]`. If a coordinate
+            `relation` varies, labels name the neighboring relation of each curve or panel.
+        variable: a variable of the dataset; optional if it has only one.
         x: the dimension of the horizontal axis.
         repeat: the dimension of the quantiles.
         curve: the dimension with a curve for each entry; by default the remaining one.
         col: the dimension with a column of panels for each entry.
         row: the dimension with a row of panels for each entry.
         quantiles: lower and upper end of the band, in (0, 1).
-        legend: whether to draw one, above the axes or above all panels. If you add a title to your
-            own axes afterwards, draw the legend yourself.
+        legend: whether to draw a legend, above the axes or above all panels. If you add a title to
+            your own axes afterwards, draw the legend yourself.
         ax: the axes to draw on; None makes a figure. A grid of panels makes its own.
 
     Returns:
@@ -89,7 +89,7 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
-    # An axis each for rows, columns and curves, also where there is only one of them.
+    # Adds an axis each for rows, columns and curves, even if there is only one of them.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
     )
@@ -98,7 +98,7 @@ def utility(
     panels: Any = _new_panels(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
         drawn: Axes = panels[place]
-        # Quantiles over repeats, which are the second but last axis.
+        # Quantiles over repeats, which are the second-to-last axis.
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
         for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
             look, band = style(index), {"alpha": 0.2, "linewidth": 0}
@@ -180,7 +180,7 @@ def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
             labels[:] = [f"{x} ({names[0]})" for x, names in zip(labels, of_each, strict=True)]
             return found
     raise ValueError(
-        "data mix neighboring relations, which no label can tell apart: choose one with .sel, or"
+        "data mix neighboring relations that labels cannot distinguish: choose one with .sel, or"
         f" plot the dimensions {relations.dims} as curve, col or row"
     )
 
@@ -202,9 +202,9 @@ _MOST_NUMBERS = 200  # Marks in a row; more would merge into one band of ink.
 def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     """Plots the noise of mechanisms as multiples of the sampling spread.
 
-    Left of the line at 1, noise is smaller than the error of asking few people. A large mark stands
-    for all numbers of a release together. Small marks stand for single numbers, or for 200 evenly
-    spaced quantiles of them if there are more.
+    Left of the line at 1, noise is smaller than the sampling error. A large mark stands for all
+    numbers of a release together. Small marks stand for single numbers, or for 200 evenly spaced
+    quantiles of them if there are more.
 
     Args:
         data: the result of `dpjax.rehearse`.
@@ -287,9 +287,9 @@ def regret_bounds(
         experts: the number k of experts.
         epsilon: the epsilon of all choices together.
         delta: the delta of all choices together.
-        realized: regrets of actual runs at these T, plotted as marks, by the name of their curve:
-            "not private", "private, bounded range" or "private, advanced composition". A bound
-            limits the expected regret. Single runs vary about their expectation.
+        realized: regrets of actual runs at these T, plotted as marks; maps the names of curves to
+            regrets: "not private", "private, bounded range" or "private, advanced composition". A
+            bound limits the expected regret. Single runs vary about their expectation.
         ax: the axes to draw on; None makes a figure.
 
     Returns:

@@ -57,7 +57,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return self.finish(self.partial(*present_records(database)))
 
     def partial(self, records: jax.Array | Numbers, present: jax.Array) -> Totals:
-        """Exact totals of some of the records, to which those of other parts may be `added`.
+        """Exact totals of some of the records. Totals of disjoint parts may be `added`.
 
         Args:
             records: numbers of shape (slots,).
@@ -72,7 +72,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return self.partial_of(records, cells_of_present(present), 1)
 
     def partial_of(self, records: jax.Array | Numbers, group: jax.Array, groups: int) -> Totals:
-        """As `partial`, for several groups, given the group of each record; below 0 is none."""
+        """As `partial`, for several groups, given the group of each record (below 0 for none)."""
         check_numbers("database", records, group.shape)
         self.check_size(records.size)
         with in_64_bits(records):
@@ -91,8 +91,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         scored = jnp.result_type(int)
         if n * self.denominator > jnp.iinfo(scored).max:
             raise ValueError(
-                f"n={n} records, in units of 1/{self.denominator} ranks, are too many"
-                f" for {scored}: ask for quantiles of fewer digits, or enable x64"
+                f"n={n} records, in units of 1/{self.denominator} ranks, are too many for {scored}:"
+                " use probabilities with fewer digits, or enable x64"
             )
 
     def finish(self, totals: Totals) -> jax.Array:
@@ -128,26 +128,26 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return Inside(self, mechanism, self._numbers, self._indices)
 
     def _numbers(self, indices: jax.Array) -> jax.Array:
-        """The numbers of the grid at some indices; NaN where a traced parameter was bad."""
+        """The numbers of the grid at some indices; NaN if a traced parameter was bad."""
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         return jnp.where(indices < 0, jnp.nan, grid[indices])
 
     def _indices(self, numbers: jax.Array) -> jax.Array:
-        """The indices of released numbers; the first one if several candidates became one float."""
+        """The indices of released numbers; the first if several candidates round to one float."""
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         found = jnp.searchsorted(grid, numbers).astype(jnp.int32)
         return jnp.where(grid.at[found].get(mode="clip") == numbers, found, -1)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
-        """A bound on how many ranks the released numbers are worse than the best of the grid.
+        """A bound on the rank errors of released numbers, in excess of the best number of the grid.
 
         Args:
             mechanism: made by `select_each`.
             confidence: the probability that the bound holds, in (0, 1).
 
         Returns:
-            A number of ranks. With probability at least `confidence`, no released number is further
-            from its quantile than the best number of the grid, by more than this.
+            A number of ranks. With probability at least `confidence`, the distance of each released
+            number from its quantile exceeds that of the best number of the grid by at most this.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -168,7 +168,7 @@ def quantile_scores(
     *,
     grid: ArrayLike | Sequence[float],
 ) -> QuantileScores:
-    """Scores for each number of a public grid as a quantile: minus its distance in ranks.
+    """Scores each number of a public grid as a quantile: minus its distance in ranks.
 
     A number r is a p-quantile of n records if at most p n of them are below r and at most
     (1 - p) n above. Its score is minus the larger excess,
@@ -176,25 +176,25 @@ def quantile_scores(
         u(r) = -max(0, #{x < r} - p n, #{x > r} - (1 - p) n),
 
     times a common denominator b of the probabilities: an integer, computed without rounding.
-    Records equal to r count on neither side. NaN counts as -inf. By `select_each`, a release is the
-    numbers themselves, for several quantiles at once; two quantiles make a range:
+    Records equal to r count on neither side. NaN counts as -inf. With `select_each`, a release
+    consists of the numbers themselves, for several quantiles at once. Two quantiles give a range:
 
         scores = quantile_scores((0.05, 0.95), grid=range(121))
         mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=2)
         low, high = dpjax.privatize(scores, mechanism)(key, ages).value
 
     Args:
-        probabilities: p, one or several, each in (0, 1). A float stands for the decimal number that
-            it prints as, so 0.1 is 1/10; or a `fractions.Fraction`.
-        grid: increasing finite numbers, public. 10^5 numbers are not too many. They are rounded to
-            the dtype of the records, if that is of floats, and several may become one. Integers
-            compare exactly below 2^53, and larger ones as the nearest float64.
+        probabilities: p, one or several, each in (0, 1). A float stands for the decimal that it
+            prints, so 0.1 is 1/10. A `fractions.Fraction` is exact.
+        grid: increasing finite numbers, public. Even 10^5 numbers are fine. If records are floats,
+            the grid is rounded to their dtype, so that several numbers may coincide. Integers are
+            compared exactly below 2^53, and larger ones as the nearest float64.
 
     Returns:
         A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with
         `sensitivity` and `error(mechanism, confidence=)`. `dpjax.privatize(scores, mechanism)`
-        releases numbers of the grid, shape (quantiles,), as floats. A mechanism that is called with
-        scores itself gives indices.
+        releases numbers of the grid, shape (quantiles,), as floats. A mechanism that is called
+        directly with scores releases indices.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -204,13 +204,12 @@ def quantile_scores(
     Formal guarantees:
         In ranks, a score moves by at most 1 under replace-one, and max(p, 1 - p) under
         add-or-remove-one (1/2 for a median), for any records. Both are attained. The proof: a
-        maximum moves by no more than its terms. Under replace-one n stays, and a count moves by at
-        most 1. A record that is added adds 0 or 1 to #{x < r} and p to p n. So the second term
-        moves by -p or 1 - p, and the third likewise by -(1 - p) or p. If n is private, a plain
-        array shows it by its shape: pass `padded_records` instead.
-        Let Delta be this bound. By `select_each` at epsilon, with probability 1 - beta all of q
-        quantiles are within (2 Delta q / epsilon) ln(q |grid| / beta) ranks of the best numbers of
-        the grid: `error`.
+        maximum moves by no more than its terms. Under replace-one n stays the same, and a count
+        moves by at most 1. An added record adds 0 or 1 to #{x < r}, and p to p n. So the second
+        term moves by -p or 1 - p, and the third by -(1 - p) or p. If n is private, pass
+        `padded_records`, because the shape of a plain array reveals n. Let Delta be this bound.
+        With `select_each` at epsilon, with probability 1 - beta all q quantiles are within (2 Delta
+        q / epsilon) ln(q |grid| / beta) ranks of the best numbers of the grid: `error`.
 
     Source:
         Smith (2011), section 3, for the exponential mechanism on ranks; McSherry and Talwar (2007).
@@ -238,19 +237,19 @@ def quantile_scores(
 
 
 def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
-    """The bin of each record, and the first candidate that equals each one of a grid.
+    """The bin of each record, and for each candidate the first one that equals it.
 
-    Bin 2 j + 1 holds the records that equal candidate j. Bin 2 j holds those between it and the
-    candidate before.
+    Bin 2 j + 1 holds the records that equal candidate j. Bin 2 j holds the records between
+    candidate j and the one before.
     """
     numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    # The grid, on the host, as `comparable` makes numbers of this dtype.
+    # Converts the grid on the host as `comparable` converts numbers of this dtype.
     with np.errstate(over="ignore", under="ignore"):
         candidates = np.asarray(grid, numbers.dtype)
     tiny = np.finfo(candidates.dtype).tiny
     candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
-    # If several candidates became one float, they all have the place of the first.
+    # If several candidates round to one float, they all get the place of the first.
     first = np.searchsorted(candidates, candidates)
     place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
@@ -260,12 +259,12 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
 def accuracy_of_quantiles(
     scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
 ) -> Accuracy:
-    """How far released quantiles may be off, of n records, or of a private number of them."""
+    """How far released quantiles may be off, for n records or for a private number of records."""
     if selections.kind != "selections":
         return selections
     if _checks.is_traced(value):
         found = scores._numbers(value)
-    else:  # float64, where JAX has none.
+    else:  # float64 numbers without x64.
         indices = np.asarray(value)
         found = np.where(indices < 0, np.nan, scores.grid[indices])
     facts = {"numerators": scores.numerators, "denominator": scores.denominator}
@@ -278,8 +277,8 @@ def accuracy_of_quantiles(
 def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: object) -> Ends:
     del value, measured, facts
     raise ValueError(
-        "no interval is known for this release: it selects options, and options have no distance;"
-        " mechanism.score_gap bounds how much worse they score than the best"
+        "no interval is known for this release: it selects options, which have no distance;"
+        " mechanism.score_gap bounds how far their scores are below the best score"
     )
 
 
@@ -287,12 +286,12 @@ def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: objec
 def _between_quantiles(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The nearest released quantiles on both sides that must enclose the true quantile.
+    """The nearest released quantiles on both sides that are sure to enclose the true quantile.
 
     Let every record be a number of the grid. Then the true p-quantile q is on the grid, and its
-    score is 0. Let r be released for p' < p, at most e ranks worse than the best. Then at most
-    p' n + e records are below r. If r were above q, at least p n records would be below r. So
-    r <= q if e < (p - p') n. The other side is the mirror image.
+    score is 0. Let r be released for p' < p, with a score at most e ranks below the best score.
+    Then at most p' n + e records are below r. If r were above q, at least p n records would be
+    below r. So r <= q if e < (p - p') n. The other side is the mirror image.
     """
     del value
     if measured["n"] is None:
@@ -304,12 +303,12 @@ def _between_quantiles(
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # With two more quantiles, three share epsilon, and two of them must be right.
+        # With two more quantiles, three share epsilon, and the two outer ones must be right.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
-            f"no interval follows from one quantile alone: at {confidence:g}, its own probability"
-            f" is within {within:.3g} of the one that was asked for, but a step of one rank may be"
-            " short or long; release two more at once, with probabilities more than"
+            f"no interval follows from one quantile alone: at {confidence:g}, its probability is"
+            f" within {within:.3g} of the requested one, but a difference in ranks does not bound a"
+            " difference in values; release two more at once, with probabilities more than"
             f" {away:.3g} below and above"
         )
     # Scores are in units of 1 / denominator ranks.
@@ -330,6 +329,6 @@ def _between_quantiles(
 
 
 def _gap(facts: dict[str, Any], confidence: float, rows: int) -> float:
-    """The largest gap to the best score in so many rows at once, in units of scores."""
+    """A bound on the gap to the best score in this many rows at once, in units of scores."""
     gap = facts["scale"] * math.log(rows * facts["options"] / (1 - confidence))
     return math.floor(gap) if facts["whole"] else gap + facts["step"]

@@ -38,27 +38,27 @@ class IntegerQuery(OfParts, KnownSensitivity):
     """A target whose value is integers, in units of a public grid.
 
     Attributes:
-        addends: takes records, and a boolean for each that says whether it is present, to what
-            they add to the tables of the query.
-        finish: takes the totals of these tables to the value, int32. In each coordinate it moves no
-            further than `reach` says, as a clamp or a rounding.
+        addends: maps records, and booleans that say which are present, to what each record adds to
+            the tables of the query.
+        finish: maps the totals of these tables to the value, int32, for example by a clamp or a
+            rounding. A record moves the value by at most `reach`.
         shape: the shape of the value.
-        reach: the reach of the integers.
+        reach: how far one record moves the integers.
         unit: the number that the integer 1 stands for, a power of two.
         moves: how far one record moves the numbers before they are rounded to the grid; None if
-            nothing is rounded. Mechanisms are calibrated to this, and then their noise grows by
-            what rounding adds.
+            nothing is rounded. Mechanisms are calibrated to this, and their noise is then increased
+            for the rounding.
         rounding: a bound on the rounding error of the value, in units.
-        clipping: a bound on a further error, in units: records at the edge of a ball are shrunk.
+        clipping: a bound on another error, in units: records at the edge of a ball are shrunk.
         largest: a bound on the magnitude of the value, for the rounding of its floats.
-        one_way: whether an added record lowers no number, as with counts.
+        one_way: whether adding a record never lowers a number, as for counts.
 
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
         integers are added, and their sum has the same bits in any order. The bound holds whatever a
-        record contains. Let the records be split into parts, on batches, processes or devices. The
-        value is `finish` of the sum of their `partial` totals by `added`, with the same bits as of
-        all records at once. The totals of parts are as private as the records.
+        record contains. Let the records be split into parts, on batches, processes or devices. Add
+        up their `partial` totals by `added`, and apply `finish`: the result has the same bits as
+        for all records at once. The totals of parts are as private as the records.
     """
 
     addends: Callable[[Database, jax.Array], Sequence[Addend]]
@@ -89,11 +89,11 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return self.finish(self.partial(records, present))
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
-        """The exact totals of some of the records, to which those of other parts may be added."""
+        """The exact totals of some of the records. Totals of disjoint parts may be added."""
         return totals_of(self.addends_of(records, present))
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """What each record adds, from records as they are handed over."""
+        """What each record adds, from records in the form that the caller passed."""
         with in_64_bits(records):
             return self.addends(as_arrays(records), present)
 
@@ -118,7 +118,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
     def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
-        """The numbers that integers stand for, float64; NaN where a traced parameter was bad."""
+        """The numbers that integers stand for, in float64; NaN if a traced parameter was bad."""
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
@@ -141,13 +141,13 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[_P, T]) -> Callable[_P, T]:
-    """`jax.jit` with the types of the function, which `jax.jit` forgets."""
+    """`jax.jit` with the function's type annotations, which `jax.jit` loses."""
     return jax.jit(function)
 
 
 @compiled
 def in_units_of(unit: float, value: jax.Array) -> jax.Array:
-    """A noisy total in the units of the records, as floats; a failure is NaN."""
+    """A noisy total in the units of the records, as floats. A bad traced parameter gives NaN."""
     floats = value.astype(jnp.result_type(float)) * unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
 
@@ -202,23 +202,27 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit of a sum may be 1.
+        # The unit alone cannot tell, because the unit of a sum may be 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not self._is_rounded or mechanism.sensitivity.records is not None:
-            return Inside(self, mechanism)  # A sampled or proved bound is about the floats.
+            # A sampled or proved bound is about the floats, not the integers.
+            return Inside(self, mechanism)
         if isinstance(mechanism, CoordinatewiseMechanism):
             on_integers = self._on_integers(mechanism)
             return Inside(self._integers, on_integers, self._in_units, self._whole)
         if isinstance(mechanism, (SelectionMechanism, AboveThreshold)):
             return Inside(self._integers, self._on_integers(mechanism))
         raise TypeError(
-            f"mechanism must add noise to sums, or select by them, got {type(mechanism).__name__}"
+            "mechanism must add noise to the sums or select by them, got"
+            f" {type(mechanism).__name__}"
         )
 
     def _on_integers(self, mechanism: Any) -> Any:
-        """The mechanism for integers: its noise grows as rounding may increase a sensitivity.
+        """The mechanism for integers.
+
+        Its noise is larger, because rounding may increase a sensitivity.
 
         "Sums on a grid" in docs/proofs/shorter.md has the proof.
         """
@@ -236,7 +240,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         inside, facts = self._integers, noise.facts
         if not self._is_rounded or noise.kind != "noise":
             return noise
-        # Noise on integers is rounded to them: by half a unit.
+        # Noise on integers is rounded to integers, by at most half a unit.
         step = (0.5 + inside.rounding + inside.clipping) * inside.unit
         arrays = [
             {
@@ -265,7 +269,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
         Returns:
             A number in the units of the records. With probability at least `confidence`, no
-            coordinate is further from the truth: the real value on the clamped records.
+            coordinate is further from the truth, which is the exact value on the clamped records.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -276,6 +280,6 @@ class Query(KnownSensitivity, KnowsAccuracy):
         off = self._integers.error(
             self._on_integers(mechanism), confidence=confidence, simultaneous=simultaneous
         )
-        # The release is rounded to a float.
+        # Covers the rounding of the release to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

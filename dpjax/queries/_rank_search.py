@@ -1,4 +1,4 @@
-"""Quantiles from a histogram: positions by recursive selections, then ranks around them by counts.
+"""Quantiles from a histogram: recursive selections find positions, then counts give their ranks.
 
 docs/proofs/quantiles.md has the proof and the reasons for the shares of epsilon.
 """
@@ -31,14 +31,14 @@ from dpjax.random._release import add_noise
 from dpjax.random._selected_index import permute_and_flip_index
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The part of epsilon that finds positions. Counts around them cost the rest. Simulations of 1 to 9
-# quantiles have their least error, and nearly their narrowest intervals, at a third.
+# The fraction of epsilon that finds positions. Counts around them cost the rest. In simulations
+# with 1 to 9 quantiles, a third gives the least error, and nearly the narrowest intervals.
 _SEARCH = 1 / 3
-# A selection far below its part costs nothing; this covers roundings of scales to float32.
+# Covers the rounding of scales to float32. It costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# Scores, in ranks / b, are clamped here: no sooner than 10^6 ranks from the best edge.
+# Scores, in units of 1 / b ranks, are clamped here. That is at least 10^6 ranks from the best edge.
 _WORST = 2**30
-_LEAST_LARGEST = 1000  # What the largest denominator b may be in a table of any size.
+_LEAST_LARGEST = 1000  # A denominator b of up to this is allowed in a table of any size.
 
 
 class Node(NamedTuple):
@@ -48,8 +48,9 @@ class Node(NamedTuple):
         at: its place among all quantiles, from 1.
         left: the place of the quantile below; 0 for the lower end of the grid.
         right: the place of the quantile above.
-        share: the wanted share of the records between, a rational.
-        depth: the number of selections before it that it depends on.
+        share: the fraction of the records in between that should be below this quantile, a
+            rational.
+        depth: the number of earlier selections that it depends on.
     """
 
     at: int
@@ -63,7 +64,7 @@ class Ranks(NamedTuple):
     """What a search releases.
 
     Attributes:
-        edges: the number of the edge that was found for each quantile, int32.
+        edges: the index of the edge that was found for each quantile, int32.
         counts: noisy counts of the cells between the thresholds around these edges, int32.
     """
 
@@ -175,7 +176,8 @@ class RankSearch(SensitivityMechanism):
 
         def select(edges: jax.Array, step: Any) -> tuple[jax.Array, None]:
             key, (at, left, right, a, b), calibration = step
-            # An edge outside could make segments overlap, and a record in two of them costs twice.
+            # Edges outside are excluded: they could make segments overlap, and a record in two
+            # segments would cost twice.
             scores, outside = _scores_between(below, edges[left], edges[right], a, b)
             edge = permute_and_flip_index(key, scores, calibration, taken=outside)
             return edges.at[at].set(edge), None
@@ -187,7 +189,7 @@ class RankSearch(SensitivityMechanism):
 
     def _calibration(self, node: Node, below: jax.Array) -> Calibration:
         calibration = self.selection(node)._calibration(_scores_like(below))
-        # Records that are moved may be in so many segments, and each one's tables are charged.
+        # A changed record may affect this many segments, and the noise tables of each are charged.
         segments = jnp.maximum(self.sensitivity.value, 1.0)
         return dataclasses.replace(
             calibration, scale=calibration.scale * _OUTWARD, coordinates=2 * segments
@@ -214,9 +216,10 @@ class RankSearch(SensitivityMechanism):
         return total
 
     def facts(self, cells: int) -> dict[str, Any]:
-        """Public numbers that intervals and estimates are made of."""
+        """Public numbers from which intervals and estimates are computed."""
         spread = [0.0] * (len(self.probabilities) + 2)
-        for node in self.nodes:  # The error of a position shifts those that are found inside.
+        # The error of a position shifts the positions that are found inside of its segments.
+        for node in self.nodes:
             share, own = float(node.share), math.sqrt(2) * self._rank_scale(node)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]
             spread[node.at] = math.hypot(own, *inherited)
@@ -270,11 +273,11 @@ def rank_search(
 
 
 def thresholds(edges: Any, cells: int) -> Any:
-    """Edges around those that were found, at distances of powers of two, and both ends; sorted.
+    """Both ends, and edges at distances of powers of two around those that were found; sorted.
 
     Args:
         edges: shape (..., quantiles), NumPy or JAX.
-        cells: the number of cells, which is the number of the last edge.
+        cells: the number of cells, which is the index of the last edge.
 
     Returns:
         An array of the same kind, shape (..., thresholds), increasing and with repeats.
@@ -303,15 +306,15 @@ def _between(below: jax.Array, edges: jax.Array) -> jax.Array:
 def _scores_between(
     below: jax.Array, left: jax.Array, right: jax.Array, a: Any, b: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """How well edges divide the records between two of them, and which edges are outside.
+    """How well each edge divides the records between two edges, and which edges are outside.
 
-    A score is minus the distance from a share a / b of these records, in ranks / b.
+    A score is minus the distance from the fraction a / b of these records, in units of 1 / b ranks.
     """
     places = jnp.arange(len(below), dtype=jnp.int32)
     inside = jnp.clip(below, below[left], below[right]) - below[left]
     wanted = _product(a, below[right] - below[left])
     away = _limbs.subtract(_product(b, inside), wanted)
-    # A clamp moves no further than what it clamps.
+    # Clamping does not increase how far a score moves.
     scores = -jnp.abs(_limbs.to_integers(_limbs.clip(away, _WORST), jnp.int32))
     return scores, (places < left) | (places > right)
 

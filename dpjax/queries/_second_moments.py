@@ -45,9 +45,9 @@ def second_moments_query(
 ) -> IntegerQuery:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
-    It holds the number of records, their sum, and the sums of the products of their coordinates,
-    each once. Records become integers in a ball. This is checked in integers, so rounding takes no
-    record out of the ball.
+    Its entries are the number of records, their sum, and the sums of products of two coordinates.
+    Records become integer vectors in a ball. The norm is checked in integers, so rounding cannot
+    take a record out of the ball.
 
     In units of the squared radius and in the norm l2, a record that is added moves the triangle by
     at most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
@@ -56,7 +56,7 @@ def second_moments_query(
     because |x - y| + |x + y| <= 2.
 
     Args:
-        vectors: takes the records to an array of shape (n, dims), of floats.
+        vectors: maps the records to a float array of shape (n, dims).
         dims: d.
         capacity: the number of records up to which nothing overflows.
     """
@@ -75,17 +75,17 @@ def products_query(
     """Some entries of the sum of z z^T over the records, where z = (weight, x, y, ...).
 
     Args:
-        parts: takes the records to x, y, ...: arrays of shape (n, d) in floats, d of their own.
-            Each is clipped to the unit ball.
+        parts: maps the records to x, y, ...: float arrays of shape (n, d), where d may differ. Each
+            is clipped to the unit ball.
         entries: the rows and columns of the entries.
-        moved: takes a norm and a relation to how far a record moves these entries.
+        moved: maps a norm and a relation to how far a record moves these entries.
         weight: the first coordinate of z, at most 1.
         capacity: the number of records up to which nothing overflows.
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
-    # All coordinates but the first belong to vectors in balls.
+    # All coordinates except the first belong to vectors in balls.
     edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -107,14 +107,15 @@ def products_query(
         shape=(count,),
         reach=reach,
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
-        # A coordinate is off by at most 1, so a product is off by 2 radius + 1. The total adds 1/2.
+        # A coordinate is off by at most 1, so a product is off by at most 2 radius + 1. Rounding
+        # the total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
         clipping=math.ldexp(capacity * edge * (2 * radius + edge), -bits),
     )
 
 
 def radius_bits_for(capacity: int) -> int:
-    """The bits of the radius, such that products of so many records add up to at most 2^62."""
+    """The bits of the radius, such that products of `capacity` records add up to at most 2^62."""
     return min(RADIUS_BITS, (62 - (capacity - 1).bit_length()) // 2)
 
 
@@ -126,8 +127,8 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     vectors that are not finite become 0, too.
 
     A vector becomes the same integers in every slot, because squares are added up as integers.
-    Floats are only multiplied, divided and rooted, and IEEE 754 rounds each of these operations
-    alone. A sum of products in floats could be fused in one slot and not in another.
+    Floats are only multiplied, divided and square-rooted, and IEEE 754 defines the result of each
+    such operation. A sum of products in floats could be fused in one slot but not in another.
     """
     x = x.astype(compute_dtype(x.dtype))
     dims, radius = x.shape[1], 2**bits
@@ -135,7 +136,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     x = jnp.where(finite, x, 0)
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=1, keepdims=True))
     exponent = jnp.maximum(exponent, _LEAST_EXPONENT)
-    # 2^-exponent may overflow a float, but its two factors do not.
+    # 2^-exponent may overflow a float, so it is applied as two factors.
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)

@@ -1,8 +1,8 @@
 """Sums of numbers between public bounds, and exact sums of integers.
 
 Records are rounded to a fine grid, so their rounding errors stay small when they add up. They are
-added up exactly, in 64 bits. Totals are rounded to a coarser grid, where 32 bits are enough for
-total and noise. Both grids are public. The second rounding costs one unit of sensitivity in each
+added up exactly, in 64 bits. Totals are rounded to a coarser grid, on which 32 bits are enough for
+total and noise. Both grids are public. The second rounding adds one unit to the sensitivity of each
 coordinate.
 """
 
@@ -28,8 +28,8 @@ from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
 
 LARGEST_TOTAL_BITS = 30
-# Bits of the largest record on the coarse grid. Totals have 30, which leaves room for noise of 2^14
-# sensitivities.
+# The bits of the largest record on the coarse grid. Totals have 30 bits, which leaves room for
+# noise of 2^14 sensitivities.
 _MOST_BITS = 16
 # The bits of the largest record in units of the fine grid.
 FINE_BITS = 30
@@ -46,9 +46,9 @@ def sum_query(
 ) -> Query:
     """The sum of records, each clamped to public bounds.
 
-    Inside, records are rounded to a grid of 2^-30 of the larger bound and added up exactly. The
-    total is rounded to about capacity / 2^30 of the larger bound, or 2^-14 of it, and gets integer
-    noise there.
+    Let M be the larger bound in magnitude. Records are rounded to a grid of 2^-30 M, and added up
+    exactly. The total is rounded to about M capacity / 2^30 or to 2^-14 M, whichever is coarser,
+    and gets integer noise there.
 
     Args:
         lower: a finite number, public.
@@ -69,14 +69,14 @@ def sum_query(
 
     Formal guarantees:
         In every coordinate one record moves the sum by at most max(|lower|, |upper|) under
-        add-or-remove-one. Under replace-one it is upper - lower, or as much as for an added record
-        if that is more: a record may come to miss a number. With `missing="lower"` it is
-        upper - lower. For d coordinates it is d times this in
-        the norm l1, and sqrt(d) times this in l2. All are attained. The rounding of totals adds
-        less than one step of their grid, and the noise grows accordingly. The total of more than
-        `capacity` records may be clamped: then it is wrong, but still private. With
-        probability 1 - beta all coordinates are within b ln(d / beta) of the truth, for Laplace
-        noise of scale b, and two steps of the grid for rounding: `error`.
+        add-or-remove-one. Under replace-one it moves the sum by at most upper - lower, or by
+        max(|lower|, |upper|) if that is more, because a record may be replaced by one with a
+        missing number. With `missing="lower"` the bound is upper - lower. For d coordinates the
+        bound is d times this in the norm l1, and sqrt(d) times this in l2. All are attained. The
+        rounding of totals adds less than one step of their grid, and the noise grows accordingly.
+        The total of more than `capacity` records may be clamped: then it is wrong, but still
+        private. With Laplace noise of scale b and probability 1 - beta, all coordinates are within
+        b ln(d / beta), plus two steps of the grid for rounding, of the truth; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Casacuberta, Shoemate, Vadhan and Wagaman (2022),
@@ -110,7 +110,7 @@ def sum_query(
         return coarse(totals[0], bits).reshape(shape)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # Rounded totals are at most so many units apart.
+        # The rounded totals of neighbors are at most this many units apart.
         farthest = _farthest(Fraction(ends[0]), Fraction(ends[1]), relation)
         apart = math.ceil(farthest / 2**bits)
         return norm_up([Fraction(apart)] * (dims or 1), norm)
@@ -151,7 +151,7 @@ def coarsening(capacity: int, *, bits: int) -> int:
     return bits - LARGEST_TOTAL_BITS + needed
 
 
-# Compiled, so that JAX keeps their traces if a query is traced again.
+# These functions are jitted so that JAX reuses their traces if a query is traced again.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
     """Floats in units of 2^exponent, as int32 between two ends of at most 2^30."""

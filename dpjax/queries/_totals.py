@@ -1,7 +1,7 @@
 """Exact totals of integers that records add to the cells of a table.
 
-Totals have 64 bits. They add up in any order to the same bits, also those of separate parts of the
-records. Memory and time grow with records plus cells, and not with their product.
+Totals have 64 bits. They add up to the same bits in any order, including totals of separate parts
+of the records. Memory and time grow with the number of records plus cells, not with their product.
 """
 
 import functools
@@ -20,14 +20,14 @@ from dpjax._exact._limbs import Limbs
 Totals: TypeAlias = tuple[Limbs, ...]
 """For each table its totals, of shape (cells, d)."""
 
-# So many digits of 10 bits can be added in int32 without overflow.
+# This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
 # The most digits of one block, unless a block is shorter than the table.
 _MOST_DIGITS = 2**22
 # No number of cells, and no value that gets noise, is larger.
 LARGEST = 2**31 - 2
-# In `gram`, sums of products have at most so many bits.
+# In `gram`, sums of products have at most this many bits.
 _SUM_BITS = 30
 
 
@@ -38,7 +38,7 @@ class Addend(NamedTuple):
         cell: int32 of shape (n,), the cell of each record; below 0 if it adds nothing.
         cells: the number of cells.
         weights: int32 of shape (n, d), in [-2^bits, 2^bits]; None for a single 1.
-        bits: of the weights, at most 30; at most 20 with `products`.
+        bits: the number of bits of the weights, at most 30; at most 20 with `products`.
         products: pairs of coordinates. Then a record adds the products of these pairs of weights.
     """
 
@@ -50,7 +50,7 @@ class Addend(NamedTuple):
 
 
 def cells_of_present(present: jax.Array) -> jax.Array:
-    """The cells of a table of one cell, for the records that are present."""
+    """The cells of records in a table of one cell: 0 if a record is present, else below 0."""
     return jnp.where(present, 0, -1).astype(jnp.int32)
 
 
@@ -66,7 +66,7 @@ def added(first: Totals, second: Totals) -> Totals:
 
 
 def in_groups(addend: Addend, group: jax.Array, groups: int) -> Addend:
-    """The same table for every group, one after the other; below 0 is no group."""
+    """One table for every group, concatenated. A group below 0 means no group."""
     if (cells := groups * addend.cells) > LARGEST:
         raise ValueError(
             f"keys must make at most {LARGEST} cells in all groups, got {groups} groups of"
@@ -172,8 +172,9 @@ def sum_of_integers(x: jax.Array) -> Limbs:
 def gram(x: jax.Array, *, bits: int) -> Limbs:
     """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
-    Digits are multiplied and added in int32, in blocks of rows that do not wrap. A low digit is at
-    least 0 and may be shorter, so blocks are as long as products of high digits allow.
+    Digits are multiplied and added in int32, in blocks of rows that do not wrap. Low digits are
+    nonnegative and may have fewer bits, so that blocks are as long as products of high digits
+    allow.
     """
     low_bits = bits // 2
     high_bits = bits - low_bits

@@ -1,4 +1,4 @@
-"""Which rows of a person count: the first ones, by integer sorts.
+"""Which rows of a person are used: the first ones, found by integer sorts.
 
 docs/proofs/people.md has the proofs.
 """
@@ -24,14 +24,14 @@ Name: TypeAlias = str | int
 
 @dataclasses.dataclass(frozen=True)
 class Truncation:
-    """Which rows of a person count; it depends on the rows of this person and their order alone.
+    """Which rows of a person are used. It depends only on that person's rows and their order.
 
     Attributes:
         person: the column of ids.
-        rows: how many rows count, in each of the person's groups.
-        groups: columns, and in how many of its groups a person counts.
+        rows: how many rows are used in each of the person's groups.
+        groups: for each column, in how many of its groups a person counts.
         order: the column whose increasing order says which rows are first; None for their places.
-        called: what the column of ids is called in print; None for its name.
+        called: the printed name of the column of ids; None for its own name.
     """
 
     person: Name
@@ -41,7 +41,7 @@ class Truncation:
     called: str | None = None
 
     def kept(self, records: Database, present: jax.Array) -> tuple[jax.Array, "Cells"]:
-        """Which rows count, and the person and groups of each."""
+        """Which rows are used, and the person and groups of each row."""
         ids, known = codes_of(keys_of(self.person, records))
         present, order = present & known, self._order(records)
         columns: list[jax.Array] = []
@@ -69,7 +69,7 @@ class Truncation:
 
     @property
     def note(self) -> str:
-        """What a guarantee says about it."""
+        """The note of a guarantee about these limits."""
         groups = "".join(f", in {most} of {column}" for column, most in self.groups)
         return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
 
@@ -82,14 +82,14 @@ class Cells:
     order: tuple[jax.Array, ...]
 
     def rank(self, present: jax.Array) -> jax.Array:
-        """The place of each row that is present, among those of its cell."""
+        """The position of each present row among the rows of its cell."""
         return _ranks((~present, *self.codes), self.order)
 
     def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
         """At the first kept row of each cell the sum of the kept rows, added in their order.
 
-        Each sum is made of its own rows by the same additions. So other people do not change how
-        it is rounded.
+        Each sum adds its own rows by the same operations, whatever the other rows are. So other
+        people do not affect its rounding.
         """
         n = kept.size
         at = jnp.arange(n, dtype=jnp.int32)
@@ -107,7 +107,7 @@ class Cells:
 
 
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
-    """The same int32 for equal entries of a column alone, and which entries are not missing."""
+    """Codes that are equal only for equal entries, and which entries are not missing."""
     if isinstance(column, Texts):
         words = jnp.asarray(column.words)
         return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
@@ -159,7 +159,7 @@ def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Arr
 def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """For each row that is present, how many other groups its person opened before this group."""
+    """For each present row, how many other groups of its person began before this row's group."""
     starts, _, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
@@ -171,7 +171,7 @@ def _number_of_group(
 def checked_truncation(
     person: Name, rows: int, groups: Mapping[Any, int] | None, order: Name | None
 ) -> Truncation:
-    """Which rows count, after a check of the arguments."""
+    """The truncation, after a check of the arguments."""
     check_name("person", person)
     rows = _checks.integer("rows", rows, least=1, most=_MOST_ROWS)
     if order is not None:
@@ -188,7 +188,7 @@ def checked_truncation(
     for column in most:
         check_name("groups", column)
         if column == person:
-            raise ValueError(f"groups must be other columns than that of people, got {column!r}")
+            raise ValueError(f"groups must not name the column of people, got {column!r}")
     return Truncation(person, rows, tuple(most.items()), order)
 
 

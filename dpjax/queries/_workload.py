@@ -28,10 +28,10 @@ from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
-# The most entries to read when all columns of a matrix are compared: about ten seconds.
+# The most matrix entries that are read to compare all columns. This takes about ten seconds.
 _MOST_COMPARED = 2**31
-# The most terms that one kernel adds up for all marginals. In longer sums, starting a kernel for
-# each marginal takes little of the time.
+# The most terms for which one kernel computes all marginals. For longer sums, the cost of starting
+# a kernel for each marginal is negligible.
 _MOST_AT_ONCE = 2**20
 
 
@@ -43,7 +43,8 @@ class Workload(Query):
 
     Attributes:
         cells: the shape of the table h.
-        answers: takes a table of floats, a histogram or a distribution, to all answers; linear.
+        answers: maps a table of floats, such as a histogram or a distribution, to all answers. It
+            is linear.
 
     Formal guarantees:
         The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
@@ -104,9 +105,9 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
     Formal guarantees:
         The guarantees of `Workload`. Under add-or-remove-one the sensitivity is the largest norm of
         a column. Under replace-one it is the largest norm of a column or of the difference of two
-        columns. Both are attained. In the norms l1 and l2, comparing all columns takes
-        cells^2 * queries operations. If these are more than 2^31, it is twice the largest norm
-        of a column instead, by the triangle inequality.
+        columns. Both are attained. In the norms l1 and l2, comparing all columns takes cells^2 *
+        queries operations. If that is more than 2^31, the sensitivity is bounded by twice the
+        largest norm of a column instead (triangle inequality).
 
     Source:
         Hardt and Talwar (2010), for the geometry of linear queries; Li, Hay, Rastogi, Miklau and
@@ -148,7 +149,7 @@ def marginal_workload(
     """Marginals of a contingency table, each over some of its attributes.
 
     Marginals are counted directly from the records. The whole table may have any size, because it
-    is never formed. Only `table`, `answers` and `row` need one.
+    is never formed, except by `table`, `answers` and `row`.
 
     Args:
         categories: the number of categories of each attribute, as for `contingency_query`.
@@ -165,9 +166,9 @@ def marginal_workload(
             repeated attributes, or 2^31 - 1 cells or more; on a database, if a column is missing.
 
     Formal guarantees:
-        Every record is in one cell of each of the k marginals. Under add-or-remove-one it is k
-        in the norm l1, sqrt(k) in l2, and 1 in linf. Under replace-one it is 2 k, sqrt(2 k) and 1,
-        because the two records may differ in every attribute. All are attained.
+        Every record is in one cell of each of the k marginals. Under add-or-remove-one the
+        sensitivity is k in the norm l1, sqrt(k) in l2, and 1 in linf. Under replace-one it is 2 k,
+        sqrt(2 k) and 1, because the two records may differ in every attribute. All are attained.
 
     Source:
         Barak, Chaudhuri, Dwork, Kale, McSherry and Talwar (2007).
@@ -202,7 +203,7 @@ def marginal_workload(
     def answers(table: jax.Array) -> jax.Array:
         if len(chosen) * table.size > _MOST_AT_ONCE:
             return one_by_one(table)
-        # Only a GPU starts a kernel for each sum.
+        # Only a GPU starts a separate kernel for each sum.
         return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
     integers = query_of_tables(addends, cells, (sum(cells),))
@@ -259,14 +260,15 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
         raise ValueError(f"{wanted}, not all 0, of shape (queries, cells): {_checks.shown(array)}")
     entries = array.astype(np.int32)
-    entries.setflags(write=False)  # So that programs that it is in can be kept.
+    entries.setflags(write=False)  # Read-only, so that programs that contain it can be kept.
     return entries
 
 
 def _reach_of_columns(entries: np.ndarray) -> Reach:
     rows, data = len(entries), entries.tobytes()
 
-    # The cache is outside of the query: a release traces a query anew if it holds one.
+    # The cache is outside of the query, because a query that holds a cache would be traced anew at
+    # each release.
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         return _largest_move(data, rows, norm, relation)
 
@@ -276,7 +278,7 @@ def _reach_of_columns(entries: np.ndarray) -> Reach:
 @functools.lru_cache(16)
 def _largest_move(data: bytes, rows: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
     entries = np.frombuffer(data, np.int32).reshape(rows, -1)
-    # A record out of range counts nowhere, like a column of zeros.
+    # A record out of range is not counted, like a column of zeros.
     columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)

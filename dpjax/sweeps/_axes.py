@@ -21,10 +21,12 @@ from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
-    """128 bits for a parameter and its value, the same for values that the function sees as equal.
+    """128 bits for a parameter and its value.
 
-    Numbers count as JAX holds them, in any dtype: 1, 1.0 and float32's 1 are one value, and 0.0 is
-    -0.0. Functions and members of enumerations count by their names.
+    Values that the function cannot distinguish share them.
+
+    Numbers are compared as JAX holds them, whatever their dtype: 1, 1.0 and float32's 1 are the
+    same value, and 0.0 equals -0.0. Functions and enum members are compared by their names.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is None)
     parts = tuple((jax.tree_util.keystr(path), _canonical(name, leaf)) for path, leaf in leaves)
@@ -41,7 +43,7 @@ def as_held(name: str, value: ArrayLike) -> np.ndarray:
     floats = jnp.issubdtype(array.dtype, jnp.floating)
     with np.errstate(all="ignore"):
         held = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-    # Rounding a float is harmless, but overflow to infinity is not. Integers must stay as they are.
+    # Rounding a float is harmless, but overflow to infinity is not. Integers must not change.
     overflow = np.isfinite(array) != np.isfinite(held) if floats else held != array
     if np.any(overflow):
         raise ValueError(f"{name} must fit {held.dtype}, got {_checks.shown(value)}: enable x64")
@@ -93,7 +95,7 @@ class Output:
 
 
 def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
-    """The arrays of a value, named by their keys and attributes, or "value" without any."""
+    """The arrays of a value, named by their keys and attributes; "value" if there are none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
     outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
     names = [output.name for output in outputs]
@@ -183,7 +185,7 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
-    # The function sees these numbers, and their fingerprints decide the keys of cells.
+    # The function gets these numbers, and their fingerprints determine the keys of cells.
     tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
@@ -193,7 +195,7 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Numbers as JAX holds them; -0.0 becomes 0.0, so that both share a stored chunk."""
+    """Numbers as JAX holds them, with -0.0 as 0.0, so that both share a stored chunk."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -206,7 +208,7 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """The coordinates of an axis: the given numbers; for trees an index, and the numbers inside."""
+    """The coordinates of an axis: the given numbers, or for trees an index and their numbers."""
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
     if len(set(names)) < len(names):
@@ -238,7 +240,8 @@ def _static(name: str, values: PyTree) -> Axis:
         raise ValueError(f"{name} must have at least one value")
     fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
-    # Different values may print alike, and then the dataset could not tell them apart.
+    # Different values with the same text are refused, because the dataset could not distinguish
+    # them.
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, list(values), {name: _array_of_labels(labels)}, fingerprints)
 
@@ -258,7 +261,8 @@ def _label(name: str, value: PyTree) -> object:
 
 
 def _array_of_labels(labels: list[object]) -> np.ndarray:
-    # Numbers become a numeric coordinate, unless booleans, which are integers too, are among them.
+    # Numbers become a numeric coordinate, unless some are booleans, which Python also counts as
+    # integers.
     numbers = all(isinstance(label, (int, float, np.number)) for label in labels)
     booleans = [isinstance(label, bool) for label in labels]
     if numbers and all(booleans) == any(booleans):
@@ -272,7 +276,7 @@ def _refuse_equals(name: str, identities: Sequence[bytes | str], labels: Sequenc
         if identity in first:
             raise ValueError(
                 f"{name} must have distinct values, got {_checks.shown(first[identity])} and"
-                f" {_checks.shown(label)}, which count as one"
+                f" {_checks.shown(label)}, which are the same value to a sweep"
             )
         first[identity] = label
 
@@ -297,9 +301,9 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
         ValueError: if the repeat is out of range, or a value is NaN.
 
     Formal guarantees:
-        A hash of names and values, of 128 bits, is folded into the key, and then the repeat.
-        Distinct cells have distinct keys, up to collisions of 128 bits, or of the 64 bits of a
-        threefry2x32 key.
+        First a 128-bit hash of names and values is folded into the key, then the repeat. Distinct
+        cells have distinct keys, up to collisions of 128 bits, or of the 64 bits of a threefry2x32
+        key.
 
     Source:
         None.
@@ -337,6 +341,6 @@ def cell_keys(key: Key, words: jax.Array) -> Key:
     def fold(keys: Key, data: jax.Array) -> tuple[Key, None]:
         return jax.vmap(jax.random.fold_in)(keys, data), None
 
-    # A scan compiles one fold, and not one for each of the five words.
+    # A scan compiles the fold once, instead of once for each of the five words.
     keys, _ = lax.scan(fold, jnp.broadcast_to(key, words.shape[:1]), words.T)
     return keys

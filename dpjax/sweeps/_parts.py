@@ -21,8 +21,8 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# Larger draws stay where they are used: cut off, they would need memory of their own. Programs with
-# more draws stay whole, because hundreds of small programs take longer to compile.
+# Draws of more values are not cut off, because their results would need extra memory. Programs with
+# more draws are not cut, because hundreds of small programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
@@ -54,8 +54,9 @@ class _Step:
 def cut_at_draws(program: Program) -> Cut:
     """Cuts a program of a key and values at its small draws from the key.
 
-    Otherwise each choice of static parameters would compile ChaCha20 and tables of noise again. The
-    program alone decides where it is cut, so its bits do not depend on other choices.
+    Without cuts, each choice of static parameters would compile ChaCha20 and the noise tables
+    again. Only the program itself decides where it is cut, so its bits do not depend on other
+    choices.
     """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
@@ -75,7 +76,8 @@ class _Walked:
         draws = [step for step in self._from_key() if self._is_small(step)]
         needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
         draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
-        # An operation with effects writes to arrays, which no output shows. So it is never cut.
+        # An operation with effects may write to arrays that are not outputs, so such a program is
+        # never cut.
         if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
             return Cut((), self.program)
 
@@ -88,7 +90,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # Its operations come from a checked program, so it need not be checked again.
+        # The operations come from a checked program, so the rest is not checked again.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -172,9 +174,10 @@ def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Ar
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
 
 
-# An interruption loses about one of `_CHUNKS` chunks. Chunks of fewer cells would be slow.
+# An interruption loses about one of `_CHUNKS` chunks. Chunks of fewer than `_LEAST_CELLS` cells
+# would be slow.
 _CHUNKS, _LEAST_CELLS = 16, 64
-_LEAST = 2  # XLA compiles a batch of one to another program, with other roundings.
+_LEAST = 2  # XLA compiles a batch of one differently, with other rounding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -186,8 +189,8 @@ class Part:
         fingerprint: the fingerprint of the choice.
         program: maps a key and the traced parameters to the outputs.
         outputs: the outputs of a cell.
-        words: of every cell, to fold into the key. The repeat varies fastest, then the last of the
-            traced parameters, in the given order.
+        words: the words of every cell, to fold into the key. The repeat varies fastest, then the
+            last traced parameter, in the given order.
     """
 
     name: str
@@ -206,7 +209,7 @@ class Part:
 
     @property
     def relation(self) -> str | None:
-        """The neighbors of the guarantees that the function returns, if they agree."""
+        """The neighboring relation of the guarantees that the function returns, if they agree."""
 
         def is_guarantee(node: object) -> bool:
             return isinstance(node, Guarantee)
@@ -267,7 +270,8 @@ def _trace(
     program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
-    # Hashed now: tracing the next part may write to an array that this function closes over.
+    # Hashed now, because tracing the next part may write to an array that this function closes
+    # over.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()

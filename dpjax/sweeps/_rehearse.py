@@ -1,4 +1,4 @@
-"""Releases of drawn databases, which show how much of a release will be noise."""
+"""Releases of simulated databases, which show how much of a release will be noise."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LEAST_DRAWS = 20  # Fewer would not estimate a spread.
 _MECHANISM, _DRAW = "mechanism", "draw"
-_MOSTLY_NOISE = 3  # From this ratio on, a release is mostly noise.
+_MOSTLY_NOISE = 3  # From this ratio of noise to spread, a release is mostly noise.
 _PAGE = "docs/when-it-works.md"
 
 
@@ -41,9 +41,10 @@ def rehearse(
 ) -> "Dataset":
     """Shows what releases would look like, on databases that the oracle draws.
 
-    Compares the noise with the sampling spread: the variation of the answer between drawn
+    It compares the noise with the sampling spread: the variation of the answer between simulated
     databases. The spread is the error of asking n people instead of everybody, which a release has
-    anyway. The result says which mechanism to take, or to publish nothing, by public data alone.
+    even without noise. The result says which mechanism to use, or not to publish, and uses public
+    data only.
 
     Args:
         key: a typed key of `dpjax.random.seeded_key` or `secure_key`, used for nothing else.
@@ -51,25 +52,25 @@ def rehearse(
         oracle: draws plausible databases, `oracle(key, n)`.
         n: number of records of a database.
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
-            A dict names them. In a list, each has the name of its noise. Or selections: then the
-            answers are the best scores, the releases are the scores of the selected options, and
-            noise is the difference. Beside selections, a mechanism with additive noise selects the
-            options with the largest noisy scores.
+            A dict names them. In a list, each has the name of its noise. They may also be
+            selections. Then the answers are the best scores, the releases are the scores of the
+            selected options, and the noise is their difference. Next to selections, a mechanism
+            with additive noise selects the options with the largest noisy scores.
         draws: number of databases. For light tails, 200 give the ratio to about 10%.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over `mechanism`, `draw`, and the dimensions
         of the target's arrays.
 
-        - `noise_over_spread`, for each mechanism: the root mean square of the noise, over that of
-          the spread, of all numbers of the value together. Infinite where the answer never
-          varies, NaN where it is not always finite;
+        - `noise_over_spread`, for each mechanism: the root mean square of the noise over that of
+          the spread, for all numbers of the value together. It is infinite if the answer never
+          varies, and NaN if the answer is not always finite;
         - `noise_over_spread_each`: the same for every single number;
         - `verdict`: what this means, in a sentence;
         - `value` and `released`: the answers on the drawn databases, and their releases. Arrays in
-          a tree add their keys, as in `dpjax.sweep`.
+          a tree get names with their keys, as in `dpjax.sweep`.
 
-        Coordinates `guarantee` and `relation` say what each mechanism promises.
+        The coordinates `guarantee` and `relation` hold each mechanism's guarantee.
         `dpjax.plotting.rehearsal` draws the result.
 
     Raises:
@@ -77,12 +78,12 @@ def rehearse(
         TypeError: if the key, the target or the oracle is of another type, or a mechanism neither
             adds noise to the value nor selects by it.
         ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
-            two have one name; if draws or n are out of range.
+            two have the same name; if draws or n are out of range.
 
     Formal guarantees:
-        None are needed: no private data enter, so you may look at all results before you choose.
-        Open ledgers are not told, and nothing is charged to them. Every database and every draw of
-        noise has its own key.
+        None are needed: no private data are used, so you may look at all results before you choose.
+        Open ledgers are not told and pay nothing. Every database and every draw of noise has its
+        own key.
 
     Source:
         None.
@@ -109,7 +110,7 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
-    # Everything that a release would refuse is refused here, before anything is drawn.
+    # Whatever a release would refuse is refused here, before anything is drawn.
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
@@ -123,14 +124,16 @@ def rehearse(
         released: list[Value] = []
         drawn: dict[str, Value] = {}
         for i, (name, one) in enumerate(inside.items()):
-            # Some queries release other numbers inside, from which `published` makes the answer.
+            # Some queries release other numbers internally, from which `published` computes the
+            # answer.
             exact = one.target(database)
             drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
             if name not in selecting:
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
-                # Beside selections, noisy scores select as many options as the first selection.
+                # Next to selections, noisy scores select as many options as the first selection
+                # does.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)
@@ -158,7 +161,7 @@ def _named(mechanisms: Any) -> dict[str, Any]:
                 " mechanism.unpaid_draw"
             )
         if not isinstance(name, str):
-            raise TypeError(f"mechanisms must have texts for names, got {_checks.shown(name)}")
+            raise TypeError(f"mechanisms must have strings as names, got {_checks.shown(name)}")
     if not pairs:
         raise ValueError("mechanisms must hold at least one, got none")
     if len(dict(pairs)) < len(pairs):

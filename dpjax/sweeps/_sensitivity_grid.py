@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 _MARGINAL = "marginal"
-# Datasets select by sel(name=value), where "method" already has a meaning.
+# Datasets are indexed by sel(name=value), where "method" already has a meaning.
 _DIMENSIONS = ("operating_method", "confidence", "gamma")
 
 
@@ -34,10 +34,10 @@ def sensitivity_grid(
     - `choices=1`: each point has the guarantee of `dpjax.operating_point` if it was fixed before
       anyone looked at the distances, or at anything that depends on them. You may compare all
       points in a figure. You may not release at the point that looks best.
-    - `choices=J`: any J points that were fixed in advance hold together, so you may pick one of
-      them after looking. Each is taken at confidence 1 - (1 - C)/J, by a union bound. To pick from
-      the whole grid, let J be the number of its points. If you also pick among reruns under other
-      keys, or among targets, count these too.
+    - `choices=J`: any J points that were fixed in advance hold simultaneously, so you may pick one
+      of them after looking. Each is computed at confidence 1 - (1 - C)/J, by a union bound. To pick
+      from the whole grid, let J be the number of its points. If you also pick among reruns under
+      other keys, or among targets, count these too.
 
     Args:
         distances: the result of `dpjax.sample_distances`, shape (m,). NaN and negative numbers
@@ -45,16 +45,17 @@ def sensitivity_grid(
         gammas: probabilities over random pairs that may be left uncovered.
         choices: J, the number of points from which you pick one after looking at anything that
             depends on the distances; 1 without such a choice.
-        methods: of "exact", "dkw" and "anytime".
+        methods: some of "exact", "dkw" and "anytime".
         confidences: probabilities C over the samples. None is the marginal statement, over samples
-            and pair together; "dkw" makes no other.
+            and pair together; "dkw" supports only that.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over operating_method, confidence (a string,
         "marginal" for None) and gamma:
 
         - `sensitivity`: the estimate; NaN where k is 0;
-        - `k`: the order statistic; 0 if m is too small, or the method does not make the statement;
+        - `k`: the order statistic; 0 if m is too small, or the method does not support the
+          statement;
         - `confidence_taken`: the confidence at which k was found, 1 - (1 - C)/J; NaN if marginal.
 
         The estimates are for study, and lack the checks of `dpjax.sample_sensitivity`. For a
@@ -72,10 +73,9 @@ def sensitivity_grid(
         Let the m distances be independent draws, as from `dpjax.sample_distances`, with
         distribution function Phi. Let J points with a confidence be fixed in advance. With
         probability at least 1 - sum_j (1 - C_j)/J all of them have Phi(estimate) >= 1 - gamma. So
-        for every C, however the choice depends on the samples: the probability that the chosen
-        point has confidence C and does not hold is at most 1 - C. At J = 1, one point fixed in
-        advance has Phi(estimate) >= 1 - gamma with probability at least C, or the marginal
-        statement.
+        for every C, however the choice depends on the samples, the probability that the chosen
+        point has confidence C and is wrong is at most 1 - C. At J = 1, a point fixed in advance has
+        Phi(estimate) >= 1 - gamma with probability at least C, or satisfies the marginal statement.
 
     Source:
         Wilks (1941); Rubinstein and Aldà (2017), Theorem 15; Boole's inequality.
@@ -98,8 +98,8 @@ def sensitivity_grid(
             raise ValueError(f"{name} must have distinct values, at least one, got {values!r}")
     if choices > 1 and ("dkw" in methods or None in confidences):
         raise ValueError(
-            f"choices={choices} needs statements that hold together, but marginal ones do not:"
-            ' give confidences in (0, 1), with method "exact"'
+            f"choices={choices} needs statements that hold simultaneously, but marginal statements"
+            ' do not: give confidences in (0, 1), with method "exact"'
         )
     taken = [
         c if c is None else confidence_of_each(_checks.fraction("confidences", c), choices)

@@ -19,16 +19,16 @@ from dpjax._files._chunk_files import (
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 
 _KIND, _RUN = "chunk", "run"
-# Parts may differ in these names of their runs.
+# The runs of different parts may differ in these entries.
 _OF_A_PART = ("function", "traced", "chunk size")
 
 
 class Store:
     """The chunks of one sweep, in a folder that several processes may share.
 
-    A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
-    ask for stay in the folder. While a process computes a chunk, it locks the chunk's claim. If it
-    dies, the system frees its locks, and another process takes over. Results do not depend on
+    A part of the sweep is one choice of its static parameters. If a call does not ask for some
+    parts, their chunks stay in the folder. A process holds a lock while it computes a chunk. If it
+    dies, the system releases the lock, and another process takes over. Results do not depend on
     locks: any two processes compute the same bits, and a file is always replaced as a whole.
 
     Attributes:
@@ -41,7 +41,7 @@ class Store:
         # An existing folder may be a mounted disk, whose parent need not be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"sweep {self.path} must be a folder, and is a file")
+            raise ValueError(f"sweep {self.path} must be a folder, but is a file")
         self.path.mkdir(exist_ok=True)
         sync_folder(self.path.parent)
         self._found: dict[str, list[ChunkFile]] = {}
@@ -49,7 +49,7 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator["Store"]:
-        """Lets other processes know that this one works here."""
+        """Lets other processes know that this process uses the folder."""
         with open(self.path / "users", "ab") as self._users:
             try:
                 yield self
@@ -62,7 +62,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads the folder; others wait to read it until this process has announced its runs."""
+        """Reads the folder. Other processes wait until this process has announced its runs."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
@@ -75,13 +75,16 @@ class Store:
             yield
 
     def _forget_runs(self) -> None:
-        """If nobody else works here, deletes announcements: the runs behind them are over."""
+        """If no other process uses the folder, deletes announcements of runs that are over."""
         if try_lock(self._users):
             for file in self.path.glob("*.run"):
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Announces the run of a part before its first chunk; others must agree with it."""
+        """Announces the run of a part before its first chunk.
+
+        Other processes must agree with it.
+        """
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
 
@@ -93,11 +96,12 @@ class Store:
         """Refuses chunks of another sweep.
 
         Args:
-            runs: by part, everything that determines its bits.
-            named: by part, its name in messages.
+            runs: for each part, everything that determines its bits.
+            named: for each part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # Of a part that this call does not ask for, only what all parts share is known.
+            # If this call does not ask for a part, only the entries that all parts share are
+            # compared.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""
@@ -105,7 +109,7 @@ class Store:
                 check_run(chunk, run, f"sweep {self.path}", place="folder", at=at, free=free)
 
     def found(self, part: str, words: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Fills in the values of the cells on disk, and returns which cells those are."""
+        """Fills in the values of the cells on disk, and returns which cells these are."""
         rows = {row: i for i, row in enumerate(map(tuple, words.tolist()))}
         there = np.zeros(len(words), bool)
         for chunk in self._found.get(part, ()):
@@ -119,7 +123,7 @@ class Store:
         return there
 
     def claim(self, part: str, words: np.ndarray) -> bool:
-        """Whether to compute a chunk: no other process computes it, or has computed it."""
+        """Whether to compute a chunk: False if another process computes or has computed it."""
         path = self._file(part, words)
         claim = open(path.with_suffix(".claim"), "ab")  # noqa: SIM115
         if try_lock(claim) and not path.exists():

@@ -42,7 +42,7 @@ def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping
         )
     if unknown := sorted(set(units) - coordinates - named):
         raise ValueError(
-            f"units must be of {', '.join(sorted(coordinates | named))}, got"
+            f"units must be given for names among {', '.join(sorted(coordinates | named))}, got"
             f" {_checks.shown(unknown)}"
         )
 
@@ -57,7 +57,7 @@ def _dataset(
     units: Mapping[str, str],
     attributes: dict[str, object],
 ) -> "Dataset":
-    """Labels the values of all cells, which are in the order of the axes.
+    """Labels the values of all cells, which come in the order of the axes.
 
     `relations` holds the dimensions and values of a coordinate: the neighboring relation of the
     guarantees that the function returns, or None.
@@ -79,7 +79,7 @@ def _dataset(
     for output, array in zip(outputs, values, strict=True):
         whole = array.reshape(*shape, *output.shape)
         variables[output.name] = with_unit(output.name, dimensions + output.dimensions, whole)
-    # Only if all parts return guarantees, and no parameter or output has this name.
+    # Added only if all parts return guarantees, and no parameter or output has this name.
     if None not in relations[1] and RELATION not in (*dimensions, *variables, *coordinates):
         coordinates[RELATION] = xarray.Variable(*relations)
     return xarray.Dataset(variables, coordinates, attributes)
@@ -113,21 +113,21 @@ def sweep(
         key: a typed key: of `dpjax.random.seeded_key` if the function makes releases, or
             threefry2x32.
         function: `function(key, **parameters)`, in JAX, returns a tree of arrays.
-        traced: by name the values of parameters that the function sees as arrays: a list of
-            numbers, or a tree of arrays with a leading axis, such as databases, or a batch of
-            sensitivities from `jax.vmap`.
-        static: by name the values of parameters that the function sees as Python objects: a list of
+        traced: maps parameter names to values that the function gets as arrays: a list of numbers,
+            or a tree of arrays with a leading axis, such as databases, or a batch of sensitivities
+            from `jax.vmap`.
+        static: maps parameter names to values that the function gets as Python objects: a list of
             numbers, strings, named functions or tuples, or a dict from names to any objects.
         repeats: the number of repeats, at least 1.
         path: a folder that keeps finished chunks. After an interruption, the same call continues
             there. A call with more values, repeats or choices computes only the new cells. Several
-            processes that make the same call share the work, each with chunks of its own.
+            processes that make the same call share the work: each chunk is computed by one of them.
         progress: shows a bar with rate and time left (needs tqdm). A terminal shows one anyway, if
             tqdm is installed and the environment does not have TQDM_DISABLE=1.
         chunk_size: cells in a chunk. The default depends on cache or device memory, and on the
             number of cells. A folder with chunks keeps its chunk size.
         mesh: devices of this process that share the chunks; by default the default device.
-        units: of parameters and outputs, by name.
+        units: maps names of parameters and outputs to their units.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep"). Its dimensions are the static and the traced
@@ -144,19 +144,19 @@ def sweep(
         TypeError: if the key is not a typed key, the function does not return real arrays, or a
             parameter has values of another kind than above.
         ValueError: if a parameter has no values, equal values, NaN, or numbers out of JAX's range;
-            if outputs have other names, shapes or dtypes at other static parameters, or two things
-            share a name; if the function calls code outside of JAX, or writes to an array that it
-            closes over; if the folder is damaged, or of another key, function, version, processor
-            or chunk size, which the message names.
+            if outputs have different names, shapes or dtypes at different static parameters, or two
+            things share a name; if the function calls code outside of JAX, or writes to an array
+            that it closes over; if the folder is damaged, or of another key, function, version,
+            processor or chunk size, which the message names.
 
     Formal guarantees:
         Results are as private as the function makes them. A sweep is an experiment on public or
         drawn records: its folder and attributes hold unkeyed hashes of its parameters. The folder
         holds a hash of the key, never its words. For one chunk size, device and version, a chunk
         has the same bits in every run, on any number of devices and processes. A resumed sweep has
-        the bits of an uninterrupted one. Cells that a later call adds lie in other chunks than in a
-        single call. Their keys are the same, and so are draws in integers, such as releases. Floats
-        may differ in their last bits if these depend on the place in a chunk.
+        the bits of an uninterrupted one. If a later call adds cells, they are in other chunks than
+        if one call had computed everything. Their keys are the same, and so are integer draws, such
+        as releases. Floats may differ in their last bits if these depend on the place in a chunk.
 
     Source:
         None.
@@ -190,7 +190,7 @@ def sweep(
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     traced_axes, static_axes = axes_of(traced, static)
-    # Static parameters come first, so that the cells of a part lie together in memory.
+    # Static parameters come first, so that the cells of a part are contiguous in memory.
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
     outputs = parts[0].outputs
@@ -201,7 +201,7 @@ def sweep(
             "mesh must have devices of this process only: give each process its own part"
         )
     compiled = compilation(devices)
-    # In the order of names, because the order of parameters changes neither keys nor results.
+    # Sorted by name, because the order of parameters affects neither keys nor results.
     one = {axis.name: axis.spec_of_value() for axis in sorted(traced_axes, key=lambda x: x.name)}
     shared = {"key": digest(key), "traced": _checks.described(one), **compiled}
     with contextlib.nullcontext() if path is None else Store(path).in_use() as store:

@@ -21,14 +21,14 @@ from dpjax.sweeps._axes import Axis, cell_keys
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store
 
-_PAUSE = 0.2  # Seconds between looks for the chunks of other processes.
+_PAUSE = 0.2  # Seconds between checks for the chunks of other processes.
 
 
 class Work:
     """The cells of all parts, and the values that are known so far.
 
     Attributes:
-        values: for each output the values of all cells.
+        values: for each output, the values of all cells.
         there: for each cell of each part, whether its values are known.
         computed: the number of cells that this process has computed.
     """
@@ -42,7 +42,7 @@ class Work:
         devices: tuple[Device | None, ...],
         store: Store | None,
     ) -> None:
-        # All parts have the same cells: those of the traced parameters and the repeats.
+        # All parts have the same cells: combinations of the traced parameters and the repeats.
         shape = len(parts), len(parts[0])
         self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
         self.there = np.zeros(shape, bool)
@@ -111,7 +111,7 @@ class Work:
         nothing = chunks[0][:0]
 
         def claimed() -> Iterator[list[np.ndarray]]:
-            """Each step's chunk for every device; empty where another process has the chunk."""
+            """Each step's chunk for every device; empty if another process has claimed it."""
             for step in layout.steps():
                 mine = [nothing if c is None else chunks[c] for c in step]
                 if store is not None:
@@ -139,7 +139,7 @@ class Work:
             for place, cells in enumerate(step):
                 if len(cells):
                     of_chunk = [array[place, : len(cells)] for array in values]
-                    if store is not None:  # On disk before anything else.
+                    if store is not None:  # Write to disk before anything else.
                         store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
                     self.computed += len(cells)
                     self._keep(i, cells, of_chunk)
@@ -149,7 +149,7 @@ class Work:
             run_in_flight(claimed(), start, finish, programs=(part.program,), device=device)
 
     def _gather(self, store: Store) -> None:
-        """Reads chunks that other processes have computed; pauses if there are none."""
+        """Reads chunks that other processes have computed. Pauses if there are none."""
         before = self.there.sum()
         for i, part in enumerate(self._parts):
             for cells in self._missing(i):
@@ -178,21 +178,22 @@ class Work:
 
     def _what_is_kept(self) -> str:
         if self._store is None:
-            return "no cell is kept: given path=PATH, the same call goes on where it was"
+            return "no cell is kept: with path=PATH, the same call would continue where it stopped"
         kept = f"{self.there.sum()} of {self.there.size} cells are kept in {self._store.path}"
-        return f"{kept}: the same call goes on there"
+        return f"{kept}: the same call continues from there"
 
 
 def _run_chunk(
     key: Key, words: np.ndarray, values: PyTree, *, cut: Cut, mesh: Mesh | None
 ) -> list[jax.Array]:
-    """The outputs of the cells of a chunk: its keys, then its draws, then the rest."""
+    """The outputs of a chunk's cells: computes their keys, then the draws, then the rest."""
     keys, kind = _compiled_keys(key, words, mesh=mesh), jax.random.key_impl(key)
     drawn = [_compiled_draw(keys, program=draw, kind=kind, mesh=mesh) for draw in cut.draws]
     return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)
 
 
-# Keys are passed as words, because `jax.debug_key_reuse` would count every program as another use.
+# Keys are passed as words, because `jax.debug_key_reuse` would count each program as a further use
+# of the key.
 @functools.partial(jax.jit, static_argnames="mesh")
 def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Array:
     def chunk(key: Key, words: jax.Array) -> jax.Array:

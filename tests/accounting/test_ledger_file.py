@@ -354,7 +354,7 @@ def test_a_file_of_two_names_is_refused(path, tmp_path):
     other = tmp_path / "other.db"
     other.hardlink_to(path)
     for use in (lambda: LedgerFile(other, BUDGET), lambda: LedgerFile(path, BUDGET), file.update):
-        with pytest.raises(LedgerError, match="other names"):
+        with pytest.raises(LedgerError, match="several names"):
             use()
     assert not beside(other, ".mark").exists()
     other.unlink()

@@ -38,7 +38,7 @@ def path(tmp_path):
 def test_a_ledger_is_in_a_file(path, error, open_ledger, tmp_path):
     """A file called ":memory:" would be a surprise, and memory forgets what was paid."""
     (tmp_path / "folder").mkdir()
-    with contextlib.chdir(tmp_path), pytest.raises(error, match="path must be that of a file"):
+    with contextlib.chdir(tmp_path), pytest.raises(error, match="path must be the path of a file"):
         open_ledger(path)
     assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 

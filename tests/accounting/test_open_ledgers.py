@@ -120,7 +120,7 @@ def test_a_release_elsewhere_in_the_process_is_paid_or_refused(way, ledger, keys
         assert paid(ledger) == len(used) == 2
         with pytest.raises(ValueError, match="was used for a release before"):
             elsewhere(lambda: LAPLACE(keys(1), 0.0))
-        with pytest.raises(TypeError, match="claims keys on the host"):
+        with pytest.raises(TypeError, match="records keys on the host"):
             elsewhere(lambda: compiled(keys(3)))
         with pytest.raises(dpjax.BudgetExceededError):
             elsewhere(lambda: dpjax.laplace(1.0, 0.9)(keys(4), 0.0))
@@ -251,7 +251,7 @@ def test_coroutines_that_take_turns_leave_their_own_blocks(ledger, other, keys):
             for i in range(turns):
                 LAPLACE(keys(first + i), 0.0)
                 await asyncio.sleep(0)
-                with pytest.raises(TypeError, match="claims keys on the host"):
+                with pytest.raises(TypeError, match="records keys on the host"):
                     compiled(keys(0))
 
     async def main():

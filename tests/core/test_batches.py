@@ -69,7 +69,7 @@ def read(batches):
 
 
 def test_what_can_be_read_once_is_refused():
-    with pytest.raises(TypeError, match=r"got an iterator, .*: pass a function that makes one"):
+    with pytest.raises(TypeError, match=r"got an iterator, .*: pass a function that returns"):
         batches_of("frame", iter([FRAME]))
 
 

@@ -75,11 +75,11 @@ def test_a_training_goes_on_after_an_interruption_as_if_there_was_none(keys, tmp
         fit(keys(1), **kept)
     spent = ledger.spent
     assert float(spent.epsilon) >= float(whole.guarantee.epsilon)
-    with pytest.raises(ValueError, match="of another run, with another noise_multiplier"):
+    with pytest.raises(ValueError, match="to another run, with a different noise_multiplier"):
         fit(keys(1), **kept, noise_multiplier=5.0)
-    with pytest.raises(ValueError, match="of another run, with another ledger"):
+    with pytest.raises(ValueError, match="to another run, with a different ledger"):
         fit(keys(1), **{**kept, "ledger": None})
-    with pytest.raises(ValueError, match=r"of another run, with another sampling, batch_size"):
+    with pytest.raises(ValueError, match=r"to another run, with a different sampling, batch_size"):
         fit(keys(1), **kept, batch_size=16)
     found = fit(keys(2), **kept)
     np.testing.assert_array_equal(found.value, whole.value)
@@ -223,7 +223,7 @@ def test_a_training_does_not_go_on_with_another_loss(key, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         go_on(weighted(1.0), stop)
     for other in (weighted(2.0), lambda w, x: jnp.sum(w * x)):
-        with pytest.raises(ValueError, match="of another run, with another loss"):
+        with pytest.raises(ValueError, match="to another run, with a different loss"):
             go_on(other)
     go_on(weighted(1.0))  # A function with the same program is the same loss.
     assert not path.exists()
@@ -284,7 +284,7 @@ def test_a_training_does_not_go_on_with_another_argument(tmp_path):
         for other in refused:
             if name == "ledger":
                 other = dpjax.Ledger(tmp_path / other, epsilon=10, delta="1e-4")
-            with pytest.raises(ValueError, match="is of another run, with another"):
+            with pytest.raises(ValueError, match="belongs to another run, with a different"):
                 called(**{name: other})
     assert path.read_bytes() == before
     called(**{name: free[0] for name, (_, *free) in OTHERS.items() if free})

@@ -251,7 +251,7 @@ def test_columns_of_texts_come_from_tables():
         np.testing.assert_array_equal(
             grouped(queries.padded_records(holes, capacity=30)), expected - one
         )
-    with pytest.raises(ValueError, match=r"numbers of shape.*texts.*take one column"):
+    with pytest.raises(ValueError, match=r"numbers of shape.*texts.*pass one column"):
         queries.private_mean(KEY, {"cut": frame["cut"]}, lower=0, upper=1, epsilon=1)
     nullable = frame.assign(price=frame["price"].astype("Int64"))
     np.testing.assert_array_equal(grouped(nullable), expected)

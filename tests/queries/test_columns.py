@@ -282,7 +282,7 @@ def test_a_predicate_sees_all_bits_and_texts():
             (lambda r: (r["sex"] == "m") & (r["age"] > 1), 1),
         ):
             assert int(queries.counting_query(predicate)(table)) == expected
-        with pytest.raises(TypeError, match="texts compares with a text, got 1"):
+        with pytest.raises(TypeError, match="texts can only be compared with a text, got 1"):
             queries.counting_query(lambda r: r["sex"] == 1)(table)
 
 

@@ -298,7 +298,7 @@ REFUSED = {
     "a list": (lambda: PEOPLE(COUNT, rows=1, groups=["ward"]), "groups must give columns and in"),
     "people": (
         lambda: PEOPLE(COUNT, rows=1, groups={"id": 1}),
-        "other columns than that of",
+        "must not name the column of",
     ),
     "order": (lambda: PEOPLE(COUNT, rows=1, order=1.5), "order must be the name or index"),
     "a word": (lambda: PEOPLE(COUNT, rows=1, per_person="mean"), "per_person must be"),

@@ -357,7 +357,7 @@ def test_an_open_ledger_refuses_what_may_use_one_key_often(keys):
             lambda key: jax.lax.map(lambda x: LAPLACE(key, x).value, jnp.zeros(2)),
             lambda key: jax.jit(dpjax.privatize(jnp.mean, LAPLACE))(key, jnp.zeros(2)),
         ):
-            with pytest.raises(TypeError, match=r"claims keys on the host.*debug_key_reuse"):
+            with pytest.raises(TypeError, match=r"records keys on the host.*debug_key_reuse"):
                 release(keys(0))
     assert len(ledger) == 0
     assert compiled(keys(0)) == before

@@ -97,7 +97,7 @@ def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch
         context.setattr(_loop, "compute_chunks", interrupted)
         with pytest.raises(error) as ended:
             sample()
-    said = f"60 of {M} pairs are kept in {tmp_path / 'run'}: the same call goes on there"
+    said = f"60 of {M} pairs are kept in {tmp_path / 'run'}: the same call continues from there"
     assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
     assert computed == [(0, 0), (0, 1)]
     resumed = sample()
@@ -169,7 +169,7 @@ def test_a_file_of_another_run_is_refused(sample, keys, name):
 
 def test_a_file_of_another_oracle_is_refused(sample, uniform):
     sample()
-    with pytest.raises(ValueError, match="is of another run, with another oracle"):
+    with pytest.raises(ValueError, match="belongs to another run, with a different oracle"):
         sample(oracle=lambda key, n: 2 * uniform(key, n))
 
 
@@ -181,14 +181,16 @@ def test_a_file_of_programs_that_were_compiled_otherwise_is_refused(sample, monk
     sample()  # How many devices there are is no part of a program.
     with monkeypatch.context() as context:
         context.setenv("XLA_FLAGS", f"{flags} --xla_cpu_enable_fast_math=true")
-        with pytest.raises(ValueError, match=r"is of another run, with another compiler flags"):
+        with pytest.raises(
+            ValueError, match=r"belongs to another run, with a different compiler flags"
+        ):
             sample()
     with monkeypatch.context() as context:
         context.setattr(_devices, "_processor", lambda: "another model")
-        with pytest.raises(ValueError, match=r"is of another run, with another processor"):
+        with pytest.raises(ValueError, match=r"belongs to another run, with a different processor"):
             sample()
     monkeypatch.setattr(_devices, "__version__", "0.0.1")
-    with pytest.raises(ValueError, match=r"is of another run, with another versions"):
+    with pytest.raises(ValueError, match=r"belongs to another run, with a different versions"):
         sample()
 
 
@@ -210,7 +212,7 @@ def test_a_file_that_another_version_wrote_is_refused(sample, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr(jax, "__version__", "0.1")
         sample()
-    with pytest.raises(ValueError, match="is of another run, with another versions"):
+    with pytest.raises(ValueError, match="belongs to another run, with a different versions"):
         sample()
 
 
@@ -252,7 +254,7 @@ def test_a_file_of_something_else_is_refused_and_kept(sample, tmp_path, content)
 
 
 def test_a_folder_that_is_missing_is_named(sample, tmp_path):
-    with pytest.raises(ValueError, match="lies in no folder that can be written to"):
+    with pytest.raises(ValueError, match="must be in a folder that exists"):
         sample(checkpoint=tmp_path / "missing" / "run")
 
 

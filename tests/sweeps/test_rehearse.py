@@ -171,7 +171,7 @@ def test_what_cannot_be_rehearsed_is_refused(key):
         ({"mechanisms": bernstein, "target": lambda x: x[:2]}, TypeError, "numbers like those of"),
         ({"mechanisms": []}, ValueError, "at least one"),
         ({"mechanisms": [laplace, laplace]}, ValueError, "distinct names"),
-        ({"mechanisms": {1: laplace}}, TypeError, "texts for names"),
+        ({"mechanisms": {1: laplace}}, TypeError, "strings as names"),
         ({"draws": 3}, ValueError, "draws must be an integer of at least 20"),
         ({"n": 0}, ValueError, "n must be"),
         ({"oracle": 3}, TypeError, "oracle must be a function"),

@@ -118,7 +118,7 @@ def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch,
         context.setattr(_work, "_run_chunk", interrupted)
         with pytest.raises(error) as ended:
             swept()
-    said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call goes on there"
+    said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call continues from there"
     assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
     before = set(computed)
     computed.clear()
@@ -135,7 +135,7 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
     monkeypatch.setattr(_work, "_run_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         swept(path=None)
-    assert "no cell is kept: given path=PATH" in ended.value.__notes__[0]
+    assert "no cell is kept: with path=PATH" in ended.value.__notes__[0]
 
 
 def test_progress_counts_what_was_found(swept, capsys):
@@ -175,7 +175,7 @@ def test_another_sweep_is_refused_by_name(swept, name, tmp_path):
     swept()
     before = {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()}
     with pytest.raises(
-        ValueError, match=rf"sweep .* is of another run, with another .*{name.strip()}"
+        ValueError, match=rf"sweep .* belongs to another run, with a different .*{name.strip()}"
     ):
         swept(**OTHERS[name])
     assert {file.name: file.read_bytes() for file in (tmp_path / "sweep").iterdir()} == before
@@ -407,7 +407,7 @@ def test_chunks_of_two_runs_are_one_sweep(swept, tmp_path):
 
 def test_a_file_is_no_folder(swept, tmp_path):
     (tmp_path / "file").write_text("something")
-    with pytest.raises(ValueError, match="must be a folder, and is a file"):
+    with pytest.raises(ValueError, match="must be a folder, but is a file"):
         swept(path=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "something"
 
@@ -419,7 +419,7 @@ def test_only_the_folder_itself_must_be_writable(swept, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path not in closed)
     assert swept().attrs["cells_computed"] == 24
     closed.add(tmp_path / "sweep")
-    with pytest.raises(ValueError, match="lies in no folder that can be written to"):
+    with pytest.raises(ValueError, match="must be in a folder that exists"):
         swept()
 
 
