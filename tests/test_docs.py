@@ -1,6 +1,8 @@
 """The pages name files and tests that exist."""
 
+import ast
 import collections
+import importlib
 import math
 import re
 from pathlib import Path
@@ -104,6 +106,20 @@ def test_the_guide_says_what_few_pairs_cost():
 def examples(page):
     """All code in Python of a page, which runs from top to bottom."""
     return "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL))
+
+
+@pages
+def test_what_the_code_of_a_page_imports_exists(page):
+    """The code itself runs in a slow test."""
+    imports = [x for x in ast.walk(ast.parse(examples(page))) if isinstance(x, ast.ImportFrom)]
+    of_dpjax = [x for x in imports if (x.module or "").split(".")[0] == "dpjax"]
+    gone = [
+        f"{one.module}.{alias.name}"
+        for one in of_dpjax
+        for alias in one.names
+        if not hasattr(importlib.import_module(one.module), alias.name)
+    ]
+    assert not gone
 
 
 # Whose code takes more than one machine, or is the README's.
