@@ -118,7 +118,8 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
-    return np.clip(first - edge, -1, 1), np.clip(last + edge, -1, 1)
+    center = facts["center"] * np.diag(vectors)  # Squares were released without it.
+    return np.clip(first - edge + center, -1, 1), np.clip(last + edge + center, -1, 1)
 
 
 def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
@@ -240,9 +241,11 @@ def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree,
     noise = facts["arrays"][0]["scale"] * unit
 
     weight, left_out = facts.get("weight", 1.0), facts.get("left_out", 0)
+    center = facts.get("center", 0.0)
 
     def of_row(sums: jax.Array, n: jax.Array | None) -> tuple[PyTree, jax.Array]:
         triangle = jnp.append(sums * unit, jnp.zeros(left_out))
-        return statistic.of_moments(averages(triangle, n, noise, weight=weight), facts)
+        moments = averages(triangle, n, noise, weight=weight, center=center)
+        return statistic.of_moments(moments, facts)
 
     return jax.jit(jax.vmap(of_row, (0, None)))

@@ -25,6 +25,7 @@ from dpjax.queries._missing import drops_missing
 from dpjax.queries._private_release import Terms, released, shape_of_record, slots_of
 from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
+    CENTER,
     Moments,
     averages,
     edge_of_ball,
@@ -222,7 +223,8 @@ def private_variance(
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let h = (upper - lower) / 2, and let x in [-1, 1] be
         the distance from the middle in units of h. One release has noise on n, sum x and sum x^2.
-        In the norm l1 a record moves these three by at most 3 if it is added. If it is replaced,
+        Of x^2, 1/2 is taken off for each record. So in the norm l1 a record moves these three by at
+        most 5/2 if it is added. If it is replaced,
         it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
         Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
         variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
@@ -262,6 +264,7 @@ def private_variance(
         dims=1,
         terms=Terms(epsilon, delta, relation_or_inherited(relation), name, by, drops),
         what="variance",
+        in_cube=True,
         facts={"middle": [middle], "size": half, "scalar": True},
     )
 
@@ -487,29 +490,34 @@ def released_moments(
     dims: int,
     terms: Terms,
     what: str,
+    in_cube: bool = False,
     kind: str = "moments",
     facts: dict[str, object],
 ) -> Release:
-    """A statistic computed from the noisy moments of vectors, clipped to the unit ball.
+    """A statistic of the noisy moments of vectors, clipped to the unit ball or to the unit cube.
 
     `kind` and the public facts determine how its intervals are made.
     """
     bits = radius_bits_for(slots_of(database, terms.relation))
+    edge, center = (0.0, CENTER) if in_cube else (edge_of_ball(dims, bits), 0.0)
 
     def statistic(
         query: IntegerQuery, value: jax.Array, n: jax.Array | None, scale: Scalar
     ) -> dict[str, jax.Array]:
-        return finish(averages(in_units_of(query.unit, value), n, scale * query.unit))
+        triangle = in_units_of(query.unit, value)
+        return finish(averages(triangle, n, scale * query.unit, center=center))
 
     return released(
         key,
         database,
-        lambda capacity: second_moments_query(vectors, dims=dims, capacity=capacity),
+        lambda capacity: second_moments_query(
+            vectors, dims=dims, capacity=capacity, in_cube=in_cube
+        ),
         statistic,
         terms=terms,
         what=what,
         kind=kind,
-        facts={**facts, "edge": edge_of_ball(dims, bits)},
+        facts={**facts, "edge": edge, "center": center},
     )
 
 

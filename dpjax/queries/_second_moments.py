@@ -1,4 +1,4 @@
-"""Sums of products of coordinates, for records clipped to a ball."""
+"""Sums of products of coordinates, for records clipped to a ball or to a cube."""
 
 import functools
 import math
@@ -23,6 +23,7 @@ from dpjax.targets._bounds import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
 RADIUS_BITS = 20
+CENTER = 0.5  # Of a square in the cube.
 _LEAST_EXPONENT = -60  # Vectors shorter than about 2^-60 become 0.
 
 
@@ -41,7 +42,7 @@ class Moments(NamedTuple):
 
 
 def second_moments_query(
-    vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int
+    vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int, in_cube: bool = False
 ) -> IntegerQuery:
     """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
@@ -55,13 +56,24 @@ def second_moments_query(
     hence at most 4 + 1/2. In one dimension it is (x - y)^2 (1 + (x + y)^2), which is at most 4,
     because |x - y| + |x + y| <= 2.
 
+    In a cube, x_i^2 is in [0, 1] and takes its middle 1/2 off, so that an added record moves it by
+    at most 1/2. docs/proofs/learners.md has the proof of how far a record moves the triangle.
+
     Args:
         vectors: maps the records to a float array of shape (n, dims).
         dims: d.
         capacity: the number of records up to which nothing overflows.
+        in_cube: whether each coordinate is clipped to [-1, 1] by itself, and squares are centered,
+            instead of records being clipped to the unit ball.
     """
-    moved, entries = functools.partial(_moved, dims), upper_triangle(1 + dims)
-    return products_query(lambda records: [vectors(records)], entries, moved, capacity=capacity)
+    moved = functools.partial(_moved_in_cube if in_cube else _moved, dims)
+    return products_query(
+        lambda records: [vectors(records)],
+        upper_triangle(1 + dims),
+        moved,
+        capacity=capacity,
+        in_cube=in_cube,
+    )
 
 
 def products_query(
@@ -71,6 +83,7 @@ def products_query(
     *,
     weight: Fraction = Fraction(1),
     capacity: int,
+    in_cube: bool = False,
 ) -> IntegerQuery:
     """Some entries of the sum of z z^T over the records, where z = (weight, x, y, ...).
 
@@ -81,21 +94,28 @@ def products_query(
         moved: maps a norm and a relation to how far a record moves these entries.
         weight: the first coordinate of z, at most 1.
         capacity: the number of records up to which nothing overflows.
+        in_cube: as for `second_moments_query`; the weight is 1 then.
     """
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
     # All coordinates except the first belong to vectors in balls.
-    edge = edge_of_ball(int(np.max(entries)), radius_bits) * radius
+    edge = 0 if in_cube else edge_of_ball(int(np.max(entries)), radius_bits) * radius
+    is_square = (entries[0] == entries[1]) & (entries[0] > 0)
+    clipped = as_cube if in_cube else in_ball
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
-        inside = [in_ball(part, present, bits=radius_bits) for part in parts(records)]
+        inside = [clipped(part, present, bits=radius_bits) for part in parts(records)]
         first = jnp.full((len(present), 1), int(weight * 2**radius_bits), jnp.int32)
         z = jnp.concatenate([first, *inside], axis=1)
         return [Addend(cells_of_present(present), 1, z, radius_bits, entries)]
 
     def finish(totals: Totals) -> jax.Array:
-        return coarse(totals[0], bits).reshape(count)
+        triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
+        if in_cube:  # The first entry is the number of records, and even in its unit.
+            half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
+            triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
+        return coarse(triangle, bits)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         far = moved(norm, relation)
@@ -149,6 +169,16 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     return jnp.where(inside[:, None], units, 0)
 
 
+def as_cube(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax.Array:
+    """Vectors as integers in units of 2^-bits, each coordinate clipped to [-1, 1].
+
+    Empty slots and vectors that are not finite become 0.
+    """
+    x = x.astype(compute_dtype(x.dtype))
+    finite = jnp.all(jnp.isfinite(x), axis=1, keepdims=True) & present[:, None]
+    return _in_units(jnp.where(finite, x, 0), 2**bits)
+
+
 def _in_units(x: jax.Array, radius: int) -> jax.Array:
     return jnp.round(jnp.clip(x, -1, 1) * radius).astype(jnp.int32)
 
@@ -161,17 +191,23 @@ def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
 
 @compiled
 def averages(
-    triangle: jax.Array, n: jax.Array | None, noise: Scalar, *, weight: float = 1.0
+    triangle: jax.Array,
+    n: jax.Array | None,
+    noise: Scalar,
+    *,
+    weight: float = 1.0,
+    center: float = 0.0,
 ) -> Moments:
     """Averages, from a noisy triangle in floats and the scale of its noise.
 
-    The first coordinate of every z is the weight.
+    The first coordinate of every z is the weight. Squares are without their center.
     """
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     sums = jnp.zeros((size, size)).at[upper_triangle(size)].set(triangle)
     sums = jnp.where(jnp.arange(size)[:, None] <= jnp.arange(size)[None], sums, sums.T)
     count = jnp.maximum(sums[0, 0] / weight**2 if n is None else n, 1)
-    return Moments(sums[0, 1:] / (weight * count), sums[1:, 1:] / count, noise / count)
+    second = sums[1:, 1:] / count + center * jnp.eye(size - 1)
+    return Moments(sums[0, 1:] / (weight * count), second, noise / count)
 
 
 def edge_of_ball(dims: int, bits: int) -> float:
@@ -201,6 +237,23 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
         moved = {
             "l1": 2 * root + d + 1 if d > 1 else Fraction(9, 4),
             "l2": Fraction(sqrt_up(Fraction(9, 2))) if d > 1 else Fraction(2),
+            "linf": Fraction(2),
+        }
+    return moved[norm]
+
+
+def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
+    """As far, in the cube and with centered squares: docs/proofs/learners.md."""
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        moved = {
+            "l1": 1 + d + Fraction(d * d, 2),
+            "l2": Fraction(sqrt_up(1 + d + Fraction(d, 4) + Fraction(d * (d - 1), 2))),
+            "linf": Fraction(1),
+        }
+    else:
+        moved = {
+            "l1": Fraction(d * (d + 2) ** 2, 2 * (d + 1)),
+            "l2": Fraction(d + 1),
             "linf": Fraction(2),
         }
     return moved[norm]

@@ -66,7 +66,7 @@ class AskedTable:
     ) -> Release:
         """A statistic of the noisy averages and products of some columns."""
         dims = len(box.columns)
-        query = second_moments_query(identity, dims=dims, capacity=self.most_rows)
+        query = second_moments_query(identity, dims=dims, capacity=self.most_rows, in_cube=True)
         return released_moments(
             key,
             self._records(asked, lambda table, asked: asked.database(box.vectors(table._frame))),
@@ -75,6 +75,7 @@ class AskedTable:
             dims=dims,
             terms=Terms(**self._terms(asked, cost, query)),
             what=asked.what,
+            in_cube=True,
             kind=kind,
             facts=facts,
         )

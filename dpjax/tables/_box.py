@@ -1,4 +1,4 @@
-"""Several columns as vectors in a ball: the box of their bounds, scaled into it."""
+"""Several columns as vectors: the box of their bounds, as a cube or scaled into a ball."""
 
 import dataclasses
 import math
@@ -20,29 +20,32 @@ class Box:
         columns: by name.
         lower: the lower ends.
         upper: the upper ends.
+        in_ball: whether its corners lie on the unit sphere; else the box becomes the unit cube.
     """
 
     columns: tuple[str, ...]
     lower: np.ndarray
     upper: np.ndarray
+    in_ball: bool = False
 
     @property
     def middle(self) -> np.ndarray:
-        """Of the box, and of the ellipsoid around it."""
+        """Of the box."""
         return self.lower / 2 + self.upper / 2
 
     @property
     def size(self) -> np.ndarray:
-        """The half-axes of the ellipsoid that goes through the corners of the box."""
-        return (self.upper / 2 - self.lower / 2) * math.sqrt(len(self.columns))
+        """Half of each edge, or the half-axes of the ellipsoid through the corners of the box."""
+        stretch = math.sqrt(len(self.columns)) if self.in_ball else 1.0
+        return (self.upper / 2 - self.lower / 2) * stretch
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The ellipsoid in JSON."""
+        """Middle and size in JSON."""
         return {"middle": self.middle.tolist(), "size": self.size.tolist()}
 
     def vectors(self, frame: Frame) -> np.ndarray:
-        """The rows, each number clipped to its bounds, in units that make the ellipsoid a ball.
+        """The rows, each number clipped to its bounds, in units of the size around the middle.
 
         Each number is computed from its own entry alone. A missing one counts as its lower end.
         """
@@ -51,7 +54,7 @@ class Box:
         return ((clipped - self.middle) / self.size).astype(jnp.result_type(float))
 
 
-def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame) -> Box:
+def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:
     """The bounds of some columns, each with its own."""
     lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
-    return Box(tuple(columns), lower, upper)
+    return Box(tuple(columns), lower, upper, in_ball)

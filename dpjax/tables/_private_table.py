@@ -404,7 +404,7 @@ class PrivateTable(AskedTable):
         span = self._span(column, bounds, where, cost, key)
         low, high = span.ends
         asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
-        query = second_moments_query(identity, dims=1, capacity=self.most_rows)
+        query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
         terms = self._terms(asked, span.cost, query)
         terms["missing"] = self._missing
         database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
@@ -745,8 +745,8 @@ class PrivateTable(AskedTable):
             are simulated.
         """
         of_x, of_y = (
-            box_of(x, bounds, structure_of(self._frame)),
-            box_of([y], bounds, structure_of(self._frame)),
+            box_of(x, bounds, structure_of(self._frame), in_ball=True),
+            box_of([y], bounds, structure_of(self._frame), in_ball=True),
         )
         facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
         cost = self._cost(epsilon, share, delta=delta)
@@ -800,7 +800,7 @@ class PrivateTable(AskedTable):
         Returns:
             A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
         """
-        box = box_of(columns, bounds, structure_of(self._frame))
+        box = box_of(columns, bounds, structure_of(self._frame), in_ball=True)
         price = self._cost(epsilon, share, delta=delta).price()
         if price.delta is None:
             raise ValueError("delta must be above 0 for k-means: give one, or a ledger with one")
