@@ -1,13 +1,25 @@
 """One call from a release to the posterior of its population."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+import jax
+import numpy as np
+
+from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._bank import simulation_bank
+from dpjax.population._draws import Draws
+from dpjax.population._latents import Latents
 from dpjax.population._laws import OneOrSeveral
 from dpjax.population._model import Model, NumberOfRecords
 from dpjax.population._posterior import Posterior
+from dpjax.population._tempered import ISLANDS, effective_size, tempered, weights_of
+from dpjax.population._world import World
+from dpjax.random._keys import sampling_key
+
+_LEAST_TEMPERED = 16 * ISLANDS
 
 
 def posterior(
@@ -20,6 +32,7 @@ def posterior(
     n: NumberOfRecords,
     capacity: int | None = None,
     draws: int = 100_000,
+    method: Literal["weighted", "tempered"] = "weighted",
 ) -> Posterior:
     """The parameters of a population, given a release about a sample of it.
 
@@ -35,7 +48,11 @@ def posterior(
         model: `model(key, theta, n)` draws n records of a population.
         n: the number of records. If it is private, a function that takes theta to it.
         capacity: the public number of slots, if the release took `PaddedRecords`.
-        draws: number of simulated populations.
+        draws: number of simulated populations. By tempering, some thousand are enough.
+        method: "weighted" simulates from the prior and weighs. "tempered" moves the populations
+            toward the release, in steps: for more than about five released numbers, where hardly
+            any population of the prior is near the release. It takes longer, and serves one
+            release. Its draws are held with all of their records, a sixteenth at a time.
 
     Returns:
         A `Posterior`. To condition on further releases of the same private function in
@@ -45,7 +62,8 @@ def posterior(
         TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
             or model is not a function, or theta or the release does not hold real arrays.
         ValueError: if a size is out of range, the release or the databases of the model are not
-            like those of the private function, or the effective size is below 100.
+            like those of the private function, the effective size is below 100, or prior or model
+            use their keys in other ways than tempering can follow.
 
     Formal guarantees:
         Post-processing: prior, model, target and mechanism are public, and of the private database
@@ -56,9 +74,17 @@ def posterior(
         posterior, whatever f is. The density is that of the ideal noise at the drawn scale: the
         tables of the noise and the grid of the release change probabilities by less than 1e-3.
 
+        Tempered draws converge to the same posterior. All that `jax.random` draws for a population
+        becomes a function of normal numbers. Moves of these leave their law times a power of the
+        density as it is, whether it has a derivative or not. Sixteen independent runs show the
+        error of each other, and the effective size is computed from that.
+
     Source:
         Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data
-        via Perturbations"; Kish (1965) for the effective size.
+        via Perturbations"; Kish (1965) for the effective size; Del Moral, Doucet and Jasra (2006),
+        "Sequential Monte Carlo samplers"; Murray, Adams and MacKay (2010), "Elliptical slice
+        sampling"; Beskos, Pinski, Sanz-Serna and Stuart (2011), "Hybrid Monte Carlo on Hilbert
+        spaces".
 
     Example:
         >>> import jax
@@ -81,7 +107,28 @@ def posterior(
         >>> bool(low < 1.5 < high)
         True
     """
+    _checks.choice("method", method, ("weighted", "tempered"))
+    if method == "tempered":
+        key = sampling_key(key)
+        _checks.host_only("posterior", key, "the draws of your own model")
+        world = World.of(key, private, prior, model, n, capacity)
+        return _tempered(key, world, world.read(release), draws)
     bank = simulation_bank(
         key, private, prior=prior, model=model, n=n, capacity=capacity, draws=draws
     )
     return bank.posterior(release)
+
+
+def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -> Posterior:
+    """The posterior by tempering, of draws rounded up to equal runs."""
+    draws = _checks.integer("draws", draws, least=_LEAST_TEMPERED)
+    key_latents, key_runs = jax.random.split(key)
+    found = tempered(
+        key_runs,
+        Latents.of(world.simulated, key_latents),
+        lambda values: world.log_prob(released, values),
+        -(-draws // ISLANDS),
+    )
+    theta = Draws(jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found.theta))
+    weights = weights_of(found)
+    return Posterior.of(theta, weights, effective_size(theta.columns, weights), is_tempered=True)

@@ -17,12 +17,13 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax._running._devices import compilation, devices_of, outside_any_mesh
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import Program, needs_no_values
+from dpjax._tracing._programs import Program
 from dpjax.population._draws import Draws
-from dpjax.population._laws import Law, OneOrSeveral, as_several
-from dpjax.population._model import Model, NumberOfRecords, Population
+from dpjax.population._laws import OneOrSeveral
+from dpjax.population._model import Model, NumberOfRecords
 from dpjax.population._posterior import Posterior
-from dpjax.random._keys import sampling_key, seeded_key
+from dpjax.population._world import World
+from dpjax.random._keys import sampling_key
 from dpjax.sweeps._axes import fingerprint_of_cell, outputs_of, words_of_cells
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store
@@ -48,9 +49,7 @@ class SimulationBank:
 
     theta: PyTree
     values: tuple[Value, ...]
-    _laws: tuple[Law, ...]
-    _population: Population
-    _is_single: bool
+    _world: World
 
     @property
     def draws(self) -> int:
@@ -63,7 +62,7 @@ class SimulationBank:
 
     @functools.cached_property
     def _weigh(self) -> Any:
-        return jax.jit(functools.partial(_weighed, self._laws))
+        return jax.jit(functools.partial(_weighed, self._world))
 
     def posterior(self, release: Release | Value | Sequence[Release]) -> Posterior:
         """The posterior given a release, from this bank alone.
@@ -79,7 +78,7 @@ class SimulationBank:
             ValueError: if a release is not like those of the private function, or the effective
                 size of the weighted draws is below 100.
         """
-        released = self._read(release)
+        released = self._world.read(release)
         weights, size = self._weigh(released, self.values)
         return Posterior.of(self._theta_on_host, np.asarray(weights, np.float64), float(size))
 
@@ -93,13 +92,7 @@ class SimulationBank:
         Returns:
             The value of a release, or a tuple of values. JAX code; no ledger is told.
         """
-        keys = jax.random.split(key, len(self._laws) + 1)
-        database = self._population.database(sampling_key(keys[0]), theta)
-        drawn = tuple(
-            law.draw(one, law.exact(database))
-            for law, one in zip(self._laws, keys[1:], strict=True)
-        )
-        return drawn[0] if self._is_single else drawn
+        return self._world.draw_release(key, theta)
 
     def sample(self, key: Key, released: Value, draws: int) -> PyTree:
         """Independent draws from the weighted bank, for `auditing.calibration`.
@@ -112,42 +105,23 @@ class SimulationBank:
         Returns:
             Parameters with a leading axis of draws. JAX code.
         """
-        several = (released,) if self._is_single else tuple(released)
-        weights, _ = _weighed(self._laws, several, self.values)
+        several = (released,) if self._world.is_single else tuple(released)
+        weights, _ = _weighed(self._world, several, self.values)
         below = jnp.cumsum(weights)
         levels = jax.random.uniform(key, (draws,), below.dtype) * below[-1]
         places = jnp.minimum(jnp.searchsorted(below, levels), len(below) - 1)
         return jax.tree.map(lambda leaf: leaf[places], self.theta)
 
-    def _read(self, release: Any) -> tuple[Value, ...]:
-        if self._is_single:
-            return (self._laws[0].read("release", release),)
-        given = list(release) if isinstance(release, (list, tuple)) else [release]
-        if len(given) != len(self._laws):
-            raise ValueError(
-                f"release must be a list of {len(self._laws)}, one of each private function, got"
-                f" {len(given)}"
-            )
-        read = zip(self._laws, given, strict=True)
-        return tuple(law.read(f"release[{i}]", one) for i, (law, one) in enumerate(read))
-
     def __repr__(self) -> str:
-        names = ", ".join(law.private._name for law in self._laws)
+        names = ", ".join(law.private._name for law in self._world.laws)
         return f"SimulationBank({self.draws:,} simulated databases; {names})"
 
 
 def _weighed(
-    laws: tuple[Law, ...], released: tuple[Value, ...], values: tuple[Value, ...]
+    world: World, released: tuple[Value, ...], values: tuple[Value, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """The weights of all draws, whose sum is 1, and their effective size (Kish 1965)."""
-
-    def log_weight(values: tuple[Value, ...]) -> jax.Array:
-        given = zip(laws, released, values, strict=True)
-        logs = [law.log_prob(output, value) for law, output, value in given]
-        dtype = jnp.result_type(float)
-        return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
-
-    logs = jax.vmap(log_weight)(values)
+    logs = jax.vmap(functools.partial(world.log_prob, released))(values)
     peak = jnp.max(logs)
     weights = jnp.where(jnp.isfinite(peak), jnp.exp(logs - peak), 0)
     total = jnp.sum(weights)
@@ -235,30 +209,16 @@ def simulation_bank(
     """
     key = sampling_key(key)
     _checks.host_only("simulation_bank", key, "the draws of your own model")
-    privates = as_several(private)
-    _checks.function("prior", prior)
-    population = Population.of(model, n, capacity)
+    world = World.of(key, private, prior, model, n, capacity)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS, most=_MOST_DRAWS)
-    spec = jax.ShapeDtypeStruct((), key.dtype)
-    with needs_no_values("prior"):
-        theta = jax.eval_shape(lambda key: _checks.real_arrays("theta", prior(key)), spec)
-    noise_key = jax.ShapeDtypeStruct((), seeded_key(0).dtype)
-    with needs_no_values("model"):
-        laws = tuple(Law.of(one, noise_key, population.database, spec, theta) for one in privates)
 
     def simulated(key: Key, values: PyTree) -> dict[str, PyTree]:
         del values  # A sweep has traced parameters; a bank has none.
-        key_theta, key_database = jax.random.split(key)
-        drawn = _checks.real_arrays("theta", prior(key_theta))
-        database = population.database(key_database, drawn)
-        return {"theta": drawn, "values": tuple(law.exact(database) for law in laws)}
+        return world.simulated(key)
 
     found = _computed(key, simulated, draws, path, progress, chunk_size, mesh)
     values = jax.tree.map(jnp.asarray, found["values"])
-    is_single = not isinstance(private, (list, tuple))
-    return SimulationBank(
-        jax.tree.map(jnp.asarray, found["theta"]), values, laws, population, is_single
-    )
+    return SimulationBank(jax.tree.map(jnp.asarray, found["theta"]), values, world)
 
 
 def _computed(

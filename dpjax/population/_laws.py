@@ -64,7 +64,8 @@ class Law:
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
         """The log density of a release, up to a constant, given the exact value."""
-        return self.plan.mechanism.log_prob(self.plan.read(released), value)
+        with jax.ensure_compile_time_eval():  # The scale of the noise follows from shapes alone.
+            return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
         """The arrays of a release; refuses a release of something else."""

@@ -39,7 +39,9 @@ class Posterior:
     _draws: Draws
 
     @classmethod
-    def of(cls, draws: Draws, weights: np.ndarray, effective_size: float) -> "Posterior":
+    def of(
+        cls, draws: Draws, weights: np.ndarray, effective_size: float, *, is_tempered: bool = False
+    ) -> "Posterior":
         """Refuses weights that too few draws share."""
         count = len(weights)
         if not effective_size > 0:
@@ -49,10 +51,17 @@ class Posterior:
             )
         if effective_size < _LEAST_SIZE:
             needed = count * 2 * _LEAST_SIZE / effective_size
+            if is_tempered:
+                raise ValueError(
+                    f"effective size must be at least {_LEAST_SIZE}, got {effective_size:.1f} of"
+                    f" {count:,} draws: their runs disagree. Ask for about {needed:.1g} draws, or"
+                    " give fewer released numbers at once"
+                )
             raise ValueError(
                 f"effective size must be at least {_LEAST_SIZE}, got {effective_size:.1f} of"
-                f" {count:,} draws: few simulated databases are near the release. Ask for about"
-                f" {needed:.1g} draws, take a prior that public knowledge narrows, or give fewer"
+                f" {count:,} draws: few simulated databases are near the release. Ask"
+                ' dpjax.posterior for method="tempered", which moves them there, or for about'
+                f" {needed:.1g} draws; or take a prior that public knowledge narrows, or give fewer"
                 " released numbers at once"
             )
         return cls(weights, effective_size, draws)

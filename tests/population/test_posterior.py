@@ -318,7 +318,9 @@ def test_few_draws_near_the_release_are_refused_with_the_remedy(keys):
     fine = dpjax.simulation_bank(
         keys(1), sharp, prior=jax.random.uniform, model=bernoulli, n=N, draws=1000
     )
-    with pytest.raises(ValueError, match=r"effective size must be at least 100.*Ask for about"):
+    with pytest.raises(
+        ValueError, match=r"effective size must be at least 100.*tempered.*or for about"
+    ):
         fine.posterior(jnp.float32(0.25))
     with pytest.raises(ValueError, match="none of the 1,000 simulated databases"):
         fine.posterior(jnp.float32(3e38))

@@ -1,0 +1,258 @@
+"""A program of a key as a function of normal numbers, for Markov chains."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import ndtr
+
+from dpjax._core._types import Key, PyTree
+from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts, run
+
+_PLUMBING = frozenset(("random_fold_in", "random_split", "random_unwrap", "random_wrap"))
+_BITS = "random_bits"
+_OTHER_KEYS = 16  # Under which the outputs must be the same.
+_SHIFT = "shift_right_logical"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """A place where a program draws bits.
+
+    Attributes:
+        law: random bits, bits that become keys, uniform numbers in [0, 1), or normal numbers.
+        shape: of these.
+        dtype: of these.
+        needed: how many of the highest bits are used.
+        keys: the words of the keys that draw them, under the key of the first evaluation.
+    """
+
+    law: Literal["bits", "key", "uniform", "normal"]
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    needed: int
+    keys: tuple[bytes, ...]
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """Equal for draws that give the same bits."""
+        return self.keys, self.law, self.shape, self.dtype
+
+    @property
+    def _pieces(self) -> list[int]:
+        """How many bits each normal number gives: no more than a float can tell apart."""
+        most = jnp.finfo(jnp.result_type(float)).nmant
+        count = max(1, -(-self.needed // most))
+        return [len(x) for x in np.array_split(np.arange(self.needed), count)]
+
+    @property
+    def latent(self) -> jax.ShapeDtypeStruct:
+        """The normal numbers that the bits are made of."""
+        return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
+
+    def drawn(self, normal: jax.Array) -> jax.Array:
+        """What is drawn, with its law if the given numbers are independent standard normal."""
+        if self.law == "normal":
+            return normal[0].astype(self.dtype)
+        if self.law == "uniform":
+            largest = np.nextafter(np.ones((), self.dtype), np.zeros((), self.dtype))
+            return jnp.minimum(ndtr(normal[0]).astype(self.dtype), largest)
+        found, left = jnp.zeros(self.shape, self.dtype), self.dtype.itemsize * 8
+        for number, count in zip(normal, self._pieces, strict=True):
+            left -= count
+            places = jnp.clip(ndtr(number) * 2.0**count, 0, 2.0**count - 1).astype(self.dtype)
+            found = found | (places << jnp.asarray(left, self.dtype))
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Latents:
+    """A program of a key whose draws are functions of independent standard normal numbers.
+
+    Every array of random bits in the program comes from normal numbers of its own, by their
+    distribution function: so the outputs have the law that they have under random keys. Uniform
+    numbers, and what `jax.random` makes of them, have derivatives. Draws that the program makes by
+    rejection, in a loop, get a key of such bits.
+
+    Attributes:
+        specs: shapes and dtypes of the normal numbers.
+        evaluate: takes them to the outputs; JAX code.
+    """
+
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    evaluate: Callable[[Sequence[jax.Array]], PyTree]
+
+    @classmethod
+    def of(cls, function: Callable[[Key], PyTree], key: Key) -> "Latents":
+        """Finds the draws of a function of a key.
+
+        Raises:
+            ValueError: if a key serves two draws, or a draw depends on the key in another way than
+                by bits.
+        """
+        program, outputs = jax.make_jaxpr(function, return_shape=True)(key)
+        structure = jax.tree.structure(outputs)
+        first = _Walk(key)
+        first.run(program)
+        sources = _distinct(first.sources)
+        places = [[s.same for s in sources].index(one.same) for one in first.sources]
+
+        def under(key: Key, normal: Sequence[jax.Array]) -> PyTree:
+            each = [source.drawn(x) for source, x in zip(sources, normal, strict=True)]
+            drawn = [each[place] for place in places]
+            return jax.tree.unflatten(structure, _Walk(key, drawn).run(program))
+
+        specs = tuple(source.latent for source in sources)
+        found = cls(specs, functools.partial(under, key))
+        found._check_that_keys_do_not_count(under, key)
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many normal numbers there are."""
+        return sum(math.prod(spec.shape) for spec in self.specs)
+
+    def evaluate_flat(self, normal: jax.Array) -> PyTree:
+        """The outputs, from all normal numbers in one row."""
+        parts, start = list[jax.Array](), 0
+        for spec in self.specs:
+            end = start + math.prod(spec.shape)
+            parts.append(normal[start:end].reshape(spec.shape))
+            start = end
+        return self.evaluate(parts)
+
+    def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
+        """Refuses a program whose outputs depend on its key beside the normal numbers."""
+        row = jax.random.normal(jax.random.key(1), (self.size,))
+        others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
+
+        def under_key(key: Key) -> Latents:
+            return dataclasses.replace(self, evaluate=functools.partial(under, key))
+
+        program = jax.jit(lambda key: under_key(key).evaluate_flat(row))
+        one = jax.tree.leaves(program(key))
+        for other in others:
+            two = jax.tree.leaves(program(other))
+            same = [
+                np.array_equal(a, b, equal_nan=_is_float(a)) for a, b in zip(one, two, strict=True)
+            ]
+            if not all(same):
+                raise ValueError(
+                    "prior and model must use their keys by the functions of jax.random alone for"
+                    ' method="tempered": take method="weighted"'
+                )
+
+
+class _Walk:
+    """Runs a program with one key, and with bits that normal numbers give, if there are any."""
+
+    def __init__(self, key: Key, given: Sequence[jax.Array] | None = None):
+        self._key, self._given = key, None if given is None else iter(given)
+        self.sources = list[_Source]()
+
+    def run(self, program: Any) -> list[Any]:
+        self._program = parts(program)[0]
+        return run(program, [self._key], self._operation)
+
+    def _operation(self, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        inner = called(equation)
+        if _draws_floats(equation, "_normal_real"):
+            return [self._drawn("normal", aval(equation.outvars[0]), operands[0])]
+        if _draws_floats(equation, "_uniform"):
+            low, high = (jnp.reshape(x, ()) for x in operands[1:])
+            uniform = self._drawn("uniform", aval(equation.outvars[0]), operands[0])
+            return [jnp.maximum(low, uniform * (high - low) + low)]
+        if inner and any(map(_uses_key, equations(parts(inner)[0]))):
+            before, self._program = self._program, parts(inner)[0]
+            outputs = run(inner, operands, self._operation)
+            self._program = before
+            return outputs
+        name = equation.primitive.name
+        if name == _BITS:
+            needed = self._needed(equation)
+            return [self._drawn("bits", aval(equation.outvars[0]), operands[0], needed)]
+        if name in _PLUMBING or _moves_keys(equation):
+            return bind(equation, equation.params, operands)
+        if any(_is_key(x) for x in equation.invars):  # A loop, or a draw by rejection.
+            operands = [self._fresh(x) if _is_key_array(x) else x for x in operands]
+        return bind(equation, equation.params, operands)
+
+    def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
+        """The next draw; at the first walk zeros, with a note of the draw."""
+        if self._given is not None:
+            return next(self._given)
+        words = np.asarray(jax.random.key_data(keys))
+        each = tuple(row.tobytes() for row in words.reshape(-1, words.shape[-1]))
+        self.sources.append(_Source(law, tuple(like.shape), like.dtype, needed, each))
+        return jnp.zeros(like.shape, like.dtype)
+
+    def _fresh(self, keys: Any) -> Any:
+        """Keys of random bits in place of keys."""
+        words = jax.eval_shape(jax.random.key_data, keys)
+        bits = self._drawn("key", words, keys, words.dtype.itemsize * 8)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
+
+    def _needed(self, equation: Equation) -> int:
+        """How many of the bits count: a uniform number is made of the highest ones."""
+        bits = equation.outvars[0]
+        size = aval(bits).dtype.itemsize * 8
+        uses = [e for e in self._program.eqns if any(x is bits for x in e.invars)]
+        shifts = [e.invars[1] for e in uses if e.primitive.name == _SHIFT and e.invars[0] is bits]
+        known = [int(np.asarray(x.val)) for x in shifts if isinstance(x, jex.Literal)]
+        is_output = any(x is bits for x in self._program.outvars)
+        if is_output or not known or len(known) < len(uses):
+            return size
+        return size - min(known)
+
+
+def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
+    """The sources, each once; refuses one key for draws of several kinds, which depend."""
+    by_draw: dict[Any, _Source] = {}
+    for one in sources:
+        before = by_draw.get(one.same, one)
+        by_draw[one.same] = max(before, one, key=lambda source: source.needed)
+    keys = [key for source in by_draw.values() for key in source.keys]
+    if len(set(keys)) < len(keys):
+        raise ValueError(
+            'prior and model must use every key once for method="tempered", got a key that draws'
+            " twice: split it, as by jax.random.split"
+        )
+    return tuple(by_draw.values())
+
+
+def _draws_floats(equation: Equation, name: str) -> bool:
+    """Whether an operation is this function of `jax.random`: floats by a key, between scalars."""
+    if equation.params.get("name") != name or not equation.invars:
+        return False
+    key, *ends = equation.invars
+    out = aval(equation.outvars[0])
+    alike = all(aval(x).size == 1 and aval(x).dtype == out.dtype for x in ends)
+    return _is_key(key) and alike and out.dtype == jnp.result_type(float)
+
+
+def _uses_key(equation: Equation) -> bool:
+    return equation.primitive.name == _BITS or any(map(_is_key, equation.invars))
+
+
+def _moves_keys(equation: Equation) -> bool:
+    """Whether an operation slices or reshapes keys."""
+    return all(map(_is_key, equation.outvars)) and not equation.params.get("jaxpr")
+
+
+def _is_key(variable: Any) -> bool:
+    return jnp.issubdtype(aval(variable).dtype, jax.dtypes.prng_key)
+
+
+def _is_key_array(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))

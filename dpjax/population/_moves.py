@@ -1,0 +1,113 @@
+"""Moves of normal numbers that leave their law, times a power of a density, as it is."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.special import ndtr
+
+Density: TypeAlias = Callable[[jax.Array], jax.Array]
+"""Takes a row of normal numbers to the log density of the release, which is finite."""
+
+_KICKS = 16  # Of a path along the derivative.
+_MOST_TRIES = 12  # Points on an ellipse.
+RANDOM = 2 + _MOST_TRIES  # Normal numbers that a move needs beside a row of them.
+
+
+def along_a_path(
+    density: Density,
+    power: jax.Array,
+    step: jax.Array,
+    normal: jax.Array,
+    particle: jax.Array,
+    log: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A step of Hamiltonian Monte Carlo, which rotates exactly where the density is flat.
+
+    The path can be followed backward, and keeps volumes, whatever stands for the derivative. So
+    the law stays as it is also where the density has jumps or no derivative: then fewer paths are
+    accepted.
+
+    Args:
+        density: at the power 1.
+        power: of the density.
+        step: the angle between two kicks, about.
+        normal: random numbers, of the size of the particle and `RANDOM` more.
+        particle: a row of normal numbers.
+        log: the density of the particle.
+
+    Returns:
+        The particle after the move, its density, and the probability that the path was accepted.
+    """
+    velocity, uniform = normal[: len(particle)], ndtr(normal[len(particle) :])
+    step = step * (uniform[0] + 0.5)
+    cos, sin = jnp.cos(step), jnp.sin(step)
+    both = jax.value_and_grad(density)
+
+    def kicked(velocity: jax.Array, slope: jax.Array) -> jax.Array:
+        return velocity + step * power / 2 * jnp.nan_to_num(slope)
+
+    def forward(_: jax.Array, found: Any) -> Any:
+        point, velocity, _, slope = found
+        velocity = kicked(velocity, slope)
+        point, velocity = point * cos + velocity * sin, velocity * cos - point * sin
+        log, slope = both(point)
+        return point, kicked(velocity, slope), log, slope
+
+    def energy(point: jax.Array, velocity: jax.Array, log: jax.Array) -> jax.Array:
+        return (jnp.sum(point**2) + jnp.sum(velocity**2)) / 2 - power * log
+
+    start = particle, velocity, *both(particle)
+    point, last, found, _ = lax.fori_loop(0, _KICKS, forward, start)
+    change = energy(particle, velocity, log) - energy(point, last, found)
+    accepted = jnp.log(uniform[1]) < change
+    share = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(change), -jnp.inf, change), 0))
+    return jnp.where(accepted, point, particle), jnp.where(accepted, found, log), share
+
+
+def on_an_ellipse(
+    density: Density, power: jax.Array, normal: jax.Array, particle: jax.Array, log: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A step of elliptical slice sampling, which needs no derivative.
+
+    After `_MOST_TRIES` points it stays where it was. That is a step to itself, so the law stays as
+    it is. With no such end, a density with jumps could hold a chain in float32 for ever.
+
+    Args:
+        density: at the power 1.
+        power: of the density.
+        normal: random numbers, of the size of the particle and `RANDOM` more.
+        particle: a row of normal numbers.
+        log: the density of the particle.
+
+    Returns:
+        The particle after the move, and its density.
+    """
+    other, uniform = normal[: len(particle)], ndtr(normal[len(particle) :])
+    level = power * log + jnp.log(uniform[0])
+
+    def point_at(angle: jax.Array) -> jax.Array:
+        return particle * jnp.cos(angle) + other * jnp.sin(angle)
+
+    def is_left(found: Any) -> jax.Array:
+        tries, _, _, _, log = found
+        return (tries == 0) | ((power * log < level) & (tries < _MOST_TRIES))
+
+    def shrunk(found: Any) -> Any:
+        tries, angle, low, high, _ = found
+        # The first bracket is the whole ellipse. Then a point that was too low is an end.
+        after = tries > 0
+        low = jnp.where(after & (angle < 0), angle, low)
+        high = jnp.where(after & (angle >= 0), angle, high)
+        share = uniform[2 + tries]
+        angle = jnp.where(after, low + (high - low) * share, angle)
+        return tries + 1, angle, low, high, density(point_at(angle))
+
+    angle = 2 * np.pi * uniform[1]
+    first = jnp.zeros((), jnp.int32), angle, angle - 2 * np.pi, angle, log
+    _, angle, _, _, found = lax.while_loop(is_left, shrunk, first)
+    accepted = power * found >= level
+    return jnp.where(accepted, point_at(angle), particle), jnp.where(accepted, found, log)

@@ -1,0 +1,178 @@
+"""Posteriors by tempered sequential Monte Carlo, where hardly any simulated database is near.
+
+Particles are simulated populations. The density of the release enters in steps: as its power t,
+from t = 0, the prior, to t = 1, the posterior. After each step heavy particles are copied and light
+ones dropped, and all move, by Markov chains that leave the law at the power t as it is.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core._types import Key, PyTree
+from dpjax.population._latents import Latents
+from dpjax.population._moves import RANDOM, Density, along_a_path, on_an_ellipse
+
+ISLANDS = 16  # Independent runs, which show the error of each other.
+_SHARE = 0.5  # The effective share of particles after each rise of t.
+_HALVINGS = 30  # To find t.
+_MOVES, _LAST_MOVES = 4, 12  # At each t, and at t = 1.
+_ACCEPTED = 0.7  # The share of paths that steps are adapted to.
+_LEAST = -1e30  # The log density of what could not have given the release.
+
+
+class Islands(NamedTuple):
+    """Draws of parameters from independent runs.
+
+    Attributes:
+        theta: parameters, arrays with leading axes (ISLANDS, particles).
+        log_density: of the release, for each draw.
+        log_evidence: the log of the estimated probability of the release, for each run.
+    """
+
+    theta: PyTree
+    log_density: jax.Array
+    log_evidence: jax.Array
+
+
+class _State(NamedTuple):
+    """A run at a power.
+
+    Attributes:
+        key: for what follows.
+        power: t.
+        particles: rows of normal numbers, which make populations.
+        log_density: of the release, for each particle.
+        log_evidence: the log of the estimated average of the density's power.
+        step: of paths.
+    """
+
+    key: Key
+    power: jax.Array
+    particles: jax.Array
+    log_density: jax.Array
+    log_evidence: jax.Array
+    step: jax.Array
+
+
+def tempered(
+    key: Key, latents: Latents, log_density: Callable[[PyTree], jax.Array], particles: int
+) -> Islands:
+    """Runs all islands.
+
+    Args:
+        key: a threefry key.
+        latents: simulates a population and its exact values, {"theta": ..., "values": ...}.
+        log_density: takes the exact values to the log density of the release.
+        particles: of each island.
+    """
+
+    def density(normal: jax.Array) -> jax.Array:
+        found = log_density(latents.evaluate_flat(normal)["values"])
+        return jnp.where(found > _LEAST, found, _LEAST)  # NaN as well.
+
+    def island(key: Key) -> Islands:
+        key_start, key_run = jax.random.split(key)
+        normal = jax.random.normal(key_start, (particles, latents.size))
+        log = jax.vmap(density)(normal)
+        zero = jnp.zeros((), log.dtype)
+        state = lax.while_loop(
+            lambda state: state.power < 1,
+            functools.partial(_risen, density),
+            _State(key_run, zero, normal, log, zero, jnp.asarray(0.5, log.dtype)),
+        )
+        theta = jax.vmap(lambda row: latents.evaluate_flat(row)["theta"])(state.particles)
+        return Islands(theta, state.log_density, state.log_evidence)
+
+    return jax.jit(lambda keys: lax.map(island, keys))(jax.random.split(key, ISLANDS))
+
+
+def _risen(density: Density, state: _State) -> _State:
+    """One step: a higher power, new particles for heavy ones, and moves."""
+    key, key_choose, key_move = jax.random.split(state.key, 3)
+    power = state.power + _rise(state.log_density, state.power)
+    power = jnp.where(power > 1 - 1e-6, 1.0, power)
+    logs = (power - state.power) * state.log_density
+    peak = jnp.max(logs)
+    weights = jnp.exp(logs - peak)
+    evidence = state.log_evidence + peak + jnp.log(jnp.mean(weights))
+    places = _chosen(key_choose, weights)
+    count, size = state.particles.shape
+
+    def moved(i: jax.Array, found: Any) -> Any:
+        particles, log, step = found
+        # All that the moves need is drawn at once: each draw would be compiled alone.
+        shape = 2, count, size + RANDOM
+        normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
+        path = functools.partial(along_a_path, density, power, step)
+        particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
+        ellipse = functools.partial(on_an_ellipse, density, power)
+        particles, log = jax.vmap(ellipse)(normal[1], particles, log)
+        step = step * jnp.exp(jnp.mean(accepted) - _ACCEPTED)
+        return particles, log, jnp.clip(step, 1e-4, 1.0)
+
+    start = state.particles[places], state.log_density[places], state.step
+    moves = jnp.where(power < 1, _MOVES, _LAST_MOVES)
+    particles, log, step = lax.fori_loop(0, moves, moved, start)
+    return _State(key, power, particles, log, evidence, step)
+
+
+def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
+    """How far the power may rise, so that a share of the particles stays effective."""
+
+    def fits(rise: jax.Array) -> jax.Array:
+        weights = jnp.exp(rise * (log - jnp.max(log)))
+        return jnp.sum(weights) ** 2 >= _SHARE * len(log) * jnp.sum(weights**2)
+
+    def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = jnp.where(i == 0, high, (low + high) / 2)  # First all that is left.
+        fit = fits(middle)
+        return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
+
+    low, high = lax.fori_loop(0, _HALVINGS, halved, (jnp.zeros_like(power), 1 - power))
+    return jnp.where(low > 0, low, high)
+
+
+def _chosen(key: Key, weights: jax.Array) -> jax.Array:
+    """Places of particles, each about as often as its weight says: systematic resampling."""
+    count = len(weights)
+    below = jnp.cumsum(weights)
+    first = jax.random.uniform(key, dtype=weights.dtype)
+    levels = (jnp.arange(count, dtype=weights.dtype) + first) / count * below[-1]
+    return jnp.minimum(jnp.searchsorted(below, levels), count - 1)
+
+
+def weights_of(islands: Islands) -> np.ndarray:
+    """The weights of all draws, island after island: their sum is 1, or 0 if none fits."""
+    fits = np.asarray(islands.log_density) > _LEAST / 2
+    logs = np.asarray(islands.log_evidence, np.float64)
+    shares = np.exp(logs - logs.max())
+    weights = np.where(fits, shares[:, None], 0.0).ravel()
+    return weights / max(weights.sum(), np.finfo(float).tiny)
+
+
+def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
+    """How many independent draws would have the error that the islands show.
+
+    The error of an average is estimated from the averages of the islands, which are independent.
+    The numbers themselves are averaged, and their distances from the mean; the worst average
+    counts, so the size is rather too small.
+    """
+    if not weights.sum() > 0:
+        return 0.0
+    found = [float(len(weights))]
+    for column in columns:
+        numbers = np.asarray(column, np.float64)
+        for each in (numbers, np.abs(numbers - numbers @ weights)):
+            away = each - each @ weights
+            errors = (weights * away).reshape(ISLANDS, -1).sum(axis=1)
+            error = (errors**2).sum() * ISLANDS / (ISLANDS - 1)
+            if error > 0:
+                found.append(float(away**2 @ weights / error))
+    return min(found)

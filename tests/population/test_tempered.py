@@ -1,0 +1,159 @@
+"""Posteriors by tempered sequential Monte Carlo, against exact ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpjax
+from dpjax.population._latents import Latents
+from dpjax.population._tempered import _LEAST, ISLANDS, Islands, effective_size, weights_of
+
+
+def draws_of_many_kinds(key):
+    keys = jax.random.split(key, 8)
+    return {
+        "normal": jax.random.normal(keys[0]),
+        "uniform": jax.random.uniform(keys[1], minval=2.0, maxval=3.0),
+        "one of 256": jax.random.randint(keys[2], (), 0, 256).astype(float),
+        "by rejection": jax.random.gamma(keys[3], 2.0),
+        "mapped": jax.vmap(jax.random.exponential)(jax.random.split(keys[4], 2))[1],
+        "a choice": jax.random.choice(keys[5], jnp.arange(3.0)),
+        "in a loop": jax.lax.scan(
+            lambda total, key: (total + jax.random.normal(key), None),
+            0.0,
+            jax.random.split(keys[6], 3),
+        )[0],
+        "a key twice": jax.random.uniform(keys[7]) - jax.random.uniform(keys[7]),
+    }
+
+
+def test_functions_of_normal_numbers_have_the_law_of_the_program(keys):
+    """Nine tests of two samples, at a false-alarm rate of 1e-5 each."""
+    found = Latents.of(draws_of_many_kinds, jax.random.key(0))
+    count = 4000
+    normal = jax.random.normal(jax.random.key(1), (count, found.size))
+    ours = jax.jit(jax.vmap(found.evaluate_flat))(normal)
+    real = jax.jit(jax.vmap(draws_of_many_kinds))(jax.random.split(jax.random.key(2), count))
+    for name, numbers in real.items():
+        assert stats.ks_2samp(np.asarray(ours[name]), np.asarray(numbers)).pvalue > 1e-5, name
+    assert not np.asarray(ours["a key twice"]).any()
+    # The lowest bits count where a number is taken modulo 256.
+    assert len(np.unique(np.asarray(ours["one of 256"]))) > 250
+    # Numbers of different keys are independent.
+    correlation = np.corrcoef(ours["normal"], ours["uniform"])[0, 1]
+    assert abs(correlation) < 5 / np.sqrt(count)
+    # Power: the law of another program is told from it.
+    assert (
+        stats.ks_2samp(np.asarray(ours["normal"]) * 1.3, np.asarray(real["normal"])).pvalue < 1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (lambda key: jax.random.normal(key) + jax.random.uniform(key), "every key once"),
+        (lambda key: jax.random.key_data(key)[1] % 7, "by the functions of jax.random alone"),
+    ],
+)
+def test_keys_that_tempering_cannot_follow_are_refused(program, told):
+    with pytest.raises(ValueError, match=told):
+        Latents.of(program, jax.random.key(0))
+
+
+def test_the_effective_size_is_that_of_independent_draws(keys):
+    """16 equal runs of 64: about 1,024 independent draws, and fewer where runs disagree."""
+    rng = np.random.default_rng(0)
+    weights = np.full(ISLANDS * 64, 1 / (ISLANDS * 64))
+    found = [effective_size([rng.normal(size=len(weights))], weights) for _ in range(40)]
+    assert 300 < np.median(found) <= 1024
+    apart = rng.normal(size=(ISLANDS, 64)) + rng.normal(size=(ISLANDS, 1))
+    assert effective_size([apart.ravel()], weights) < 60
+
+
+def gaussian_means(dims, n, sd, epsilon):
+    """Means of normal records, under a normal prior: the exact posterior is normal."""
+    noise = dpjax.gaussian(2 * sd / n * dims**0.5, epsilon, delta=1e-6)
+    private = dpjax.privatize(lambda x: jnp.mean(x, axis=0), noise)
+
+    def model(key, theta, n):
+        return theta[None] + sd * jax.random.normal(key, (n, dims))
+
+    variance = float(noise.effective_scale(like=jnp.zeros(dims))) ** 2 + sd**2 / n
+    return private, model, lambda key: jax.random.normal(key, (dims,)), variance
+
+
+def check_against_exact(keys, dims, n, draws):
+    private, model, prior, variance = gaussian_means(dims, n, sd=0.5, epsilon=4.0)
+    released = jnp.linspace(-1, 1.5, dims)
+    found = dpjax.posterior(
+        keys(1), released, private, prior=prior, model=model, n=n, draws=draws, method="tempered"
+    )
+    sd = np.sqrt(variance / (1 + variance))
+    off = (found.mean - released / (1 + variance)) / sd
+    # Of 4.5 standard errors; the size is estimated from 16 runs, so it may be too large by a half.
+    assert np.abs(off).max() < 4.5 * np.sqrt(1.5 / found.effective_size)
+    low, high = found.interval(0.9)
+    assert (high - low) / (2 * 1.645 * sd) == pytest.approx(1, abs=0.2)
+    # Power: without the noise the interval would be outside of this tolerance.
+    assert sd > 1.2 * 0.5 / n**0.5
+    return found
+
+
+def test_moves_reach_the_exact_posterior(keys):
+    found = check_against_exact(keys, dims=2, n=10, draws=1024)
+    assert len(found.weights) == 1024
+    assert found.weights.sum() == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_eight_numbers_have_the_exact_posterior_where_weights_collapse(keys):
+    found = check_against_exact(keys, dims=8, n=50, draws=2048)
+    assert found.effective_size > 300
+    private, model, prior, _ = gaussian_means(8, 50, sd=0.5, epsilon=4.0)
+    with pytest.raises(ValueError, match='method="tempered"'):
+        dpjax.posterior(keys(1), jnp.linspace(-1, 1.5, 8), private, prior=prior, model=model, n=50)
+
+
+@pytest.mark.slow
+def test_counts_without_derivatives_have_the_exact_posterior(keys):
+    n = 30
+    private = dpjax.privatize(
+        lambda x: jnp.sum(x, dtype=jnp.int32), dpjax.laplace(1.0, epsilon=1.0)
+    )
+
+    def model(key, share, n):
+        return (jax.random.uniform(key, (n,)) < share).astype(jnp.int32)
+
+    found = dpjax.posterior(
+        keys(2),
+        np.int32(9),
+        private,
+        prior=jax.random.uniform,
+        model=model,
+        n=n,
+        draws=1024,
+        method="tempered",
+    )
+    grid, counts = (np.arange(500) + 0.5) / 500, np.arange(n + 1)
+    likelihood = stats.binom.pmf(counts[:, None], n, grid) * np.exp(-np.abs(9 - counts))[:, None]
+    exact = likelihood.sum(axis=0) / likelihood.sum()
+    below = np.cumsum(exact)
+    for level in (0.1, 0.5, 0.9):
+        at = grid[np.searchsorted(below, level)] + 1e-3
+        share = found.weights[np.asarray(found.theta) <= at].sum()
+        assert abs(share - below[np.searchsorted(below, level)]) < 4.5 * 0.5 * np.sqrt(
+            1.5 / found.effective_size
+        )
+    assert found.effective_size > 100
+
+
+def test_draws_that_could_not_have_given_the_release_weigh_nothing():
+    """Else, where no draw could have given it, the prior would be returned for the posterior."""
+    log = np.full((ISLANDS, 20), _LEAST)
+    islands = Islands(np.zeros((ISLANDS, 20)), log, np.full(ISLANDS, _LEAST))
+    assert effective_size([np.zeros(ISLANDS * 20)], weights_of(islands)) == 0
+    log[3, 5] = -7.0
+    weights = weights_of(islands)
+    assert (weights.argmax(), weights.sum()) == (3 * 20 + 5, 1)
