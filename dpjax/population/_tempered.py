@@ -101,7 +101,7 @@ def _risen(density: Density, state: _State) -> _State:
     peak = jnp.max(logs)
     weights = jnp.exp(logs - peak)
     evidence = state.log_evidence + peak + jnp.log(jnp.mean(weights))
-    places = _chosen(key_choose, weights)
+    places = _resampled(key_choose, weights)
     count, size = state.particles.shape
 
     def moved(i: jax.Array, found: Any) -> Any:
@@ -139,7 +139,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
     return jnp.where(low > 0, low, high)
 
 
-def _chosen(key: Key, weights: jax.Array) -> jax.Array:
+def _resampled(key: Key, weights: jax.Array) -> jax.Array:
     """Places of particles, each about as often as its weight says: systematic resampling."""
     count = len(weights)
     below = jnp.cumsum(weights)
