@@ -355,6 +355,9 @@ def mwem(
     the logarithm of the number of queries, while noise on every answer grows at least with the
     square root. More rounds learn from more queries, but each measurement has more noise.
 
+    It is for small tables, whose cells all fit into memory. For tables with many columns, and for
+    rows in place of answers, use `PrivateTable.synthetic`.
+
     Args:
         workload: from `linear_workload` or `marginal_workload`. Each round forms its whole table,
             in floats.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account, told
 from dpjax._core._parts import Parts
@@ -30,7 +31,9 @@ from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
+from dpjax.tables._bounds import Bounds
 from dpjax.tables._box import Box
+from dpjax.tables._cells import AnyCells, Buckets, cells_of, holds_booleans
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, cells_by
@@ -88,6 +91,7 @@ class AskedTable:
         by: By | None = None,
         where: Where | None = None,
         about: object = (),
+        keeps_missing: bool = False,
     ) -> Question:
         """The rows that a statistic of some columns counts, and its name."""
         check_of_people(self._people, statistic)
@@ -99,10 +103,11 @@ class AskedTable:
             by=by,
             where=where,
             about=about,
+            keeps_missing=keeps_missing,
         )
         used = [frame[name] for name in columns]
         present = np.arange(frame.slots) < frame.rows
-        if self._missing == "drop":
+        if self._missing == "drop" and not keeps_missing:
             present = functools.reduce(np.logical_and, [column.known for column in used], present)
         if where is not None:
             satisfying, program = rows_where(where, frame)
@@ -156,6 +161,32 @@ class AskedTable:
         payer = self._payer()
         budget = payer.budget if isinstance(payer, Ledger) else (Decimal(0), Decimal(0))
         return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
+
+    def _cells(
+        self,
+        columns: Sequence[str] | None,
+        keys: Mapping[str, Any],
+        bounds: Bounds | None,
+        buckets: Buckets,
+        keeps_missing: bool,
+    ) -> list[AnyCells]:
+        """The public cells of some columns, or of all that have any."""
+        described = {*keys}
+        for given in (bounds, buckets):
+            described |= {*given} if isinstance(given, Mapping) else set()
+        if columns is None:
+            columns = [
+                name
+                for name in self._frame.columns
+                if name in described or holds_booleans(self._frame, name)
+            ]
+        if isinstance(columns, str) or not columns or len({*columns}) < len(columns):
+            raise ValueError(
+                "columns must be distinct names, at least one of them, each with keys, bounds or"
+                f" edges, got {_checks.shown(columns)}"
+            )
+        how = (keys, bounds, buckets, keeps_missing)
+        return [cells_of(name, self._frame, *how) for name in columns]
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
         """What a private statistic of this query is asked with."""

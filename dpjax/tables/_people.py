@@ -15,7 +15,7 @@ from dpjax.tables._question import Question
 # Statistics that scale their noise by `Question.people`. Others are refused, also new ones.
 _OF_PEOPLE = (
     *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
-    *("covariance", "correlation", "pca", "regression"),
+    *("covariance", "correlation", "pca", "regression", "synthetic"),
 )
 
 

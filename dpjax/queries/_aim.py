@@ -1,0 +1,254 @@
+"""AIM: marginals are chosen and measured, and a model that fits them chooses the next ones.
+
+docs/proofs/synthetic.md has the proof.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._types import Key
+from dpjax._core._values import NeighboringRelation, Sensitivity
+from dpjax._exact._numerics import round_up
+from dpjax.accounting._adaptive import PrivacyFilter
+from dpjax.accounting._composition import SHARE, charged
+from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
+from dpjax.mechanisms._gaussian_multipliers import epsilon_of_multiplier
+from dpjax.mechanisms._selection import SelectionMechanism, exponential
+from dpjax.queries._counts import histogram_query
+from dpjax.queries._estimation import Measurement, independent
+from dpjax.queries._graphical_model import Columns, GraphicalModel, Sizes, cells_of_model
+from dpjax.queries._query import Query
+from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
+from dpjax.targets._bounds import VectorNorm
+
+Marginals: TypeAlias = Callable[[Columns], np.ndarray]
+"""Takes some columns to the exact number of rows in each of their cells."""
+
+Estimate: TypeAlias = Callable[[Sequence[Measurement]], GraphicalModel]
+
+# The share of the budget for the marginals of single columns, and the share of a choice beside the
+# measurement of what it chose.
+_OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
+_PER_COLUMN = 2  # So many choices per column there would be, if none measured more finely.
+_STAGES = 4  # So many choices per column are made before the model is estimated again: 1 / this.
+_LARGEST_SCORE, _LARGEST_WEIGHT = 2**30, 64
+# The mean distance of Gaussian noise from 0, in standard deviations.
+_MEAN_DISTANCE = math.sqrt(2 / math.pi)
+# An epsilon for some noise is rounded up by less than this share.
+_ROUNDED_UP = 2e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is public: which marginals may be measured, and how far they move.
+
+    Attributes:
+        sizes: the number of cells of each column.
+        weights: of each set of columns that may be chosen, from 1 to 64.
+        most_cells: of the model.
+        relation: which tables are neighbors.
+        of_rows: takes a query of rows to one of those that count.
+    """
+
+    sizes: Sizes
+    weights: Mapping[Columns, int]
+    most_cells: int
+    relation: NeighboringRelation
+    of_rows: Callable[[Query], Query]
+
+    def cells(self, columns: Columns) -> int:
+        """The number of cells of a marginal."""
+        return math.prod(self.sizes[name] for name in columns)
+
+    def reach(self, columns: Columns, norm: VectorNorm) -> Sensitivity:
+        """How far neighbors move a marginal."""
+        counts = self.of_rows(histogram_query(self.cells(columns)))
+        return _outside(counts.sensitivity(norm, relation=self.relation))
+
+    @functools.cached_property
+    def reach_of_scores(self) -> Sensitivity:
+        """How far neighbors move a score: that of a distance, times its weight."""
+        reaches = {name: self.reach(name, "l1") for name in self.weights}
+        moved = [Fraction(float(reaches[name].value)) * w for name, w in self.weights.items()]
+        one = next(iter(reaches.values()))
+        return dataclasses.replace(one, value=round_up(max(moved)), norm="linf")
+
+    @property
+    def most_drawn(self) -> int:
+        """The most numbers that one release draws."""
+        return max(len(self.weights), *map(self.cells, self.weights))
+
+
+def _outside(known: Sensitivity) -> Sensitivity:
+    """A sensitivity for exact integers, which are computed here."""
+    plain = assume_sensitivity(known.value, norm=known.norm, relation=known.relation)
+    return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
+
+
+def plan_of(
+    sizes: Sizes,
+    workload: Mapping[Columns, float],
+    most_cells: int,
+    relation: NeighboringRelation,
+    of_rows: Callable[[Query], Query],
+) -> Plan:
+    """A plan for a workload: sets of columns with their weights.
+
+    All subsets of these sets may be chosen. A subset weighs what it shares with the sets.
+    """
+    shared = dict[Columns, float]()
+    for columns in workload:
+        for size in range(1, len(columns) + 1):
+            shared |= dict.fromkeys(itertools.combinations(columns, size), 0.0)
+    for one in shared:
+        shared[one] = math.fsum(w * len({*one} & {*other}) for other, w in workload.items())
+    most = max(shared.values())
+    weights = {one: max(1, round(_LARGEST_WEIGHT * w / most)) for one, w in shared.items()}
+    fitting = {
+        one: w for one, w in weights.items() if math.prod(map(sizes.__getitem__, one)) <= most_cells
+    }
+    return Plan(sizes, fitting, most_cells, relation, of_rows)
+
+
+def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
+    """Refuses a budget that no noise fits; by public numbers alone."""
+    names = [(name,) for name in plan.sizes]
+    gaussian_at(plan.reach(names[0], "l2"), budget._most)
+    # Each later stage spends a share of at least this, and the last one all that is left.
+    releases = len(names) * (2 * _PER_COLUMN + 4)
+    drawn = releases * plan.most_drawn
+    epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
+    if epsilon > budget.epsilon or delta > budget.delta:
+        raise ValueError(
+            f"epsilon={budget.epsilon:g} and delta={budget.delta:g} do not pay for noise in"
+            f" {drawn} cells: take larger ones, or a smaller most_cells"
+        )
+
+
+def aim(
+    key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter, estimate: Estimate
+) -> GraphicalModel:
+    """A model of a table, from marginals with noise; the budget pays for each before it is drawn.
+
+    A stage chooses some marginals where the model is far off, measures them, and estimates the
+    model again. If it moved by less than the noise, the next stage has a quarter of the variance.
+    """
+    run = _Run(key, counts, plan, budget)
+    names = [(name,) for name in plan.sizes]
+    each = (_OF_COLUMNS if len(names) > 1 else 1.0) * run.left / len(names)
+    measured = [run.measure(name, each) for name in names]
+    model = independent(plan.sizes, measured)
+    choices = max(1, math.ceil(len(names) / _STAGES))
+    rho, is_last = run.left / (_PER_COLUMN * len(names)), len(names) == 1
+    while not is_last:
+        if is_last := run.left < 2 * choices * rho:
+            rho = run.left / choices
+        found = list[Measurement]()
+        for _ in range(choices):
+            sets = [[one.columns for one in some] for some in (measured, found)]
+            chosen = run.choose(model, rho, *sets)
+            found.append(run.measure(chosen, (1 - _OF_CHOICE) * rho))
+        measured += found
+        before, model = model, estimate(measured)
+        if _is_below_noise(before, model, found):
+            rho *= 4
+    return model
+
+
+def _is_below_noise(
+    before: GraphicalModel, after: GraphicalModel, measured: Iterable[Measurement]
+) -> bool:
+    """Whether a model moved less than the noise of what was measured."""
+    moved = sum(np.abs(after.counts(x.columns) - before.counts(x.columns)).sum() for x in measured)
+    return moved <= sum(_MEAN_DISTANCE * x.scale * x.counts.size for x in measured)
+
+
+class _Run:
+    """The releases of one run: choices and measurements, each paid for before it is drawn."""
+
+    def __init__(self, key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter) -> None:
+        self.counts, self.plan, self.budget = counts, plan, budget
+        self._keys: Iterator[Key] = map(
+            functools.partial(jax.random.fold_in, key), itertools.count()
+        )
+
+    @property
+    def left(self) -> float:
+        """What is left of the budget, in zCDP."""
+        return self.budget.remaining * self.budget._most
+
+    def measure(self, columns: Columns, rho: float) -> Measurement:
+        """A marginal with noise that costs at most rho."""
+        mechanism = gaussian_at(self.plan.reach(columns, "l2"), rho)
+        self.budget.admit(mechanism)
+        exact = self.counts(columns).astype(np.int32)
+        noisy = mechanism.unpaid_draw(next(self._keys), jnp.asarray(exact.ravel()))
+        return Measurement(columns, np.asarray(noisy).reshape(exact.shape), float(mechanism.scale))
+
+    def choose(
+        self,
+        model: GraphicalModel,
+        rho: float,
+        measured: Sequence[Columns],
+        just_now: Sequence[Columns],
+    ) -> Columns:
+        """A marginal where the model is off by more than noise would be; costs a tenth of rho.
+
+        It is none of those that were measured just now, which the model does not know.
+        """
+        mechanism = selection_at(self.plan.reach_of_scores, _OF_CHOICE * rho)
+        names, spent = list(self.plan.weights), 1 - self.budget.remaining
+        self.budget.admit(mechanism)
+        scores = np.full(len(names), -_LARGEST_SCORE, np.int64)
+        for place in self._fitting([*measured, *just_now], spent):
+            if names[place] in just_now:
+                continue
+            scores[place] = self._score(names[place], model, (1 - _OF_CHOICE) * rho)
+        low_to_high = np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE).astype(np.int32)
+        place = mechanism.unpaid_draw(next(self._keys), jnp.asarray(low_to_high))
+        return names[int(place)]
+
+    def _fitting(self, measured: Sequence[Columns], spent: float) -> list[int]:
+        """The sets of columns that keep the model small, as far as the budget is spent."""
+        plan, most = self.plan, spent * self.plan.most_cells
+        return [
+            place
+            for place, one in enumerate(plan.weights)
+            if one in measured or cells_of_model(plan.sizes, [*measured, one]) <= most
+        ]
+
+    def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
+        """How far the model is off in a marginal, less what noise would be, times its weight.
+
+        The model is rounded to integers. So a score is an integer, and moves as far as the marginal
+        in the norm l1, times its weight.
+        """
+        expected = np.rint(model.counts(columns)).astype(np.int64)
+        distance = int(np.abs(self.counts(columns) - expected).sum())
+        noise = self.plan.reach(columns, "l2").value / math.sqrt(2 * rho)
+        return self.plan.weights[columns] * (distance - int(_MEAN_DISTANCE * noise * expected.size))
+
+
+def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
+    """Gaussian noise that costs at most rho, and hardly less."""
+    ratio = math.sqrt(2 * rho)  # Of the sensitivity to the noise.
+    # The noise and its cost in zCDP depend on no delta, and this one has an epsilon near the ratio.
+    delta = min(0.25, ratio / 10)
+    epsilon = epsilon_of_multiplier(1 / ratio, delta, None)
+    if epsilon is None:
+        raise ValueError(f"epsilon must be smaller: no Gaussian noise costs rho={rho:g} in zCDP")
+    return gaussian(sensitivity, epsilon * (1 - _ROUNDED_UP), delta)
+
+
+def selection_at(sensitivity: Sensitivity, rho: float) -> SelectionMechanism:
+    """The exponential mechanism that costs at most rho: epsilon^2 / 8."""
+    return exponential(sensitivity, math.sqrt(8 * rho) * (1 - 1e-9))

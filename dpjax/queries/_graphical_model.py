@@ -1,0 +1,153 @@
+"""A distribution of cells of columns as a graphical model: its marginals, and rows drawn from it.
+
+Columns are eliminated one after the other, the one with the smallest table first. So the
+distribution is a product of conditionals, one for each column given some that are eliminated later.
+All of it is computed from releases, on the host, in float64.
+"""
+
+import dataclasses
+import functools
+import math
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Columns: TypeAlias = tuple[str, ...]
+Sizes: TypeAlias = Mapping[str, int]
+"""The number of cells of each column."""
+
+Potentials: TypeAlias = Mapping[Columns, np.ndarray]
+"""Logarithms of factors, each with an axis for each of its columns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditional:
+    """How the cells of a column are distributed, given those of its parents.
+
+    Attributes:
+        name: of the column.
+        parents: columns that are drawn before.
+        table: probabilities; the last axis is that of the column.
+    """
+
+    name: str
+    parents: Columns
+    table: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphicalModel:
+    """A distribution of rows, and about how many rows there are.
+
+    Attributes:
+        sizes: of all columns.
+        conditionals: in an order in which rows can be drawn.
+        total: the number of rows.
+    """
+
+    sizes: Sizes
+    conditionals: tuple[Conditional, ...]
+    total: float
+
+    def counts(self, columns: Columns) -> np.ndarray:
+        """The expected number of rows in each cell of some columns, at most 52 of a model."""
+        needed, used = set(columns), list[Conditional]()
+        for one in reversed(self.conditionals):  # Children before their parents.
+            if one.name in needed:
+                needed |= set(one.parents)
+                used.append(one)
+        letters = dict(zip(sorted(needed), string.ascii_letters, strict=False))
+        terms = ["".join(letters[name] for name in (*one.parents, one.name)) for one in used]
+        product = ",".join(terms) + "->" + "".join(letters[name] for name in columns)
+        tables = [one.table for one in used]
+        order = _order(product, tuple(table.shape for table in tables))
+        return self.total * np.einsum(product, *tables, optimize=order)
+
+    def rows(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+        """The cells of drawn rows, by column.
+
+        The rows of each combination of parents are stratified: their shares of the cells of a
+        column are its probabilities, up to two rows.
+        """
+        drawn = dict[str, np.ndarray]()
+        for one in self.conditionals:
+            shape = [self.sizes[name] for name in one.parents]
+            parent = np.zeros(rows, np.int64)
+            for name, size in zip(one.parents, shape, strict=True):
+                parent = parent * size + drawn[name]
+            table = one.table.reshape(-1, self.sizes[one.name])
+            drawn[one.name] = _stratified(rng, parent, table)
+        return {name: drawn[name] for name in self.sizes}
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(product: str, shapes: tuple[tuple[int, ...], ...]) -> Any:
+    """An order of summation in which intermediate tables are small."""
+    return np.einsum_path(product, *map(np.empty, shapes), optimize="greedy")[0]
+
+
+def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """A cell for each row, by the probabilities in the row of the table that its parent names."""
+    rows, cells = len(parent), table.shape[1]
+    mixed = rng.permutation(rows)
+    order = mixed[np.argsort(parent[mixed], kind="stable")]
+    ordered = parent[order]
+    members = np.bincount(ordered, minlength=len(table))
+    rank = np.arange(rows) - (np.cumsum(members) - members)[ordered]
+    share = (rank + rng.random(rows)) / members[ordered]
+    ends = np.cumsum(table, axis=1)
+    ends /= np.maximum(ends[:, -1:], np.finfo(float).tiny)
+    # Each row of the table has its own interval of length 1.
+    steps = (2 * np.arange(len(table))[:, None] + ends).ravel()
+    found = np.searchsorted(steps, 2 * ordered + share, side="right") - ordered * cells
+    chosen = np.empty(rows, np.int32)
+    chosen[order] = np.clip(found, 0, cells - 1)
+    return chosen
+
+
+def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalModel:
+    """The distribution proportional to the exponential of the sum of some potentials."""
+    factors, found = list(potentials.items()), list[Conditional]()
+    for name, parents in eliminated(sizes, potentials):
+        axes = (*parents, name)
+        table = np.zeros([sizes[one] for one in axes])
+        for columns, factor in factors:
+            if name in columns:
+                table += _spread(columns, factor, axes)
+        factors = [one for one in factors if name not in one[0]]
+        largest = table.max(axis=-1, keepdims=True)
+        summed = np.log(np.exp(table - largest).sum(axis=-1)) + largest[..., 0]
+        found.append(Conditional(name, parents, np.exp(table - summed[..., None])))
+        factors.append((parents, summed))
+    return GraphicalModel(sizes, tuple(reversed(found)), total)
+
+
+def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
+    """A factor with the axes of a larger table, of length 1 where it has none."""
+    order = sorted(range(len(columns)), key=lambda i: axes.index(columns[i]))
+    shape = [factor.shape[columns.index(one)] if one in columns else 1 for one in axes]
+    return factor.transpose(order).reshape(shape)
+
+
+def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
+    """The columns in an order of elimination, each with those that its table has beside it."""
+    linked = {name: set[str]() for name in sizes}
+    for columns in sets:
+        for name in columns:
+            linked[name] |= {*columns} - {name}
+    found = list[tuple[str, Columns]]()
+    while linked:
+        name = min(linked, key=lambda one: math.prod(sizes[x] for x in (one, *linked[one])))
+        others = linked.pop(name)
+        for one in others:
+            linked[one] = (linked[one] | others) - {one, name}
+        found.append((name, tuple(one for one in sizes if one in others)))
+    return found
+
+
+def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
+    """The number of cells of all tables of a model with potentials of these columns."""
+    tables = eliminated(sizes, sets)
+    return sum(math.prod(sizes[one] for one in (name, *parents)) for name, parents in tables)

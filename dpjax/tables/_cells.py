@@ -1,0 +1,156 @@
+"""The cells that the entries of a column are in, public, and entries drawn from cells."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._frames import moments_of
+from dpjax.tables._bounds import Bounds, End, bounds_of
+from dpjax.tables._frame import Column, Frame
+from dpjax.tables._groups import codes_of, keys_of
+from dpjax.targets._clamping import increasing
+
+Buckets: TypeAlias = int | Mapping[str, int | Sequence[End]]
+"""How many buckets a column of numbers has, or the edges of its buckets."""
+
+_BUCKETS = 16
+_DRAWN_BITS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Categories:
+    """The cells of a column with public keys: one for each key.
+
+    Attributes:
+        name: of the column.
+        keys: public.
+        missing: whether the last cell is that of missing entries.
+    """
+
+    name: str
+    keys: tuple[Any, ...]
+    missing: bool
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return len(self.keys) + self.missing
+
+    def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
+        """The cell of each entry, -1 for none; from this entry alone."""
+        del missing  # A key has no lower end.
+        found = codes_of(column, self.keys)
+        return np.where(column.known, found, len(self.keys)) if self.missing else found
+
+    def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An entry for each cell, and which are not missing."""
+        del drawn
+        known = cells < len(self.keys)
+        keys = np.array(self.keys, object if isinstance(self.keys[0], str) else None)
+        return keys[np.where(known, cells, 0)], known
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """The cells of a column of numbers: between increasing edges, each with its lower edge.
+
+    Attributes:
+        name: of the column.
+        edges: public. Where numbers are whole, a cell ends before its upper edge.
+        whole: whether the dtype holds whole numbers alone.
+        missing: whether the last cell is that of missing entries.
+    """
+
+    name: str
+    edges: tuple[float, ...]
+    whole: bool
+    missing: bool
+
+    @property
+    def size(self) -> int:
+        """The number of cells."""
+        return len(self.edges) - 1 + self.missing
+
+    def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
+        """The cell of each entry, -1 for none; from this entry alone. Beyond the edges is clipped.
+
+        A missing entry has its own cell, or is in the first one, or in none.
+        """
+        ranges = len(self.edges) - 1
+        found = np.searchsorted(self.edges, column.numbers(), side="right") - 1
+        unknown = ranges if self.missing else (0 if missing == "lower" else -1)
+        return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
+
+    def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """An entry for each cell, by 32 uniform bits, and which are not missing."""
+        known = cells < len(self.edges) - 1
+        edges = np.array(self.edges)
+        low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))
+        share = drawn / 2.0**_DRAWN_BITS
+        if self.whole:
+            return np.minimum(low + np.floor(share * (high - low)), high - 1), known
+        return low * (1 - share) + high * share, known
+
+
+AnyCells: TypeAlias = Categories | Ranges
+
+
+def cells_of(
+    name: str,
+    frame: Frame,
+    keys: Mapping[str, Any],
+    bounds: Bounds | None,
+    buckets: Buckets,
+    missing: bool,
+) -> AnyCells:
+    """The cells of a column: by its keys, its bounds or edges, or by a dtype of booleans."""
+    column = frame[name]
+    missing = missing and column.may_miss
+    if name in keys:
+        return Categories(name, keys_of(name, keys[name]), missing)
+    if not column.is_text and column.entries.dtype.kind == "b":
+        return Categories(name, (0, 1), missing)
+    column.numbers()  # Refuses texts, which have keys.
+    whole = column.entries.dtype.kind in "iu" or _are_days(frame, name)
+    chosen = buckets.get(name, _BUCKETS) if isinstance(buckets, Mapping) else buckets
+    if isinstance(chosen, Sequence):
+        edges = increasing(
+            f"buckets of column {name!r} must be at least 2 increasing edges",
+            [frame.number(name, edge) for edge in chosen],
+            least=2,
+        ).tolist()
+        if not np.all(np.isfinite(edges)):
+            raise ValueError(f"buckets of column {name!r} must have finite edges, got {edges}")
+        return Ranges(name, _whole(edges) if whole else tuple(edges), whole, missing)
+    low, high = bounds_of(name, bounds or {}, frame)
+    count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
+    edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
+    return Ranges(name, _whole(edges) if whole else tuple(edges), whole, missing)
+
+
+def holds_booleans(frame: Frame, name: str) -> bool:
+    """Whether the dtype of a column is of booleans; converts nothing."""
+    return str(getattr(frame.columns[name], "dtype", "")) in ("bool", "boolean", "Boolean")
+
+
+def _are_days(frame: Frame, name: str) -> bool:
+    moments = moments_of(frame.columns[name])
+    return moments is not None and moments.kind == "dates"
+
+
+def _whole(edges: Sequence[float]) -> tuple[float, ...]:
+    """Edges of cells of whole numbers, each without its upper edge; cells that hold none are gone.
+
+    The last of the given edges belongs to its cell.
+    """
+    low_to_high = {math.ceil(edge) for edge in edges[:-1]} | {math.floor(edges[-1]) + 1}
+    found = sorted(edge for edge in low_to_high if edge <= math.floor(edges[-1]) + 1)
+    if len(found) < 2:
+        raise ValueError(
+            f"bounds must have a whole number between them, got {_checks.shown(edges)}"
+        )
+    return tuple(map(float, found))
