@@ -125,11 +125,11 @@ def cells_of(
         ).tolist()
         if not np.all(np.isfinite(edges)):
             raise ValueError(f"buckets of column {name!r} must have finite edges, got {edges}")
-        return Ranges(name, _whole(edges) if whole else tuple(edges), whole, missing)
+        return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
     low, high = bounds_of(name, bounds or {}, frame)
     count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
     edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
-    return Ranges(name, _whole(edges) if whole else tuple(edges), whole, missing)
+    return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
 
 
 def holds_booleans(frame: Frame, name: str) -> bool:
@@ -142,7 +142,7 @@ def _are_days(frame: Frame, name: str) -> bool:
     return moments is not None and moments.kind == "dates"
 
 
-def _whole(edges: Sequence[float]) -> tuple[float, ...]:
+def _whole_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """Edges of cells of whole numbers, each without its upper edge; cells that hold none are gone.
 
     The last of the given edges belongs to its cell.

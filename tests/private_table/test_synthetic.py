@@ -310,7 +310,7 @@ def test_what_is_wrong_is_refused_by_name():
     table = dpjax.PrivateTable({"x": np.zeros(3)}, most_rows=3)
     with pytest.raises(ValueError, match="columns must be distinct names, at least one"):
         table.synthetic(rows=3, **COST)
-    large = dpjax.PrivateTable(iter([mixed(4)]), most_rows=9)
+    large = dpjax.PrivateTable(lambda: iter([mixed(4)]), most_rows=9)
     with pytest.raises(TypeError, match="frame must fit into memory"):
         large.synthetic(rows=3, keys=CELLS["keys"], **COST)
 
