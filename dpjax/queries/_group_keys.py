@@ -4,7 +4,6 @@ docs/proofs/groups.md has the proof.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from dpjax._core._frames import exact_column, texts_of
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import Request, relation_or_inherited
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._quick_jit import QuickJit
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
@@ -28,6 +28,7 @@ from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
 from dpjax.random._keys import check_key
+from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
@@ -143,21 +144,19 @@ def known_groups(
     sensitivity = dataclasses.replace(sensitivity, privacy_unit=privacy_unit)
     mechanism = discrete_laplace(sensitivity, epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
-    # Raises errors of the draw before anything is paid.
-    jax.eval_shape(mechanism.unpaid_draw, key, size)
+    draw_of(mechanism, TreeSpec.of(size))  # Refuses before anything is paid.
     if delta / reach == 0:
         raise ValueError(f"delta must not underflow to 0 when divided by {reach}, got {delta}")
     threshold = _threshold(mechanism, size, delta / reach)
     if threshold > _LARGEST_COUNT:
         raise ValueError(f"epsilon={epsilon} is too small: the threshold would be {threshold}")
     empty = ((0, slots - len(words)), (0, 0))
-    padded = jnp.pad(jnp.asarray(words), (*empty, (0, 0)))
-    taken = jnp.pad(jnp.asarray(known), empty)
+    padded, taken = np.pad(words, (*empty, (0, 0))), np.pad(known, empty)
 
     def draw() -> dict[str, np.ndarray]:
         of_group, counts = _sorted_counts(padded, taken, at_most=at_most)
         noisy = np.asarray(mechanism.unpaid_draw(key, counts))
-        published = np.asarray(counts > 0) & (noisy >= threshold)
+        published = (np.asarray(counts) > 0) & (noisy >= threshold)
         named = _named(np.asarray(of_group)[published], entries, words, noisy[published])
         return _as_arrays(*named)
 
@@ -215,7 +214,7 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
     else:
         numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
-            codes, whole = integer_keys(numbers)
+            codes, whole = jax.jit(integer_keys)(numbers)
         # Maps signed to unsigned integers in the same order, and splits them, with the high word
         # first.
         ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
@@ -252,8 +251,7 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
     return 1 + math.ceil(scale * max(1.0, -math.log(passed) - both))
 
 
-@functools.partial(jax.jit, static_argnames="at_most")
-def _sorted_counts(
+def _counts_of_sorted(
     words: jax.Array, known: jax.Array, *, at_most: int
 ) -> tuple[jax.Array, jax.Array]:
     """The words of each key that occurs and the number of its people, padded with zeros."""
@@ -271,6 +269,9 @@ def _sorted_counts(
     place = jnp.where(absent == 0, jnp.cumsum(starts) - 1, size)
     counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
     return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
+
+
+_sorted_counts = QuickJit(_counts_of_sorted, static=("at_most",))
 
 
 def _named(

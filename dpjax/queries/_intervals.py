@@ -26,6 +26,7 @@ import numpy as np
 from dpjax._core._accuracy import Ends, intervals_of
 from dpjax._core._types import PyTree, Value
 from dpjax.mechanisms._noisy_arrays import as_floats, noise_bounds
+from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments, averages
 
 _FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the largest record.
@@ -248,4 +249,4 @@ def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree,
         moments = averages(triangle, n, noise, weight=weight, center=center)
         return statistic.of_moments(moments, facts)
 
-    return jax.jit(jax.vmap(of_row, (0, None)))
+    return compiled(jax.vmap(of_row, (0, None)))

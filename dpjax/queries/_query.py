@@ -15,6 +15,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import as_arrays, in_64_bits
 from dpjax._core._parts import Parts, Summed, Unsummed
+from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
@@ -141,8 +142,8 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[_P, T]) -> Callable[_P, T]:
-    """`jax.jit` with the function's type annotations, which `jax.jit` loses."""
-    return jax.jit(function)
+    """A compiled function, with the types of the function itself."""
+    return QuickJit(function)
 
 
 @compiled

@@ -56,6 +56,7 @@ _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 Words = tuple[jax.Array, ...]
 
 
+@functools.partial(jax.jit, inline=True)
 def block_function(state: jax.Array) -> jax.Array:
     """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
     lanes = state.shape[1]
@@ -256,7 +257,7 @@ def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
         return out, jax.tree.map(lambda _: True, out)
 
     _RULES.add(rule)
-    return of_keys
+    return jax.jit(of_keys, inline=True)
 
 
 def generates_words(equation: jex.JaxprEqn) -> bool:

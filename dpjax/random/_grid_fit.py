@@ -17,7 +17,6 @@ docs/proofs/exact-noise.md has the proofs.
 """
 
 import dataclasses
-import functools
 import math
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -30,6 +29,7 @@ from jax.typing import DTypeLike
 
 from dpjax._core._checks import is_traced
 from dpjax._core._pytree import frozen_pytree, static, up
+from dpjax._core._quick_jit import QuickJit
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
@@ -113,7 +113,7 @@ class Calibration:
             # One compiled program instead of forty small ones. The number of coordinates becomes a
             # float, so that all numbers share the program. `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
-            return _compiled_fit(known, lattice, np.dtype(dtype), exponent)
+            return _compiled_fit(known, lattice=lattice, dtype=np.dtype(dtype), exponent=exponent)
         return self._fit(lattice, np.dtype(dtype), exponent)
 
     def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
@@ -217,11 +217,7 @@ class Calibration:
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _compiled_fit(
-    known: Calibration, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None
-) -> GridFit:
-    return known._fit(lattice, dtype, exponent)
+_compiled_fit = QuickJit(Calibration._fit, static=("lattice", "dtype"))
 
 
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:

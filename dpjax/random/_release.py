@@ -14,6 +14,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import TreeDef, Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
@@ -119,7 +120,8 @@ def _padded(x: jax.Array) -> jax.Array:
 
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     """Pads with zeros, or cuts. On a CPU NumPy does it, because compiling a program takes .05 s."""
-    if all(device.platform == "cpu" for device in x.devices()):
+    is_known = not _checks.is_traced(x)
+    if is_known and all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
         resized[: x.size] = np.ravel(x)[:size]
         return jax.device_put(resized.reshape(shape), x.sharding if x.committed else None)
@@ -131,8 +133,7 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     return jnp.pad(x.reshape(-1)[:size], (0, max(0, size - x.size))).reshape(shape)
 
 
-@partial(jax.jit, static_argnames=("structure", "lattice"))
-def _add_to_padded(
+def _add_to_padded_arrays(
     key: jax.Array,
     leaves: list[jax.Array],
     starts: jax.Array,
@@ -144,6 +145,9 @@ def _add_to_padded(
     """`starts` is traced: shapes that are padded alike share this program."""
     calibration = jax.tree.unflatten(structure, numbers)
     return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
+
+
+_add_to_padded = QuickJit(_add_to_padded_arrays, static=("structure", "lattice"))
 
 
 def _add_one_draw(

@@ -19,6 +19,7 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import Key, TreeDef, Value
 from dpjax._core._values import Guarantee, Mechanism, Sensitivity
 from dpjax._exact._kernels import written
@@ -47,7 +48,7 @@ class Compiled:
             mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
             return mechanism._draw(key_for_each(key, value), value)
 
-        self.draw: Any = jax.jit(draw)  # JAX has no public type for it.
+        self.draw = QuickJit(draw)
         self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
 
 
@@ -87,14 +88,21 @@ class Draw:
 
     def __call__(self, key: Key, value: Value) -> Value:
         """Draws the noisy value; tells no ledger."""
-        leaves = jax.tree.leaves(value)
-        if self._pieces is not None and _can_be_cut(key, leaves):
+        if self._pieces is not None and _can_be_cut(key, jax.tree.leaves(value)):
             return self._pieces(key, value)
         if _checks.is_staging():
             # In one program with the target, XLA could compute the value again for each of its
             # uses, and round it differently. Noise does not hide the difference of two roundings.
             value = jax.tree.map(written, value)
         return self._compiled.draw(self.numbers, key, value)
+
+    def outline(self, key: Key, value: Value) -> Value:
+        """The draw as a program that is traced for its operations and shapes, and never run.
+
+        It has the operations of the programs that are run, so JAX traces them once.
+        """
+        with jax.debug_nans(False), jax.debug_infs(False):
+            return (self if self._pieces is None else self._pieces)(key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
         """The guarantee of a release under a key. `mechanism` is the mechanism of this draw."""
@@ -142,6 +150,8 @@ class DrawOfAnother:
     def __call__(self, key: Key, value: Value) -> Value:
         """The noisy value."""
         return self._mechanism.unpaid_draw(key, value)
+
+    outline = __call__
 
     def promised(self, mechanism: Mechanism, key: Key) -> Guarantee:
         """The guarantee of a release under a key."""

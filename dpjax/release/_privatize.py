@@ -261,9 +261,8 @@ class PrivateFunction:
         if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
         any_key = jax.ShapeDtypeStruct((), step.key.dtype)
-        draw = kind.plan.mechanism.unpaid_draw
         about = program.outputs, program.fingerprint, kind.records, self.mechanism
-        found = request_of(name, draw, any_key, *about)
+        found = request_of(name, step.draw.outline, any_key, *about)
         self._keep(asked, (found,))
         return found
 

@@ -1,5 +1,8 @@
 """Correlations and lines in units of the columns, from noisy moments of vectors in a ball."""
 
+import functools
+import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +12,7 @@ import numpy as np
 from dpjax._core._types import PyTree, Scalar
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
 from dpjax.queries._linear_regression import _WEIGHT, _least_reach, _solution
-from dpjax.queries._query import IntegerQuery, in_units_of
+from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import Moments, averages
 from dpjax.tables._box import Box
 
@@ -32,10 +35,21 @@ def line(
     facts: dict[str, Any],
 ) -> PyTree:
     """The line, from noisy sums of products in units of the query."""
-    # The square of y, which comes last, is not released and not used.
-    triangle = jnp.append(in_units_of(query.unit, value), jnp.zeros(1))
-    moments = averages(triangle, n, scale * query.unit, weight=float(_WEIGHT))
-    return _line_of_moments(moments, facts)[0]
+    return _line_of_sums(json.dumps(facts))(value, n, scale, query.unit)
+
+
+@functools.lru_cache
+def _line_of_sums(text: str) -> Callable[..., PyTree]:
+    """The line of noisy sums in one program, which compiles sooner than its operations alone."""
+    facts = json.loads(text)
+
+    def of_sums(value: jax.Array, n: jax.Array | None, scale: Scalar, unit: float) -> PyTree:
+        # The square of y, which comes last, is not released and not used.
+        triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
+        moments = averages(triangle, n, scale * unit, weight=float(_WEIGHT))
+        return _line_of_moments(moments, facts)[0]
+
+    return compiled(of_sums)
 
 
 def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
@@ -55,6 +69,7 @@ STATISTICS[LINE] = Statistic(
 )
 
 
+@compiled
 def correlation(moments: Moments) -> jax.Array:
     """Of two coordinates; noise may make a variance 0, and so they are at least as large as it."""
     return _of_two(moments, {})[0]
