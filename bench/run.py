@@ -27,6 +27,7 @@ JOBS = (
     "sweep",
     "first_answer",
     "cold",
+    "nine_jobs",
     "growth",
     "larger_than_memory",
     "ledger",

@@ -12,7 +12,6 @@ from dpjax._core._checks import is_staging
 _OPTIONS = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
 }
 
 

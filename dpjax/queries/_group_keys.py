@@ -4,6 +4,7 @@ docs/proofs/groups.md has the proof.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, TypeAlias
 
@@ -251,7 +252,8 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
     return 1 + math.ceil(scale * max(1.0, -math.log(passed) - both))
 
 
-def _counts_of_sorted(
+@functools.partial(QuickJit, static=("at_most",))
+def _sorted_counts(
     words: jax.Array, known: jax.Array, *, at_most: int
 ) -> tuple[jax.Array, jax.Array]:
     """The words of each key that occurs and the number of its people, padded with zeros."""
@@ -269,9 +271,6 @@ def _counts_of_sorted(
     place = jnp.where(absent == 0, jnp.cumsum(starts) - 1, size)
     counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
     return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
-
-
-_sorted_counts = QuickJit(_counts_of_sorted, static=("at_most",))
 
 
 def _named(

@@ -17,6 +17,7 @@ docs/proofs/exact-noise.md has the proofs.
 """
 
 import dataclasses
+import functools
 import math
 from types import ModuleType
 from typing import NamedTuple, TypeAlias
@@ -113,7 +114,7 @@ class Calibration:
             # One compiled program instead of forty small ones. The number of coordinates becomes a
             # float, so that all numbers share the program. `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
-            return _compiled_fit(known, lattice=lattice, dtype=np.dtype(dtype), exponent=exponent)
+            return _compiled_fit(known, exponent, lattice=lattice, dtype=np.dtype(dtype))
         return self._fit(lattice, np.dtype(dtype), exponent)
 
     def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
@@ -217,7 +218,11 @@ class Calibration:
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
-_compiled_fit = QuickJit(Calibration._fit, static=("lattice", "dtype"))
+@functools.partial(QuickJit, static=("lattice", "dtype"))
+def _compiled_fit(
+    known: Calibration, exponent: jax.Array | None, *, lattice: Lattice, dtype: np.dtype
+) -> GridFit:
+    return known._fit(lattice, dtype, exponent)
 
 
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:

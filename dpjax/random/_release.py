@@ -133,7 +133,8 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     return jnp.pad(x.reshape(-1)[:size], (0, max(0, size - x.size))).reshape(shape)
 
 
-def _add_to_padded_arrays(
+@partial(QuickJit, static=("structure", "lattice"))
+def _add_to_padded(
     key: jax.Array,
     leaves: list[jax.Array],
     starts: jax.Array,
@@ -145,9 +146,6 @@ def _add_to_padded_arrays(
     """`starts` is traced: shapes that are padded alike share this program."""
     calibration = jax.tree.unflatten(structure, numbers)
     return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
-
-
-_add_to_padded = QuickJit(_add_to_padded_arrays, static=("structure", "lattice"))
 
 
 def _add_one_draw(
