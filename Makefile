@@ -47,8 +47,10 @@ test-long: export XLA_FLAGS ?= $(QUICKLY)
 test-long: .venv/test
 	$(BIN)/python -m pytest -m long -n auto --dist worksteal
 
-# Both sets at once, as CI does: two workers take a minute to find the tests.
+# Both sets at once, as CI does: two workers take a minute to find the tests. Of the long tests that
+# kill no mutant it runs half, by the day of the commit.
 test-ci: export XLA_FLAGS ?= $(QUICKLY)
+test-ci: export DPJAX_DAY ?= $(shell git log -1 --date=format:%e --format=%cd 2>/dev/null)
 test-ci: .venv/test
 	$(BIN)/python -m pytest -m "long or not slow" -n auto --dist worksteal
 

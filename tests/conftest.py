@@ -13,7 +13,7 @@ import jax
 import pytest
 
 import dpjax
-from cpu_time import left_out, long_tests
+from cpu_time import day_of_commit, left_out, long_tests
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(config, items):
     known = long_tests()
     config.stash[COLLECTED] = {item.nodeid for item in items}
     slow = {item.nodeid for item in items if item.get_closest_marker("slow")} | known
-    not_in_ci = left_out(config.stash[COLLECTED] - slow, known & config.stash[COLLECTED])
+    fast, known = config.stash[COLLECTED] - slow, known & config.stash[COLLECTED]
+    not_in_ci = left_out(fast, known, day_of_commit())
     for item in items:
         if item.nodeid in known:
             item.add_marker(pytest.mark.slow)

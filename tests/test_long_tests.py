@@ -43,3 +43,12 @@ def test_a_row_is_left_out_where_another_one_runs():
     fast = {"a::test_x[0]", f"{guard}[laplace]"}
     known = {"a::test_x[1]", "a::test_y[0]", "a::test_y[1]", "a::test_z", f"{guard}[mwem]"}
     assert left_out(fast, known) == {"a::test_x[1]", "a::test_y[1]"}
+
+
+def test_on_two_days_ci_runs_every_test_that_it_does_not_leave_out(collected):
+    known = long_tests() & collected
+    always = left_out(collected - known, known)
+    days = [left_out(collected - known, known, day) for day in (331, 332)]
+    assert days[0] & days[1] == always
+    guards = set(map(function_of, killers()))
+    assert not {test for test in days[0] | days[1] if function_of(test) in guards}

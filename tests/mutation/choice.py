@@ -60,7 +60,7 @@ def chosen(changed, most):
         if most:
             first = first[: most // 2]
             drawn = [*first, *(name for name in shuffled if name not in first)][:most]
-            said = f"of all files, {len(first)} of what differs from {since}"
+            said += f", {len(first)} of what differs from {since}" if since else ""
         elif since is None:
             drawn = shuffled[:MOST_WITHOUT_GIT]
             said = "of all files, for git knows of no change"
