@@ -31,9 +31,6 @@ import harness
 EPSILONS = (0.1, 1.0, 4.0)
 QUARTERS = (0.25, 0.5, 0.75)
 CANDIDATES = 1001  # Of quantiles, in every library that asks for them.
-_ROUNDED = (
-    "noise on counts is rounded to integers; discrete Laplace noise is narrower at large epsilon"
-)
 FILE = harness.RESULTS / "accuracy.json"
 
 Found = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
@@ -53,6 +50,7 @@ class Data:
         bounds: of both.
         edges: of a histogram of the first number.
         words: a column with many keys.
+        unit: what a `PrivateTable` is told of people, if neighbors differ in all rows of one.
     """
 
     name: str
@@ -62,6 +60,7 @@ class Data:
     bounds: dict[str, tuple[float, float]]
     edges: tuple[float, ...]
     words: str | None = None
+    unit: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def most_rows(self) -> int:
@@ -162,7 +161,7 @@ def opendp(
     frame = pl.LazyFrame({name: data.frame[name].to_list() for name in data.frame})
     context = dp.Context.compositor(
         data=frame,
-        privacy_unit=dp.unit_of(contributions=1),
+        privacy_unit=dp.unit_of(contributions=data.unit.get("rows", 1)),
         privacy_loss=dp.loss_of(epsilon=epsilon * runs),
         split_evenly_over=1,
         margins=[
@@ -229,7 +228,6 @@ def counts(data: Data) -> Job:
                 lambda: np.array([diffprivlib.tools.count_nonzero(x, epsilon=e) for x in parts]), r
             ),
         },
-        _ROUNDED,
     )
 
 
@@ -261,7 +259,6 @@ def crosstab(data: Data) -> Job:
             t.crosstab([a, b], keys={a: keys[0], b: keys[1]}, epsilon=e, key=k)
         ),
         {"OpenDP": theirs, "diffprivlib": dpl},
-        _ROUNDED,
     )
 
 
@@ -291,7 +288,6 @@ def histogram(data: Data) -> Job:
                 lambda: diffprivlib.tools.histogram(numbers, e, edges, range=(low, high))[0], r
             ),
         },
-        _ROUNDED,
     )
 
 
@@ -527,6 +523,50 @@ def missing(data: Data) -> Job:
     )
 
 
+def people() -> Data:
+    """5,000 people with one to four visits each, and the cost of each visit."""
+    rng, n = np.random.default_rng(8), 5000
+    person = np.repeat(np.arange(n), rng.integers(1, 5, n))
+    cost = rng.lognormal(5, 0.7, len(person)).clip(0, 2000)
+    ward = rng.choice(list("ABC"), len(person), p=[0.6, 0.3, 0.1])
+    frame = pd.DataFrame({"person": person, "ward": ward, "cost": cost})
+    return Data(
+        f"made, {n:,} people",
+        frame,
+        ("ward", "ward"),
+        ("cost", "cost"),
+        {"cost": (0.0, 2000.0)},
+        (),
+        unit={"person": "person", "rows": 4},
+    )
+
+
+def of_people(job: Job, words: str) -> Job:
+    """A job about people; diffprivlib knows records alone."""
+    peers = {name: peer for name, peer in job.peers.items() if name == "OpenDP"}
+    return dataclasses.replace(job, name=f"{job.name}, {words}", peers=peers)
+
+
+def unknown_range(data: Data) -> Job:
+    """A mean, where dpjax has to find the range and the peer is told."""
+    column = data.number[0]
+    ends = data.bounds[column]
+
+    def theirs(e: float, r: int) -> np.ndarray:
+        terms = [of(column).dp.sum(ends), length()]
+        found = stacked(opendp(data, e, r, by=[], terms=lambda: terms), r, 2)[:, 0]
+        return found[:, 0] / found[:, 1]
+
+    return Job(
+        "mean with unknown range",
+        data,
+        np.asarray(data.frame[column].mean()),
+        lambda t, e, k: with_interval(t.mean(column, bounds=None, epsilon=e, key=k)),
+        {"OpenDP, told the range": theirs},
+        "a quarter of epsilon finds the range, whose ends are powers of two; the peer is told it",
+    )
+
+
 def jobs() -> list[Job]:
     """The nine jobs on three tables, and what real tables have besides."""
     first = made()
@@ -540,31 +580,37 @@ def jobs() -> list[Job]:
         top_ten(first),
         quantiles(first, (0.5,), grouped=False),
         missing(first),
+        unknown_range(first),
+        of_people(counts(people()), "of people with 4 rows"),
+        of_people(means(people()), "of people with 4 rows"),
         means(first, "place", "means of 1,000 groups"),
     ]
 
 
 def measured(job: Job, runs: int) -> dict[str, Any]:
     """Errors and coverage of one job at every epsilon."""
-    table = dpjax.PrivateTable(job.data.frame, most_rows=job.data.most_rows)
+    table = dpjax.PrivateTable(job.data.frame, most_rows=job.data.most_rows, **job.data.unit)
     row: dict[str, Any] = {"job": job.name, "table": job.data.name, "reason": job.reason}
     row["at"] = {}
     for epsilon in EPSILONS:
         keys = jax.random.split(dpjax.random.seeded_key(int(1000 * epsilon)), runs)
         found = [job.ours(table, epsilon, key) for key in keys]
         ours = rmse(np.stack([value for value, _, _ in found]), job.truth)
-        held = [
-            (low <= job.truth) & (job.truth <= high)
-            for _, low, high in found
-            if low is not None and high is not None
-        ]
+        ends = [(low, high) for _, low, high in found if low is not None and high is not None]
+        held = [(low <= job.truth) & (job.truth <= high) for low, high in ends]
+        # The least half-width that would cover, for these releases, is a quantile of their errors.
+        errors = np.abs(np.stack([value for value, _, _ in found]) - job.truth)
+        widths = [(high - low) / 2 for low, high in ends]
+        best = np.quantile(errors, 0.95, axis=0, method="higher")
+        wide = np.mean(widths, axis=0) / np.maximum(best, 1e-9) if ends else None
         peers = {name: rmse(peer(epsilon, runs), job.truth) for name, peer in job.peers.items()}
         row["at"][str(epsilon)] = {
             "ours": ours,
             "peers": peers,
             "covered": float(np.mean(held)) if held else None,
+            "width": float(np.median(wide)) if wide is not None and np.min(best) > 0 else None,
         }
-        print(job.name, job.data.name, epsilon, f"{ours:.3g}", peers, np.mean(held), flush=True)
+        print(job.name, job.data.name, epsilon, f"{ours:.3g}", peers, row["at"], flush=True)
     return row
 
 

@@ -53,8 +53,8 @@ def _replace_accuracy(found: dict[str, Any]) -> None:
     """Renders errors at an equal guarantee: all on one page, and three in the README."""
     rows = {(row["job"], row["table"]): _accuracy_row(row) for row in found["rows"]}
     header = (
-        "| Job | Table | Best peer | epsilon .1 | 1 | 4 | Covered | Why above 1 |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| Job | Table | Best peer | epsilon .1 | 1 | 4 | Covered | Width | Why above 1 |\n"
+        "|---|---|---|---|---|---|---|---|---|"
     )
     about = (
         f"{found['date']}, {min(row['runs'] for row in found['rows'])} releases or more a row:\n"
@@ -74,10 +74,12 @@ def _accuracy_row(row: dict[str, Any]) -> str:
     ratios = [_ratio_of_errors(at["ours"], min(at["peers"].values())) for at in row["at"].values()]
     held = [at["covered"] for at in row["at"].values() if at["covered"] is not None]
     covered = f"{min(held):.0%} to {max(held):.0%}" if held else ""
+    wide = [at["width"] for at in row["at"].values() if at.get("width") is not None]
+    width = f"{min(wide):.2g} to {max(wide):.2g}" if wide else ""
     why = row["reason"] if any(ratio > _ALIKE for ratio in ratios) else ""
     shown = _shown_ratios(row, " | ")
     peers = ", ".join(sorted(set(best.values())))
-    return f"| {row['job']} | {row['table']} | {peers} | {shown} | {covered} | {why} |"
+    return f"| {row['job']} | {row['table']} | {peers} | {shown} | {covered} | {width} | {why} |"
 
 
 def _shown_ratios(row: dict[str, Any], between: str = ", ") -> str:

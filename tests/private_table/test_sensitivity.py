@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax.tables import _private_table
 
 REPLACE, ADD = dpjax.NeighboringRelation
 # So large that the noise is far below what one row moves. That of counts is 0, except with a
 # probability below 1e-20.
 EPSILON, OF_COUNTS = 1e6, 100.0
 SLOTS = 4
+KEY = dpjax.random.seeded_key(0)
 G, H = ["a", "b"], [0, 1]
 BASE = [(5.0, "a", 1)]
 # Clipped at both ends, missing, without a group, with a key that is not asked for.
@@ -42,11 +44,16 @@ STATISTICS = {
     "regression": lambda t, **a: t.regression("x", ["h"], bounds=BOTH, **a),
     "correlation by": lambda t, **a: t.correlation("x", "h", bounds=BOTH, by={"g": G}, **a),
     "variance by": lambda t, **a: t.variance("x", bounds=(0, 10), by={"g": G}, **a),
+    "covariance": lambda t, **a: t.covariance(["x", "h"], bounds=BOTH, **a),
+    "pca": lambda t, **a: t.pca(["x", "h"], components=1, bounds=BOTH, **a),
+    "sum": lambda t, **a: t.sum("x", bounds=(-2, 10), **a),
+    "sum by": lambda t, **a: t.sum("x", bounds=(-2, 10), by={"g": G}, **a),
 }
 WHOLE = ("count", "count_distinct", "crosstab", "histogram")
 COUNTS = [name for name in STATISTICS if name.split()[0] in WHOLE]
 # The share of the sensitivity that these rows attain. That of products is for all numbers.
 ATTAINED = {"variance by": 0.5, "regression": 0.4, "correlation by": 0.4}
+ATTAINED |= {"covariance": 0.9, "pca": 0.9}
 
 
 def table(rows, relation, missing, slots=SLOTS):
@@ -81,8 +88,9 @@ def farthest(statistic, relation, missing):
         key = dpjax.random.seeded_key(len(found))
         asked = table([*BASE, *added], relation, missing)
         release = statistic(asked, epsilon=epsilon, key=key)
-        numbers = release.value if is_count else release.accuracy.measured["sums"]
-        assert is_count or release.accuracy.measured["n"] is None  # How many rows count is private.
+        is_sum = release.accuracy.kind == "noise"  # What gets noise is the value.
+        numbers = release.value if is_sum else release.accuracy.measured["sums"]
+        assert is_sum or release.accuracy.measured["n"] is None  # How many rows count is private.
         assert release.accuracy.facts["noise"] == ("discrete laplace" if is_count else "laplace")
         scale = release.accuracy.facts["arrays"][0]["scale"]
         found.append(np.asarray(numbers, float).ravel())
@@ -105,3 +113,29 @@ def test_whether_a_row_counts_and_where_depends_on_this_row_alone():
         one = alone._asked("mean", ["x"], by={"g": G, "h": H}, where=is_large)
         assert one.present.tolist() == [asked.present[i], *[False] * 5]
         assert one.cells.codes[0] == asked.cells.codes[i]
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
+def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
+    """What `private_k_means` is asked about: neighbors differ in one slot, and how it counts."""
+    asked = []
+
+    def private_k_means(key, database, **how):
+        asked.append((database, how))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_private_table, "private_k_means", private_k_means)
+    of = {"clusters": 2, "bounds": BOTH, "epsilon": 1.0, "delta": 1e-6}
+    for row in (*ROWS, None):
+        rows = BASE if row is None else [*BASE, row]
+        with pytest.raises(KeyboardInterrupt):
+            table(rows, relation, "drop").k_means(["x", "h"], key=KEY, **of)
+    for database, how in asked:
+        assert how["relation"] is relation
+        records, present = np.asarray(database.records), np.asarray(database.present)
+        assert np.all(np.linalg.norm(records, axis=1) <= 1 + 1e-6)
+        first = asked[-1][0]
+        np.testing.assert_array_equal(records[0], np.asarray(first.records)[0])
+        assert present.tolist() == [True, present[1], False, False]
+    known = [not np.isnan(x) for x, _, _ in ROWS]
+    assert [bool(database.present[1]) for database, _ in asked] == [*known, False]

@@ -188,3 +188,16 @@ def test_counts_get_discrete_laplace_noise(table, name):
     low, high = release.interval(0.97)
     np.testing.assert_array_equal(high - low, 2 * np.ones_like(low))
     assert release.guarantee.epsilon == 4
+
+
+def test_components_that_nearly_tie_have_no_direction():
+    """Two columns of one variance, and two of very different ones as the control."""
+    spread = {"x": GENERATOR.uniform(-1, 1, N), "z": GENERATOR.uniform(-1, 1, N)}
+    of = {"components": 1, "bounds": {"x": (-1, 1), "z": (-1, 1)}, "epsilon": 0.2, "key": KEY}
+    tied = dpjax.PrivateTable(spread, most_rows=SLOTS).pca(["x", "z"], **of)
+    low, high = tied.interval()
+    np.testing.assert_array_equal(low["components"], -np.ones((1, 2)))
+    np.testing.assert_array_equal(high["components"], np.ones((1, 2)))
+    clear = dpjax.PrivateTable({**spread, "z": spread["z"] / 5}, most_rows=SLOTS)
+    low, high = clear.pca(["x", "z"], **of).interval()
+    assert np.all(high["components"] - low["components"] < 1)
