@@ -326,9 +326,9 @@ def test_what_is_no_part_is_refused(ledger, monkeypatch):
     with ledger.parallel("cut") as part:
         with part("Fair"), pytest.raises(ValueError, match="add-or-remove-one"):
             count(1.0, REPLACE)(dpjax.random.secure_key(), found["Fair"])
-        with part("Fair"), part("Good"), pytest.raises(ValueError, match="one budget"):
+        with part("Fair"), part("Good"), pytest.raises(ValueError, match="one ledger pays"):
             release(found["Fair"], 1.0)
-        with ledger, part("Good"), pytest.raises(ValueError, match="one budget"):
+        with ledger, part("Good"), pytest.raises(ValueError, match="one ledger pays"):
             release(found["Fair"], 1.0)
         for name in (None, 1.5, True):
             with pytest.raises(TypeError, match="part must be"):

@@ -343,7 +343,7 @@ def test_what_is_refused(keys):
     made = training()
     with pytest.raises(ValueError, match="database must be arrays of shapes"):
         made(keys(0), {**NOTHING, "x": np.zeros((N, D + 1))})
-    with pytest.raises(ValueError, match="must be a single one"):
+    with pytest.raises(ValueError, match="must be a single training"):
         jax.tree.map(lambda leaf: np.full(3, leaf), made)(keys(0), NOTHING)
     stacked = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), NOTHING)
     with pytest.raises(ValueError, match="split the key"):

@@ -290,7 +290,7 @@ REFUSED = {
         lambda: PEOPLE(PEOPLE(COUNT, rows=1), rows=1),
         "about rows, got one per p",
     ),
-    "by group of people": (lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD), "by group first"),
+    "by group of people": (lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD), "apply by first"),
     "no query": (lambda: PEOPLE(len, rows=1), "query must be a Query or scores"),
     "no rows": (lambda: PEOPLE(COUNT, rows=0), "rows must be an integer of at least 1"),
     "no column": (lambda: queries.by_person(COUNT, person=len, rows=1), "person must be the name"),
@@ -305,7 +305,7 @@ REFUSED = {
     "of": (lambda: PEOPLE(COUNTS_BY_WARD, rows=1, of="value"), "of must be given to queries.by"),
     "sums": (
         lambda: PEOPLE(COUNTS_BY_WARD, rows=1, of="value", per_person="sum"),
-        r"must name the columns that the query is by.*\['ward'\]",
+        r"must name the columns that the query is grouped by.*\['ward'\]",
     ),
     "texts": (
         lambda: PEOPLE(COUNT, rows=1, order="day")(

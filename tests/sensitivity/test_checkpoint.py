@@ -163,7 +163,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", [name for name in OTHERS if name != "oracle"])
 def test_a_file_of_another_run_is_refused(sample, keys, name):
     sample()
-    with pytest.raises(ValueError, match=rf"checkpoint .*run is of another run, .*{name}"):
+    with pytest.raises(ValueError, match=rf"checkpoint .*run belongs to another run, .*{name}"):
         sample(**OTHERS[name](keys))
 
 

@@ -343,7 +343,7 @@ def test_processes_at_work_must_agree_and_those_that_ended_need_not(swept, keys,
     with _store.Store(tmp_path / "sweep").in_use() as other:
         with other.agreement():
             other.say("ab", {"chunk size": 7, "key": "another"})
-        with pytest.raises(ValueError, match=r"with another .*key"):
+        with pytest.raises(ValueError, match=r"with a different .*key"):
             swept()
         assert names(tmp_path / "sweep", "*.chunk") == []
     assert swept().attrs["cells_computed"] == 24
