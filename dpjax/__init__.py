@@ -51,6 +51,7 @@ from dpjax.population._ask import posterior
 from dpjax.population._bank import SimulationBank, simulation_bank
 from dpjax.population._confidence_set import ConfidenceSet, confidence_set
 from dpjax.population._posterior import Posterior
+from dpjax.population._widths import posterior_widths
 from dpjax.proving._prove_sensitivity import prove_sensitivity
 from dpjax.release._privatize import privatize
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -117,6 +118,7 @@ __all__ = [
     "plotting",
     "posterior",
     "posterior_sampler",
+    "posterior_widths",
     "privacy_profile",
     "privatize",
     "propose_test_release",

@@ -48,7 +48,7 @@ LONG = re.compile(
     r"|membership_trials|audit_curve|check_conformance"
     r"|adaptive_noise|objective_perturbation|private_weighted_majority|class_gaussians|from_density"
     r"|private_(covariance|pca|variance|k_means|linear_regression)|mwem|name_search|select_each|top_k"
-    r"|posterior|simulation_bank|confidence_set|calibration"
+    r"|posterior|posterior_widths|simulation_bank|confidence_set|calibration"
     r"|linear_svm|logistic_regression|ridge_regression)$"
 )
 IN_CI = (pytest.mark.slow, pytest.mark.long)

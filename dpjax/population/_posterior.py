@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _CONFIDENCE = 0.95
-_LEAST_SIZE = 100
+LEAST_SIZE = 100
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -49,16 +49,16 @@ class Posterior:
                 f"none of the {count:,} simulated databases could have given this release: the"
                 " prior or the model excludes it, or it is of another private function"
             )
-        if effective_size < _LEAST_SIZE:
-            needed = count * 2 * _LEAST_SIZE / effective_size
+        if effective_size < LEAST_SIZE:
+            needed = count * 2 * LEAST_SIZE / effective_size
             if is_tempered:
                 raise ValueError(
-                    f"effective size must be at least {_LEAST_SIZE}, got {effective_size:.1f} of"
+                    f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
                     f" {count:,} draws: their runs disagree. Ask for about {needed:.1g} draws, or"
                     " give fewer released numbers at once"
                 )
             raise ValueError(
-                f"effective size must be at least {_LEAST_SIZE}, got {effective_size:.1f} of"
+                f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
                 f" {count:,} draws: few simulated databases are near the release. Ask"
                 ' dpjax.posterior for method="tempered", which moves them there, or for about'
                 f" {needed:.1g} draws; or take a prior that public knowledge narrows, or give fewer"

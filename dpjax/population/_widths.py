@@ -1,0 +1,167 @@
+"""How wide posteriors will be, before there is a release: for the size of a study."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._types import Key, PyTree
+from dpjax.population._bank import SimulationBank, simulation_bank
+from dpjax.population._model import Model
+from dpjax.population._posterior import LEAST_SIZE
+from dpjax.population._world import World
+from dpjax.random._keys import check_key, sampling_key
+from dpjax.release._privatize import PrivateFunction
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+_LEAST_REPEATS = 10
+_Cell: TypeAlias = dict[str, np.ndarray]
+
+
+def posterior_widths(
+    key: Key,
+    private: Callable[[int, float], PrivateFunction],
+    *,
+    prior: Callable[[Key], PyTree],
+    model: Model,
+    n: Sequence[int],
+    epsilon: Sequence[float],
+    confidence: float = 0.95,
+    draws: int = 100_000,
+    repeats: int = 50,
+) -> "Dataset":
+    """How wide posterior intervals would be, for the number of people and epsilon of a study.
+
+    `dpjax.rehearse` compares the noise of a release with the sampling spread. This says what a
+    reader could conclude about the population: noise, clamping and sampling error together.
+
+    Args:
+        key: a typed key of `dpjax.random`, used for nothing else.
+        private: `private(n, epsilon)` makes the private function of a study with n people.
+        prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
+        model: `model(key, theta, n)` draws n records of a population.
+        n: numbers of people.
+        epsilon: the epsilons to compare.
+        confidence: the posterior probability of an interval.
+        draws: number of simulated populations for each n.
+        repeats: releases that are drawn for each n and epsilon, each about a population of its own.
+
+    Returns:
+        An `xarray.Dataset` (needs the extra "sweep") over `n`, `epsilon` and `repeat`:
+
+        - `width` of the interval, and `contains`, whether it contains the true theta. Numbers in
+          a pytree add their names, as in `Posterior.to_frame`;
+        - `effective_size` of each posterior.
+
+        `dpjax.plotting.utility(widths, variable="width", curve="n")` draws it over epsilon.
+
+    Raises:
+        ModuleNotFoundError: if xarray is not installed.
+        TypeError: if the key is not one of `dpjax.random`, or private, prior or model is not a
+            function, or `private` returns something else than `dpjax.privatize` does.
+        ValueError: if a size is out of range, or an effective size is below 100.
+
+    Formal guarantees:
+        None are needed: nothing private is read. Widths are averages over the prior: of a
+        population that it finds unlikely, nothing is said.
+
+    Source:
+        Gong (2022), as `dpjax.posterior`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import dpjax
+        >>> found = dpjax.posterior_widths(
+        ...     dpjax.random.seeded_key(0),
+        ...     lambda n, epsilon: dpjax.privatize(jnp.mean, dpjax.laplace(1 / n, epsilon)),
+        ...     prior=jax.random.uniform,
+        ...     model=lambda key, share, n: jax.random.bernoulli(key, share, (n,)).astype(float),
+        ...     n=[50, 200],
+        ...     epsilon=[0.1, 1.0],
+        ...     draws=5000,
+        ... )
+        >>> mean = found.width.mean("repeat")
+        >>> bool(mean.sel(n=200, epsilon=1.0) < mean.sel(n=50, epsilon=0.1))
+        True
+    """
+    check_key(key)
+    _checks.host_only("posterior_widths", key, "the draws of your own model")
+    xarray = _checks.extra("xarray", "sweep")
+    _checks.function("private", private)
+    sizes = [_checks.integer("n", size, least=1) for size in n]
+    losses = [float(_checks.positive("epsilon", one)) for one in epsilon]
+    confidence = _checks.fraction("confidence", confidence)
+    repeats = _checks.integer("repeats", repeats, least=_LEAST_REPEATS)
+    cells: list[list[_Cell]] = []
+    for i, size in enumerate(sizes):
+        of_size = jax.random.fold_in(key, i)
+        bank = simulation_bank(
+            of_size, private(size, losses[0]), prior=prior, model=model, n=size, draws=draws
+        )
+        banks = [_with_other_noise(bank, of_size, private(size, loss)) for loss in losses]
+        keys = jax.random.split(jax.random.fold_in(of_size, 1), len(losses))
+        given = zip(banks, keys, strict=True)
+        cells.append([_measured(one, k, repeats, confidence) for one, k in given])
+        for loss, cell in zip(losses, cells[-1], strict=True):
+            _check_size(size, loss, cell, bank.draws)
+    variables: dict[str, Any] = {
+        name: (
+            ("n", "epsilon", "repeat"),
+            np.array([[cell[name] for cell in row] for row in cells]),
+        )
+        for name in cells[0][0]
+    }
+    return xarray.Dataset(variables, {"n": sizes, "epsilon": losses, "repeat": np.arange(repeats)})
+
+
+def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) -> SimulationBank:
+    """The same simulations for another mechanism: exact values do not depend on it."""
+    world, population = bank._world, bank._world.population
+    other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
+    if jax.tree.map(jnp.shape, other.laws[0].published.tree()) != jax.tree.map(
+        jnp.shape, world.laws[0].published.tree()
+    ):
+        raise ValueError("private must release arrays of one shape for every epsilon")
+    return dataclasses.replace(bank, _world=other)
+
+
+def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
+    """Refuses a cell with a posterior of few draws: to leave it out would leave out narrow ones."""
+    least = float(cell["effective_size"].min())
+    if least < LEAST_SIZE:
+        needed = f", at least about {draws * 2 * LEAST_SIZE / least:.1g}" if least > 0 else ""
+        raise ValueError(
+            f"draws must be more{needed}, got {draws:,}: at n={n} and epsilon={epsilon:g} a"
+            f" posterior has the effective size {least:.1f}, and {LEAST_SIZE} are needed"
+        )
+
+
+def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -> _Cell:
+    """Widths of the posteriors of releases, each about a population of its own."""
+    found: dict[str, list[float]] = {}
+    keys = jax.random.split(key, 2 * repeats)
+    draw = jax.jit(bank.draw_release)
+    for i in range(repeats):
+        theta = jax.jit(bank._world.prior)(sampling_key(keys[2 * i]))
+        truth = [float(x) for leaf in jax.tree.leaves(theta) for x in np.ravel(leaf)]
+        released = draw(keys[2 * i + 1], theta)
+        weights, size = bank._weigh(bank._world.read(released), bank.values)
+        found.setdefault("effective_size", []).append(float(size))
+        levels = ((1 - confidence) / 2, (1 + confidence) / 2)
+        ends = bank._theta_on_host.quantiles(np.asarray(weights, np.float64), levels)
+        low, high = (
+            [float(x) for leaf in jax.tree.leaves(e) for x in np.ravel(leaf)] for e in ends
+        )
+        names = bank._theta_on_host.names
+        for name, a, b, true in zip(names, low, high, truth, strict=True):
+            suffix = "" if len(names) == 1 else f"_{name}"
+            found.setdefault(f"width{suffix}", []).append(b - a)
+            found.setdefault(f"contains{suffix}", []).append(float(a <= true <= b))
+    return {name: np.array(values) for name, values in found.items()}
