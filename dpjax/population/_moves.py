@@ -12,13 +12,26 @@ from jax.scipy.special import ndtr
 Density: TypeAlias = Callable[[jax.Array], jax.Array]
 """Takes a row of normal numbers to the log density of the release, which is finite."""
 
+WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+"""The same with a row of derivatives."""
+
 _KICKS = 16  # Of a path along the derivative.
 _MOST_TRIES = 12  # Points on an ellipse.
 RANDOM = 2 + _MOST_TRIES  # Normal numbers that a move needs beside a row of them.
 
 
+def with_slope(density: Density, size: int) -> WithSlope:
+    """The density and its derivative; of code on the host and of loops, zeros for the latter."""
+    both = jax.value_and_grad(density)
+    try:
+        jax.eval_shape(both, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
+    except (NotImplementedError, TypeError, ValueError):  # As JAX refuses to differentiate.
+        return lambda normal: (density(normal), jnp.zeros_like(normal))
+    return both
+
+
 def along_a_path(
-    density: Density,
+    both: WithSlope,
     power: jax.Array,
     step: jax.Array,
     normal: jax.Array,
@@ -32,7 +45,7 @@ def along_a_path(
     accepted.
 
     Args:
-        density: at the power 1.
+        both: the density at the power 1, and its derivative.
         power: of the density.
         step: the angle between two kicks, about.
         normal: random numbers, of the size of the particle and `RANDOM` more.
@@ -45,7 +58,6 @@ def along_a_path(
     velocity, uniform = normal[: len(particle)], ndtr(normal[len(particle) :])
     step = step * (uniform[0] + 0.5)
     cos, sin = jnp.cos(step), jnp.sin(step)
-    both = jax.value_and_grad(density)
 
     def kicked(velocity: jax.Array, slope: jax.Array) -> jax.Array:
         return velocity + step * power / 2 * jnp.nan_to_num(slope)

@@ -16,7 +16,7 @@ from jax import lax
 
 from dpjax._core._types import Key, PyTree
 from dpjax.population._latents import Latents
-from dpjax.population._moves import RANDOM, Density, along_a_path, on_an_ellipse
+from dpjax.population._moves import RANDOM, Density, along_a_path, on_an_ellipse, with_slope
 
 ISLANDS = 16  # Independent runs, which show the error of each other.
 _SHARE = 0.5  # The effective share of particles after each rise of t.
@@ -109,7 +109,7 @@ def _risen(density: Density, state: _State) -> _State:
         # All that the moves need is drawn at once: each draw would be compiled alone.
         shape = 2, count, size + RANDOM
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
-        path = functools.partial(along_a_path, density, power, step)
+        path = functools.partial(along_a_path, with_slope(density, size), power, step)
         particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
         ellipse = functools.partial(on_an_ellipse, density, power)
         particles, log = jax.vmap(ellipse)(normal[1], particles, log)

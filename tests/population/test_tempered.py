@@ -8,6 +8,7 @@ from scipy import stats
 
 import dpjax
 from dpjax.population._latents import Latents
+from dpjax.population._moves import with_slope
 from dpjax.population._tempered import _LEAST, ISLANDS, Islands, effective_size, weights_of
 
 
@@ -147,6 +148,24 @@ def test_counts_without_derivatives_have_the_exact_posterior(keys):
             1.5 / found.effective_size
         )
     assert found.effective_size > 100
+
+
+def on_the_host(normal):
+    spec = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.pure_callback(lambda x: np.float32(np.sum(x)), spec, normal)
+
+
+def by_a_loop(normal):
+    return jax.lax.while_loop(lambda x: x < 1, lambda x: x + 0.5, jnp.sum(normal))
+
+
+def test_what_has_no_derivative_is_moved_without_one():
+    row = jnp.array([0.5, -0.25])
+    for density in (on_the_host, by_a_loop):
+        value, slope = jax.jit(with_slope(density, 2))(row)
+        assert value == density(row)
+        assert not np.asarray(slope).any()
+    assert np.asarray(with_slope(jnp.sum, 2)(row)[1]).all()
 
 
 def test_draws_that_could_not_have_given_the_release_weigh_nothing():
