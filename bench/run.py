@@ -34,6 +34,7 @@ JOBS = (
     "attacks",
     "experts",
     "accuracy",
+    "synthetic",
 )
 
 

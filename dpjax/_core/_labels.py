@@ -66,6 +66,8 @@ def _axes(stored: list[Any]) -> tuple[Axis, ...]:
 
 def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
     """One dict for each number: its labels, the number, and the ends of its interval."""
+    if hasattr(value, "columns"):
+        raise TypeError("value of the release is a table already: use release.value")
     for leaf in jax.tree.leaves(value):
         _checks.host_only("to_frame", leaf, "the value")
     if isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value):
