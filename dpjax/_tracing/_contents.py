@@ -1,4 +1,4 @@
-"""Recognizes functions that always compute the same, so that their traces can be kept.
+"""Recognizes functions whose results never change, so that their traces can be kept.
 
 JAX caches the trace of a function by the function object. It does not notice if a closed-over value
 has changed. So dpjax traces functions anew at every call, which takes milliseconds. For two kinds
@@ -46,8 +46,8 @@ _BUILTINS = names(
 )
 
 
-# Functions that always compute the same, by their addresses when dpjax is imported. So a function
-# that replaces one of them later is not among them.
+# Functions that always compute the same, by their addresses when dpjax is imported. If a module's
+# function is replaced later, the new function has another address and is not trusted.
 _PURE = {
     id(value): value
     for value in (
@@ -81,7 +81,7 @@ _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
 class _UnknownError(Exception):
-    """Something may change."""
+    """Raised if a part of the function may change later."""
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
@@ -102,7 +102,7 @@ def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | N
     found = list[Callable[..., object]]()
     try:
         _collect(made, found, set())
-    except Exception:  # As in `contents_of`.
+    except Exception:  # A user's object may raise anything, as in `contents_of`.
         return None
     return tuple(found)
 
@@ -197,7 +197,7 @@ def _of_users(function: types.FunctionType) -> Hashable:
     found = list[Hashable]()
     for name, *attributes in paths:
         if name in variables and not attributes:
-            raise _UnknownError  # A global name of the user's module, which may be assigned anew.
+            raise _UnknownError  # A global name of the user's module may be reassigned.
         value = variables[name] if attributes else function.__builtins__[name]
         for attribute in attributes:
             if not any(value is module for module in (jax, *_MODULES)):

@@ -1,12 +1,12 @@
-"""Runs traced programs so that each lane of a `vmap` computes the same as alone.
+"""Runs traced programs so that each lane of a `vmap` computes the same as without `vmap`.
 
 The sampler runs a target for many databases at once, and a release runs it for one. Four kinds of
 operations would compute different results in these two cases, and are replaced:
 
-- LAPACK calls for batches may hang on a CPU. So each call gets one matrix.
+- LAPACK calls for batches. They may hang on a CPU, so each call gets one matrix.
 - Convolutions with different kernels. `vmap` joins them to one grouped convolution. XLA may pad the
   groups with zeros, and zero times infinity is NaN. So one lane that overflows would make other
-  lanes NaN. They run one after the other instead.
+  lanes NaN. So such convolutions run one after the other instead.
 - Functions with a rule of `jax.custom_batching`. The rule is code that no trace shows. It may
   compute something else than the function, depending on the number of lanes. So users' rules are
   left out.

@@ -1,4 +1,4 @@
-"""Code on the host: it is frozen when a target is traced, fingerprinted, and run from the copy.
+"""Copies code on the host when a target is traced, fingerprints it, and runs the copy.
 
 A Python function depends on closures, defaults, globals, modules, classes and objects. All of them
 may change, and may differ between processes. So the function is pickled by value, together with all
@@ -77,8 +77,8 @@ class HostCode:
 
         Args:
             function: the user's function.
-            version: a text that the user changes together with the function. It replaces the
-                fingerprint of the code.
+            version: a text that the user changes together with the function. It takes the place of
+                the code's fingerprint.
             facts: returns other values that the function depends on, or raises.
         """
         self._function, self._version, self._facts = function, version, facts
@@ -158,7 +158,7 @@ def _version_of(package: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Encoder:
-    """Feeds values to a hash, reduced to parts as pickle does it.
+    """Feeds values to a hash, after reducing them to parts as pickle does.
 
     A mutable object gets a number when it first occurs. So recursion ends, and two references to
     one list differ from two lists.
@@ -421,7 +421,7 @@ class Imports:
 def _contents(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # Nothing has been assigned yet.
+    except ValueError:  # The cell of the closure is still empty.
         return ()
 
 

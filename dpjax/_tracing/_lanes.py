@@ -1,4 +1,4 @@
-"""Checks that the lanes of a `vmap` do not touch: that none depends on the data of another.
+"""Checks that the lanes of a `vmap` do not *touch*: no lane depends on the data of another.
 
 Some bounds on one record assume this, where each record is a lane: in per-example gradients,
 predicates of queries, records of an oracle, and statistics of a sum. With nearly all operations of
@@ -22,25 +22,26 @@ from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._programs import Program, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 
-# Under `vmap`, these draw the bits of all lanes from the first lane's key.
+# Under `vmap`, these operations draw the bits of all lanes from the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# The code of these is not made of JAX operations. A kernel may read memory beyond its own block,
-# and other code may compute something else if it is batched or split.
+# These operations run code that is not made of JAX operations. A kernel may read memory beyond its
+# own block, and other code may compute something else if it is batched or split.
 _OPAQUE = names(
     "pallas_call core_map mpmd_map triton_kernel_call tpu_custom_call custom_partitioning",
     "call_exported call_hi_primitive",
 )
 
 
-# The results of these do not depend on how XLA vectorizes them: they move numbers, compare them, or
-# compute on bits.
+# Operations whose results do not depend on how XLA vectorizes them, because they only move numbers,
+# compare them, or compute on bits.
 _EXACT = JITS | names(
     "eq ne lt le gt ge and or not xor reduce_and reduce_or broadcast_in_dim reshape squeeze slice",
     "transpose concatenate",
 )
-# The results of these do not depend on it for integers. For floats, sums are rounded, and a minimum
-# may treat NaN differently. Division is not here: the machine decides on an integer divided by 0.
+# Operations whose results do not depend on it for integers. For floats they may, because sums are
+# rounded, and a minimum may treat NaN differently. Division is left out because the result of
+# dividing an integer by 0 depends on the machine.
 _EXACT_FOR_INTEGERS = names(
     "add sub mul neg abs sign min max clamp reduce_sum reduce_max reduce_min convert_element_type"
 )
@@ -87,7 +88,8 @@ def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
     """Refuses a program whose lanes may touch under `vmap`; `name` is for messages."""
     if found := touching(traced):
         raise ValueError(
-            f"{name} must not {found}. Under jax.vmap, its value for one could depend on others"
+            f"{name} must not {found}. Under jax.vmap, its value for one example could depend on"
+            " others"
         )
 
 
@@ -134,7 +136,8 @@ def is_exact(traced: jex.ClosedJaxpr) -> bool:
 
 def _is_exact(equation: Equation) -> bool:
     operation = equation.primitive.name
-    if operation == "select_n":  # The machine decides a choice among more than two.
+    # With more than two cases, the result for an invalid index depends on the machine.
+    if operation == "select_n":
         return aval(equation.invars[0]).dtype == bool
     if operation in _EXACT:
         return True

@@ -20,7 +20,7 @@ _BY_ELEMENT = names(
     "stop_gradient convert_element_type bitcast_convert_type broadcast_in_dim squeeze",
 )
 _REDUCTIONS = names("reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or")
-_WHOLE = object()  # A use that needs the whole array. Each reduction is a separate use.
+_WHOLE = object()  # Marks a use that needs the whole array. Each reduction is a use of its own.
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,7 +39,8 @@ class _Array:
 
     @property
     def is_written(self) -> bool:
-        # If two loops need an array, XLA may compute it in both, or store it. We assume the latter.
+        # If two loops need an array, XLA may compute it in both, or store it. We assume that XLA
+        # stores it.
         return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
 
 

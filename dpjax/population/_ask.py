@@ -36,17 +36,19 @@ def posterior(
 ) -> Posterior:
     """The parameters of a population, given a release about a sample of it.
 
-    `Release.interval` speaks of the clamped numbers of the people in the database. The posterior
-    speaks of the population behind them: noise, clamping and sampling error together.
+    `Release.interval` is about the exact value on the clamped records of the database. The
+    posterior is about the population that the records come from: it accounts for noise, clamping
+    and sampling error together.
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
         release: a `Release`, or its value; or a list of several about one database.
-        private: the private function that made it, `dpjax.privatize(target, mechanism)`; or a list.
+        private: the private function that made the release, `dpjax.privatize(target, mechanism)`;
+            or a list of such functions.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays: what is
             publicly believed before the release.
         model: `model(key, theta, n)` draws n records of a population.
-        n: the number of records. If it is private, a function that takes theta to it.
+        n: the number of records. If it is private, a function that computes it from theta.
         capacity: the public number of slots, if the release took `PaddedRecords`.
         draws: number of simulated populations. By tempering, some thousand are enough.
         method: "weighted" simulates from the prior and weighs. "tempered" moves the populations
@@ -66,13 +68,14 @@ def posterior(
             use their keys in other ways than tempering can follow.
 
     Formal guarantees:
-        Post-processing: prior, model, target and mechanism are public, and of the private database
-        only the release is used. So the guarantee of the release is untouched, whatever its
-        sensitivity was found by. Draw j has the weight of the probability of the release given
-        f(D_j), where f(D_j) is computed, clamped and rounded as in a release. NaN and failures of
-        host programs become the same public values. So the weighted draws converge to the exact
-        posterior, whatever f is. The density is that of the ideal noise at the drawn scale: the
-        tables of the noise and the grid of the release change probabilities by less than 1e-3.
+        Post-processing: prior, model, target and mechanism are public, and nothing about the
+        private database is used except the release. So the guarantee of the release does not
+        change, however its sensitivity was found. The weight of draw j is proportional to the
+        density of the release given f(D_j), where f(D_j) is computed, clamped and rounded as in a
+        release. NaN and failures of host programs become the same public values. So the weighted
+        draws converge to the exact posterior, whatever f is. The density is that of the ideal noise
+        at the drawn scale: the tables of the noise and the grid of the release change probabilities
+        by less than 1e-3.
 
         Tempered draws converge to the same posterior. All that `jax.random` draws for a population
         becomes a function of normal numbers. Moves of these leave their law times a power of the

@@ -1,4 +1,4 @@
-"""Simulated populations and databases, made once and weighed by any number of releases."""
+"""Simulated populations and databases, made once and weighted by any number of releases."""
 
 import contextlib
 import dataclasses
@@ -35,13 +35,14 @@ _MOST_DRAWS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class SimulationBank:
-    """Simulated populations, and what private functions compute of their databases.
+    """Simulated populations, and the exact values of private functions on their databases.
 
     Made by `dpjax.simulation_bank`. It is public: nothing in it comes from private data.
 
     Attributes:
         theta: the parameters, arrays with a leading axis of draws.
-        values: for each private function its exact values on the databases, likewise.
+        values: for each private function its exact values on the databases, with the same leading
+            axis.
 
     Formal guarantees:
         It reads no private database and costs no budget.
@@ -68,7 +69,7 @@ class SimulationBank:
         """The posterior given a release, from this bank alone.
 
         Args:
-            release: a `Release`, or its value; a list, where the bank is for several functions.
+            release: a `Release`, or its value; a list if the bank is for several functions.
 
         Returns:
             A `Posterior`.
@@ -90,7 +91,7 @@ class SimulationBank:
             theta: the parameters of the population.
 
         Returns:
-            The value of a release, or a tuple of values. JAX code; no ledger is told.
+            The value of a release, or a tuple of values. JAX code; no ledger pays for it.
         """
         return self._world.draw_release(key, theta)
 
@@ -131,7 +132,7 @@ def _weighed(
 
 
 class _Whole(Part):
-    """A simulation runs as one program: no other choice of parameters shares its draws."""
+    """Marks that a simulation runs as one program, which shares no draws with another part."""
 
     @property
     def cut(self) -> Cut:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -156,16 +157,15 @@ def simulation_bank(
     """Simulates populations and their databases once, for posteriors given any release.
 
     Draws theta_j from the prior and a database D_j from the model, and evaluates the target on it.
-    `bank.posterior(release)` then weighs theta_j by the density of the release given f(D_j).
+    `bank.posterior(release)` then weights theta_j by the density of the release given f(D_j).
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
-        private: a private function, `dpjax.privatize(target, mechanism)`, whose releases will be
-            given; or a list of several, all asked about one database.
+        private: a private function, `dpjax.privatize(target, mechanism)`, whose releases you will
+            condition on; or a list of several, all about one database.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
         model: `model(key, theta, n)` draws n records of a population.
-        n: the number of records. If it is private, a function that takes theta to it: it is then a
-            part of theta, or follows from it.
+        n: the number of records. If it is private, a function that computes it from theta.
         capacity: the public number of slots, if the release took `PaddedRecords`.
         draws: number of simulated populations.
         path: a folder that keeps finished chunks, as in `dpjax.sweep`.
@@ -184,7 +184,7 @@ def simulation_bank(
 
     Formal guarantees:
         None are needed: prior, model, target and mechanism are public, and no private database is
-        read. The bits are the same for one chunk size, device and version.
+        read. Results are bit for bit the same with the same chunk size, device and version.
 
     Source:
         Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data

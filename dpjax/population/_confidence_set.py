@@ -1,4 +1,4 @@
-"""Confidence sets for a population from simulated releases: no prior, finite samples."""
+"""Confidence sets for a population from simulated releases: without a prior, for every n."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from dpjax.release._privatize import PrivateFunction
 Releases: TypeAlias = Callable[[Key, Database], Release]
 """A private function: `private(key, database)` returns a release."""
 
-_BLOCK, _BLOCKS = 4, 64  # Parameters at a time, and the most blocks of a call.
+_BLOCK, _BLOCKS = 4, 64  # The parameters in a block, and the most blocks of a call.
 _LEAST_SEEDS = 19
 
 
@@ -37,7 +37,7 @@ class Simulation:
         population: draws databases.
         statistic: of the values of the releases.
         seeds: number of simulated releases.
-        like: one theta, as a tree of numbers.
+        like: an example of theta, a tree of numbers.
     """
 
     draws: tuple[Callable[[Key, Database], Value], ...]
@@ -47,7 +47,7 @@ class Simulation:
     like: PyTree
 
     def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The p-value of parameters, and how far the observed release is from simulated ones."""
+        """The p-value of parameters, and the observed release's distance from simulated ones."""
 
         def simulated(seed: jax.Array) -> jax.Array:
             of_database, *of_noise = jax.random.split(
@@ -68,7 +68,7 @@ class Simulation:
 
     @functools.cached_property
     def evaluate(self) -> Any:
-        """p-values and distances of a full array of parameters, of which the first blocks count."""
+        """p-values and distances of an array of parameters; only its first blocks are computed."""
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
             return self.p_value(key, self.tree(theta), observed)
@@ -77,8 +77,8 @@ class Simulation:
             key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             def step(i: jax.Array, found: Any) -> Any:
-                # One key for each theta, though the same: releases of several values under one
-                # key are refused, and here they are compared with nothing private.
+                # Every theta gets a copy of the same key. A mechanism refuses several values under
+                # one unbatched key, to protect releases; here no value is private.
                 keys = jnp.broadcast_to(key, thetas.shape[1:2])
                 new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
                 return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
@@ -99,12 +99,12 @@ class Simulation:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ConfidenceSet:
-    """The parameters of a population under which a release is not too unusual.
+    """The parameters of a population that a release does not exclude.
 
-    Made by `dpjax.confidence_set`. Nothing is searched before it is asked for.
+    Made by `dpjax.confidence_set`. It searches only when `interval` or a similar method is called.
 
     Attributes:
-        confidence: the probability that the set contains the true parameters, at least.
+        confidence: the least probability that the set contains the true parameters.
         bounds: the low ends and the high ends of the parameters that are searched.
         seeds: number of simulated releases for each theta.
 
@@ -161,8 +161,8 @@ class ConfidenceSet:
                 value within the bounds, and the largest p-value over these counts.
 
         Returns:
-            A multiple of 1 / (seeds + 1). With nuisance parameters, it is the largest that was
-            found: a search may miss a larger one.
+            A multiple of 1 / (seeds + 1). With nuisance parameters, it is the largest p-value that
+            a search found. There may be a larger one.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -228,11 +228,12 @@ class ConfidenceSet:
                 bounds or the model do not fit the release.
 
         Formal guarantees:
-            The set is exact, and its ends are searched. One parameter is looked at on a grid of 65
-            points; the outermost brackets are cut to 2^-22 of the bounds, and their outer ends are
-            returned. Several are looked at on a grid or a sequence, and ends are followed outward
-            in steps that shrink; the last step is added. The search misses parts of the set that
-            lie between points and are not joined to the rest.
+            Membership in the set is exact, but its ends are found by a search. A single parameter
+            is evaluated on a grid of 65 points. The brackets of the two ends are bisected to 2^-22
+            of the bounds, and their outer ends are returned. Several parameters are evaluated on a
+            grid or a sequence. From its outermost points the search goes further outward in
+            shrinking steps, and the last step is added. It can miss parts of the set that lie
+            between evaluated points and are not connected to the rest.
         """
         search, (low, high) = self._searched
         if not search.has_found:
@@ -247,7 +248,7 @@ class ConfidenceSet:
         return found_low, found_high
 
     def searched(self) -> tuple[PyTree, np.ndarray]:
-        """All parameters that the search of `interval` looked at, for a plot.
+        """All parameters that the search of `interval` evaluated, for a plot.
 
         Returns:
             Parameters with a leading axis, and their p-values.
@@ -312,27 +313,29 @@ def confidence_set(
     seeds: int = 199,
     statistic: Callable[[Any], PyTree] | None = None,
 ) -> ConfidenceSet:
-    """The parameters of a population that a release does not exclude: no prior, for every n.
+    """The parameters of a population that a release does not exclude, without a prior.
 
-    Each theta is tried by simulation: R seeds give R databases of theta and R releases of these. If
-    theta is true, the observed release is one of R + 1 alike. So theta is excluded if the observed
-    release is among the least central share alpha = 1 - confidence of all.
+    Each theta is tested by simulation: R seeds give R databases of a population with theta, and R
+    releases of them. If theta is true, the observed release and the simulated ones are R + 1
+    exchangeable releases. So theta is excluded if the observed release is among the least central
+    alpha (R + 1) of them, with alpha = 1 - confidence.
 
     Args:
         key: a typed key of `dpjax.random`, used for nothing else. It makes the seeds.
         release: a `Release`, or its value; or a list of several about one database.
-        private: what made it: any function `private(key, database)` that returns a `Release`, such
-            as that of `dpjax.privatize`, or of `learning.objective_perturbation`, or
-            `functools.partial(queries.private_mean, lower=0, upper=1, epsilon=1.0)`; or a list.
-        model: `model(key, theta, n)` draws n records of a population. It should be smooth in theta
-            for a fixed key: then few points tell where the set ends.
+        private: the function that made the release: any `private(key, database)` that returns a
+            `Release`, such as the result of `dpjax.privatize`, or of
+            `learning.objective_perturbation`, or `functools.partial(queries.private_mean, lower=0,
+            upper=1, epsilon=1.0)`; or a list.
+        model: `model(key, theta, n)` draws n records of a population. For a fixed key it should be
+            smooth in theta, so that a search finds the ends of the set with few evaluations.
         n: the number of records. If it is private, a function that takes theta to it.
         bounds: the low ends and the high ends of theta, two pytrees of numbers.
         capacity: the public number of slots, if the release took `PaddedRecords`.
         confidence: the probability that the set contains the true theta, in (0, 1).
-        seeds: R, at least 19. More make the set a little smaller, and take longer.
-        statistic: takes the value of a release, or the list of values, to the numbers that are
-            compared; by default all numbers of the release.
+        seeds: R, at least 19. More seeds make the set a little smaller, and take longer.
+        statistic: computes the numbers that are compared from the value of a release, or from the
+            list of values. By default all numbers of the release are compared.
 
     Returns:
         A `ConfidenceSet`.
@@ -345,15 +348,16 @@ def confidence_set(
             every theta would belong to the set.
 
     Formal guarantees:
-        Post-processing: no private database is read. Let the database be drawn from
-        `model(., theta, n)`, and the release from `private`. Then the set contains theta with
-        probability at least `confidence`, over database, noise and key together, for every n,
-        target and mechanism; bias of clamping, NaN and failures included. The reason: under theta,
-        the observed and the R simulated releases are exchangeable. The share of them that is no
-        more central than the observed one is at most alpha with probability at most
-        floor(alpha (R + 1)) / (R + 1). The key must be independent of the release. Rounding of
-        floats aside, depths do not depend on which of the R + 1 releases is the observed one.
-        `contains` and `p_value` are exact; `interval` says what its search may miss.
+        Post-processing: no private database is read. Let the database be drawn from `model(.,
+        theta, n)`, and the release from `private`. Then the set contains theta with probability at
+        least `confidence`, over database, noise and key together, for every n, target and
+        mechanism. This includes the bias of clamping, NaN and failures. The reason: under theta,
+        the observed and the R simulated releases are exchangeable. The p-value is the share of them
+        that are no more central than the observed one. It is at most alpha with probability at most
+        floor(alpha (R + 1)) / (R + 1). The key must be independent of the release. Apart from
+        rounding, the depths do not depend on which of the R + 1 releases is the observed one.
+        `contains` and `p_value` are exact if there are no nuisance parameters; the docstring of
+        `interval` says what a search may miss.
 
     Source:
         Xie and Wang (2022), "Repro Samples Method for Finite- and Large-Sample Inferences"; Awan
@@ -408,7 +412,7 @@ def _all(value: Value) -> Value:
 def _draw_of(
     private: Any, key: Key, population: Population, spec: Any, theta: PyTree
 ) -> Callable[[Key, Database], Value]:
-    """How a private function draws the value of a release, in JAX code."""
+    """The JAX code by which a private function draws the value of a release."""
     _checks.function("private", private)
     if isinstance(private, PrivateFunction):
         law = Law.of(private, key, population.database, spec, theta)
@@ -422,7 +426,7 @@ def _draw_of(
 
 
 def _observed(simulation: Simulation, release: Any) -> jax.Array:
-    """The statistic of the observed release; refuses a release of something else."""
+    """The statistic of the observed release; refuses a release of another structure."""
     values = list(release) if len(simulation.draws) > 1 else [release]
 
     def simulated(key: Key, theta: PyTree) -> list[Value]:
@@ -436,7 +440,7 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
     given = [jax.tree.map(lambda x: _checks.host_numbers("release", x), x) for x in given]
     if [jax.tree.map(np.shape, x) for x in given] != [jax.tree.map(jnp.shape, x) for x in wanted]:
         raise ValueError(
-            "release must be like what the private function releases of databases of the model,"
+            "release must be like the private function's releases about databases of the model,"
             f" {_checks.described(wanted)}, got {_checks.described(given)}"
         )
     as_arrays = [

@@ -4,16 +4,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-_LEAST_VARIANCE = 1e-6  # Of standardized numbers; keeps copies of one number invertible.
-_FURTHEST = 1e6  # From the median, in interquartile ranges.
+# The least variance of standardized numbers. It keeps the covariance matrix of equal numbers
+# invertible.
+_LEAST_VARIANCE = 1e-6
+_FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
 
 def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The share of points that are no more central than the observed one, and its distance.
 
-    All points enter alike: the depth of a point is a function of the point and of the set of all
-    R + 1 points. So if they are exchangeable, the share is at most alpha with probability at most
-    alpha: it is i / (R + 1) for the i-th deepest from outside, and ties count against rejection.
+    All points are treated alike: the depth of a point is a function of the point and of the set of
+    all R + 1 points. So if they are exchangeable, the share is at most alpha with probability at
+    most alpha. The share is i / (R + 1) for the i-th least central point, and ties count against
+    rejection.
 
     One number is compared by its rank from the nearer end, several by their Mahalanobis distance
     from the mean of all points.
@@ -23,11 +26,11 @@ def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.A
         simulated: shape (R, k).
 
     Returns:
-        The share, and the distance of the observed point from the middle, in units of the spread,
-        which guides a search where all shares are equal.
+        The share, and the distance of the observed point from the middle, in units of the spread.
+        The distance guides a search if all shares are equal.
     """
     points = jnp.concatenate([observed[None], simulated])
-    # NaN is a value like others: the largest.
+    # NaN counts as the largest value.
     points = jnp.where(jnp.isnan(points), jnp.inf, points)
     standard = _standardized(points)
     if points.shape[1] == 1:
@@ -42,7 +45,7 @@ def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _standardized(points: jax.Array) -> jax.Array:
-    """Distances from the medians, in interquartile ranges: finite, and of sizes that add up."""
+    """Distances from the medians in interquartile ranges, finite and of comparable sizes."""
     largest = jnp.finfo(points.dtype).max / 4
     finite = jnp.clip(points, -largest, largest)
     ordered = jnp.sort(finite, axis=0)
@@ -57,7 +60,7 @@ def _standardized(points: jax.Array) -> jax.Array:
 def _mahalanobis(points: jax.Array) -> jax.Array:
     """Squared distances from the mean, of points of shape (R + 1, k)."""
     k = points.shape[1]
-    # Sums in one order, whichever of the points is the observed one.
+    # Points are sorted, so that sums do not depend on which point is the observed one.
     columns = lax.sort(tuple(points.T), num_keys=k)
     ordered = jnp.stack(columns, axis=1)
     center = jnp.mean(ordered, axis=0, keepdims=True)

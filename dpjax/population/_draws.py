@@ -13,7 +13,7 @@ from dpjax.sweeps._axes import name_of_path
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws without weights; the order of each number is found once for all posteriors.
+    """Draws without weights. Each number is sorted once, for all posteriors.
 
     Attributes:
         tree: arrays with a leading axis of draws, in NumPy.
@@ -51,7 +51,7 @@ class Draws:
         return jax.tree.map(average, self.tree)
 
     def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
-        """For each level the least numbers with so much weight at or below them."""
+        """For each level and number, the least value with that much weight at or below it."""
         found = np.empty((len(levels), len(self.columns)))
         for i, (order, numbers) in enumerate(self._sorted):
             below = np.cumsum(weights[order])

@@ -1,4 +1,4 @@
-"""The law of a release: the exact value of a database, and the density of what is published."""
+"""The law of a release: the exact value on a database, and the density of the release."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ class Law:
 
     Attributes:
         private: the function.
-        plan: what it computes, and what draws the noise.
+        plan: its compiled target, and the draw of its noise.
         published: structure, shapes and dtypes of the value of a release.
     """
 
@@ -54,12 +54,12 @@ class Law:
         return cls(private, found[-1], TreeSpec.of(outputs))
 
     def exact(self, database: Database) -> Value:
-        """The value that gets noise, as a release computes it; JAX code."""
+        """The exact value before noise, computed as in a release; JAX code."""
         records, kind = self.private._read(database)
         return self.private._traced(kind)(records)
 
     def draw(self, key: Key, value: Value) -> Value:
-        """The value of a release; JAX code, and no ledger is told."""
+        """The value of a release; JAX code, and no ledger pays for it."""
         return _drawn(self.plan, key, value)
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
@@ -68,7 +68,7 @@ class Law:
             return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
-        """The arrays of a release; refuses a release of something else."""
+        """The arrays of a release; refuses a release of another structure."""
         value = release.value if isinstance(release, Release) else release
         wanted = self.published.tree()
         if jax.tree.structure(value) != self.published.structure:
@@ -93,7 +93,7 @@ def _drawn(plan: Inside, key: Key, value: Value) -> Value:
 
 def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
     return (
-        f"{name} must be like what the private function releases of databases of the model,"
+        f"{name} must be like the private function's releases about databases of the model,"
         f" {wanted}, got {_checks.described(value)}"
     )
 
@@ -105,7 +105,7 @@ def as_several(private: OneOrSeveral) -> tuple[PrivateFunction, ...]:
         if not isinstance(one, PrivateFunction):
             raise TypeError(
                 "private must be made by dpjax.privatize(target, mechanism), whose releases have a"
-                f" known density, got {_checks.shown(one)}: for other private functions there is"
+                f" known density, got {_checks.shown(one)}: for other private functions use"
                 " dpjax.confidence_set"
             )
     if not several:

@@ -34,7 +34,7 @@ class Population:
 
     @classmethod
     def of(cls, model: Model, n: NumberOfRecords, capacity: int | None) -> "Population":
-        """Checks what a caller gave."""
+        """Checks the caller's arguments."""
         _checks.function("model", model)
         if capacity is not None:
             capacity = _checks.integer("capacity", capacity, least=1)
@@ -43,7 +43,7 @@ class Population:
         elif capacity is None:
             raise ValueError(
                 "capacity must be the public number of slots, as n is a function of theta: the"
-                " release took PaddedRecords of so many slots"
+                " release took PaddedRecords with that many slots"
             )
         return cls(model, n, capacity)
 

@@ -21,14 +21,14 @@ LEAST_SIZE = 100
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
-    """What a release says about a population: draws of its parameters, with weights.
+    """The posterior of a population's parameters given a release, as weighted draws.
 
     Made by `dpjax.posterior` and `SimulationBank.posterior`. It prints the mean of every number
     with its interval of 95%.
 
     Attributes:
         weights: of the draws; their sum is 1.
-        effective_size: the number of equally weighted draws that would be worth as much.
+        effective_size: the number of equally weighted draws that would be as accurate.
 
     Formal guarantees:
         Post-processing of the release: it reads no private database and costs no budget.
@@ -42,12 +42,12 @@ class Posterior:
     def of(
         cls, draws: Draws, weights: np.ndarray, effective_size: float, *, is_tempered: bool = False
     ) -> "Posterior":
-        """Refuses weights that too few draws share."""
+        """Refuses weights that are concentrated on too few draws."""
         count = len(weights)
         if not effective_size > 0:
             raise ValueError(
                 f"none of the {count:,} simulated databases could have given this release: the"
-                " prior or the model excludes it, or it is of another private function"
+                " prior or the model excludes it, or another private function made it"
             )
         if effective_size < LEAST_SIZE:
             needed = count * 2 * LEAST_SIZE / effective_size
@@ -59,16 +59,16 @@ class Posterior:
                 )
             raise ValueError(
                 f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                f" {count:,} draws: few simulated databases are near the release. Ask"
+                f" {count:,} draws: few simulated databases have values near the release. Ask"
                 ' dpjax.posterior for method="tempered", which moves them there, or for about'
-                f" {needed:.1g} draws; or take a prior that public knowledge narrows, or give fewer"
-                " released numbers at once"
+                f" {needed:.1g} draws; or take a narrower prior from public knowledge, or give"
+                " fewer released numbers at once"
             )
         return cls(weights, effective_size, draws)
 
     @property
     def theta(self) -> PyTree:
-        """The draws: parameters with a leading axis, which `weights` belong to."""
+        """The draws: parameters with a leading axis, in the order of `weights`."""
         return self._draws.tree
 
     @property
@@ -77,7 +77,7 @@ class Posterior:
         return self._draws.mean(self.weights)
 
     def interval(self, confidence: float = _CONFIDENCE) -> tuple[PyTree, PyTree]:
-        """An interval for every number, which leaves out as much probability on either side.
+        """An interval for every number, with the same probability on either side of it.
 
         Args:
             confidence: the posterior probability of the interval, in (0, 1).
@@ -91,9 +91,9 @@ class Posterior:
 
         Formal guarantees:
             If theta is drawn from the prior and the database from the model, the interval contains
-            theta with probability `confidence`, up to the error of the simulation: of about
-            1 / (2 sqrt(effective_size)) in each probability at most. A wrong prior or model has no
-            such promise: see `dpjax.confidence_set` for one without a prior.
+            theta with probability `confidence`, up to the error of the simulation, which is at most
+            about 1 / (2 sqrt(effective_size)) in each probability. This does not hold if the prior
+            or the model is wrong. `dpjax.confidence_set` needs no prior.
         """
         left = (1 - _checks.fraction("confidence", confidence)) / 2
         low, high = self._draws.quantiles(self.weights, (left, 1 - left))
@@ -103,7 +103,7 @@ class Posterior:
         """The posterior of a function of theta.
 
         Args:
-            function: takes one theta to a pytree of real arrays; JAX code.
+            function: maps one theta to a pytree of real arrays; JAX code.
 
         Returns:
             A `Posterior` of what the function returns, on the same draws.

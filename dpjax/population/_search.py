@@ -7,23 +7,24 @@ from typing import TypeAlias
 import numpy as np
 
 Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Takes points of shape (count, d) in [0, 1]^d to p-values and distances of shape (count,)."""
+"""Computes p-values and distances, shape (count,), of points in [0, 1]^d, shape (count, d)."""
 
-_LINE, _PLANE, _SPACE = 65, 17, 512  # First points: on a line, each side of a plane, beyond.
-_CUT, _ROUNDS = 16, 4  # A bracket of the end of an interval is cut so often.
+# The number of first points on a line, on each side of a square, and in higher dimensions.
+_LINE, _PLANE, _SPACE = 65, 17, 512
+_CUT, _ROUNDS = 16, 4  # The parts into which a round cuts a bracket, and the rounds.
 _PROPOSED, _STEPS = 16, 12  # Proposals for each end of a projection, and steps.
-_NARROW = 0.6  # By so much steps shrink where an end does not move.
+_NARROW = 0.6  # The factor by which a step shrinks if its end did not move.
 
 
 @dataclasses.dataclass(eq=False)
 class Search:
-    """Points of the unit cube with their p-values; a point belongs if its p-value is above alpha.
+    """Points of the unit cube and their p-values; a point *belongs* if its p-value exceeds alpha.
 
     Attributes:
         evaluate: computes p-values.
         alpha: the level.
         dims: of the cube.
-        points: all that were looked at.
+        points: all points that were evaluated.
         p_values: of the points.
     """
 
@@ -45,7 +46,7 @@ class Search:
 
     @property
     def best(self) -> np.ndarray:
-        """The point with the largest p-value; of several, the one least away from the middle."""
+        """The point with the largest p-value; among ties, the one with the least distance."""
         return self.points[np.lexsort((self._distances, -self.p_values))[0]]
 
     @property
@@ -54,12 +55,12 @@ class Search:
         return bool((self.p_values > self.alpha).any())
 
     def begin(self) -> None:
-        """Looks at points all over the cube, then near the best, until one belongs."""
+        """Evaluates points all over the cube, then near the best one, until one belongs."""
         self.look(_spread(self.dims))
         self.climb(until_found=True)
 
     def climb(self, *, until_found: bool = False) -> None:
-        """Looks around the best point, nearer and nearer."""
+        """Evaluates points around the best one, closer and closer to it."""
         rng, width = np.random.default_rng(0), 0.25
         for _ in range(_STEPS):
             if until_found and self.has_found:
@@ -82,7 +83,7 @@ class Search:
         return self._ends_on_a_line() if self.dims == 1 else self._projections()
 
     def _ends_on_a_line(self) -> tuple[np.ndarray, np.ndarray]:
-        """Brackets of the outermost points that belong, cut again and again; their outer ends."""
+        """Cuts the brackets of the outermost points that belong; returns their outer ends."""
         for _ in range(_ROUNDS):
             brackets = [x for x in self._brackets() if x[0] != x[1]]
             inner = [np.linspace(*x, _CUT + 1)[1:-1] for x in brackets]
@@ -119,7 +120,7 @@ class Search:
         return np.maximum(-reach[: self.dims], 0), np.minimum(reach[self.dims :], 1)
 
     def _signed(self, points: np.ndarray) -> np.ndarray:
-        """How far out points are at each end: the low ends first."""
+        """How far out each point is in the direction of each end, low ends first."""
         return np.concatenate([-points, points], axis=1)
 
     def _outermost(self) -> np.ndarray:
@@ -136,7 +137,7 @@ class Search:
 
 
 def _spread(dims: int) -> np.ndarray:
-    """First points: a grid of a line or a plane, or an additive sequence (Roberts 2018)."""
+    """The first points: a grid on a line or a square, or an additive sequence (Roberts 2018)."""
     if dims <= 2:
         side = np.linspace(0, 1, _LINE if dims == 1 else _PLANE)
         return np.stack(np.meshgrid(*[side] * dims, indexing="ij"), axis=-1).reshape(-1, dims)

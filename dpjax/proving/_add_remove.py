@@ -34,7 +34,7 @@ from dpjax.proving._walk import Walk
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
-    """The records after the clamp, which fills empty slots with a public row."""
+    """The records' values after the clamp, which fills empty slots with a public row."""
     return [
         _within_rows(Tracked(x, _filled(x, number), Slots(0)))
         for x, number in zip(clamped, public.empty_row, strict=True)
@@ -67,7 +67,7 @@ class PaddedWalk(Walk):
         return value.value
 
     def improved(self, *situation: Any) -> None:
-        """No lemma is used: lemmas say nothing about slots."""
+        """Uses no lemma, because lemmas do not say how results depend on slots."""
 
     def outputs(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
         """The values of an operation's results, by its inner program or by its rules."""
@@ -77,7 +77,7 @@ class PaddedWalk(Walk):
         try:
             rows = Walk().ruled(equation, [x.empty for x in operands])
         except RefusalError:
-            rows = values  # Their ranges contain every row, also that of an empty slot.
+            rows = values  # Their ranges contain every row, including the row of an empty slot.
         operation, made = operation_of(equation.primitive.name), list[Tracked]()
         for value, row in zip(values, rows, strict=True):
             if value.pending.coarse:
@@ -103,7 +103,7 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """How far an emptied slot moves the outputs, and how far a permutation of records does.
+    """How far emptying a slot moves the outputs, and how far permuting the records does.
 
     Raises:
         RefusalError: if an output lists the records by their slots.
@@ -122,7 +122,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """A tighter bound: a row becomes the empty row or back, so it moves by the sum of two norms."""
+    """A tighter bound: a row is emptied or filled, so it moves by at most the sum of two norms."""
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is no row of an empty slot.
         return Tracked(value, value, x.slots)

@@ -30,7 +30,7 @@ Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The comparison a < b. The gap leaves -0 < 0 open, which is true in IEEE's total order."""
+    """The comparison a < b. Within the gap it is open, as is -0 < 0, true in IEEE's total order."""
     return a.high + gap < b.low, a.low >= b.high + gap
 
 
@@ -44,7 +44,7 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Comparisons. An answer may change where an input moves, from 0 to 1 or from 1 to 0.
+    """Comparisons. If an input moves, the answer may change from 0 to 1 or from 1 to 0.
 
     `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
 
@@ -140,7 +140,7 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """True everywhere: arrays with a finite range hold finite numbers."""
+    """True at every place, because an array with a finite range holds finite numbers."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite has no rule")
     if x.nan:  # All numbers are finite, and equal themselves.
@@ -149,7 +149,7 @@ def is_finite(x: Abstract, **_: Any) -> Abstract:
 
 
 def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
-    """Where `which` stays, the result moves as one case. Elsewhere it moves within its range."""
+    """Where `which` stays the same, the result moves as one case; elsewhere, within its range."""
     if which.is_known and (which.low == which.low.flat[0]).all():
         place = int(which.low.flat[0])
         if 0 <= place < len(cases):
@@ -198,7 +198,8 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
         )
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
-            # A compiler may drop a cast to float32 and back. Then nothing is rounded.
+            # A compiler may drop a cast to float32 and back. Then the number is not rounded, so the
+            # range must hold both.
             rounded = x.low.astype(dtype).astype(float)
             ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
@@ -235,7 +236,7 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
         raise RefusalError(f"a change from {x.dtype} to {dtype} has no rule: go by float32")
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
-    # If a compiler dropped the cast to 16 bits, the cast back may be the one that rounds.
+    # If a compiler drops the cast to 16 bits, the cast back may round instead.
     theta = 0.0 if held else rounding.unit(dtype) * (1 + 2.0**-6)
     found = lipschitz((x,), (x.low, x.high), (1.0,), dtype=dtype, relative=theta, whole=held)
     return dataclasses.replace(found, tied=x.tied, pending=x.pending.having(coarse=True))

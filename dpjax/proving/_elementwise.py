@@ -80,7 +80,7 @@ def lipschitz(
         l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
         return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
-    # Each end has its own error: near 0, a relative error is small.
+    # Each end is widened by its own error, because a relative error is small near 0.
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
@@ -290,7 +290,7 @@ def absolute(x: Abstract, **_: Any) -> Abstract:
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
     """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
-    # The maximum with -inf is the other operand. JAX writes it where a maximum starts.
+    # The maximum of -inf and x is x. JAX starts a maximum at -inf.
     idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
         shape = np.broadcast_shapes(one.shape, other.shape)
@@ -313,7 +313,7 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> A
 def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
     """min(max(x, low), high), for low <= high.
 
-    If low > high, XLA's rewrite of max(low, clamp(low, x, high)) as the clamp would be wrong.
+    XLA rewrites max(low, clamp(low, x, high)) as the clamp, which would be wrong for low > high.
     """
     if low.high.max() > high.low.min():
         a, b = aligned(low, high)
@@ -329,7 +329,7 @@ def steps(
     """floor, ceil, round, trunc, sign: monotone, with integer results. A jump adds 1 to a move."""
     # np.round rounds halves to even. Results of the other method might leave the interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
-        raise RefusalError("halves that round away from 0 have no rule: use jnp.round")
+        raise RefusalError("rounding halves away from 0 has no rule: use jnp.round")
     dtype = dtype or x.dtype
     ends = function(x.low), function(x.high)
     if x.whole:

@@ -26,7 +26,7 @@ _MOST_COPIES = 64
 
 
 def check_places(places: Abstract, size: int) -> None:
-    """Refuses indices that may wrap: XLA reads them as signed, and adds those of nested slices."""
+    """Refuses indices that may wrap: XLA reads them as signed, and adds nested ones."""
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(f"places in {places.dtype} have no rule here: use int32")
@@ -73,7 +73,7 @@ def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
 def broadcast(
     x: Abstract, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
 ) -> Abstract:
-    """Axes of length 1 are added, then repeated."""
+    """Adds axes of length 1, then repeats entries along axes."""
     places = broadcast_dimensions
 
     def put(sizes: Sequence[int]) -> list[int]:
@@ -229,7 +229,7 @@ def _may_be_one(parts: Sequence[Abstract]) -> bool:
 
 
 def new_axis(x: Abstract, axis: int) -> Abstract:
-    """The array with an axis of length 1 more."""
+    """The array with an additional axis of length 1."""
     shape = (*x.shape[:axis], 1, *x.shape[axis:])
     return broadcast(x, shape, [k for k in range(len(shape)) if k != axis])
 
@@ -265,7 +265,10 @@ def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
 def pad(
     x: Abstract, value: Abstract, padding_config: Sequence[tuple[int, int, int]], **_: Any
 ) -> Abstract:
-    """Padding by a public number, around and between the entries. Rows of padding do not move."""
+    """Padding by a public number, around and between the entries.
+
+    No record moves a row of padding.
+    """
     if not value.is_known or not value.is_finite:
         raise RefusalError("padding by a number that is not public and finite has no rule")
     if any(start < 0 or end < 0 for start, end, _ in padding_config):
@@ -287,7 +290,7 @@ def pad(
             array = made
         return array
 
-    # Differences are those of one row, so they are not padded along the records.
+    # A difference bounds the move of one row, so it is not padded along the records.
     within = [k for k in padded if k != x.axis]
 
     def moved(d: Difference) -> Moves:

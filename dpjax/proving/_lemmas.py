@@ -31,7 +31,8 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
 
     Let m be the mean and v the variance of the n - 1 other records. The variance of all records is
     v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m lie in one interval
-    of length w. A correction c multiplies all of it by n / (n - c).
+    of length w, so replacing x_i changes this by at most w^2 (n - 1) / n^2. A correction c
+    multiplies the variance by n / (n - c).
 
     In floats, let the computed mean be off by e. |e| is at most (gamma_n + 16 u) max|x|, where u is
     the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
@@ -138,7 +139,8 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute
     the weights anew for the second sum, so their `apart` is added.
     """
-    if flattened(w)[0] > 1:  # Each weight is a sum, and a compiler may flatten the sum of weights.
+    # If each weight is a sum, a compiler may flatten the sum of weights, which rounds differently.
+    if flattened(w)[0] > 1:
         return None
     least, most = float(w.low.min()), float(w.high.max())
     if x.shape != w.shape or len(x.shape) != 1 or least < 2.0**-30:
@@ -149,7 +151,8 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
-    # The largest share of one weight: itself the largest, and all others the least.
+    # One weight has the largest share if it is the largest possible and all others are the least
+    # possible.
     share = most / ((x.n - 1) * least + most)
     moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
     return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
@@ -161,7 +164,7 @@ def median(x: Abstract) -> Abstract:
     It is the mean of two neighboring order statistics. Sorting does not increase the l1 distance of
     two arrays. So the two order statistics together move by at most as much as the record. JAX
     computes their indices in floats. If n exceeds the integers that these floats hold exactly, it
-    may take the same record twice. Then, and for odd n, the bound has no factor 1/2.
+    may take the same record twice. In that case, and for odd n, the bound has no factor 1/2.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
@@ -196,7 +199,7 @@ def _error(x: Abstract, count: int) -> float:
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds on the moves of x_i - x_j: for each i, over all j; and over all i and j."""
+    """Bounds on the moves of x_i - x_j: the largest over j for each i, and over all i and j."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -222,7 +225,7 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     def moved(d: Difference) -> Moves:
         entry, both = _farthest_two(d, axis, count)
         each, largest = np.tanh(entry / 4), np.tanh(both / 4)
-        # The number of places that each of these bounds stands for.
+        # The number of places for which each stored bound stands.
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)

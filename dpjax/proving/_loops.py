@@ -8,9 +8,9 @@ search for S extrapolates a geometric series, or widens S. It proves nothing. Th
 check: a step from S leads into S.
 
 In a loop over the records, one step reads the changed record. Let B be an invariant of the steps
-that read unchanged records. Let A be such an invariant that also contains every carry that the
-changed record makes of a carry in B. The carry is in B before the changed record, and in A after
-it.
+that read unchanged records. Let A be another such invariant, which also contains every carry that
+the step with the changed record makes from a carry in B. Before that step the carry is in B, and
+after it in A.
 
 XLA unrolls loops of at most 64 steps, and may then merge operations of two steps. This changes no
 bound if all carries are sums and counters.
@@ -167,7 +167,7 @@ class LongLoop:
         rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
         last |= {k: self._total(k, rows[k]) for k in self.sums}
         rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
-        step(run, carry, changed=self.by_record)  # To be shown.
+        step(run, carry, changed=self.by_record)  # Records the step, so that `explain()` shows it.
         return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
 
     def _counted(self, k: int, least: int, most: int) -> Abstract:
@@ -178,7 +178,7 @@ class LongLoop:
         return make((), start.dtype, low, high, None, none, none, whole=True)
 
     def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
-        """The results of all steps along a new axis, from one step: with and without the change."""
+        """All steps' results along a new axis, from a step with and one without the change."""
         if self.by_record:
             moved, still = as_dense(moved), as_dense(still)
             axis, changed, others = 0, moved.others, still.others
@@ -216,7 +216,9 @@ class LongLoop:
     def _sums(self, k: int, terms: Abstract) -> Abstract:
         """The carry after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
-            raise RefusalError("a loop with so many partial sums has no rule: add them up at once")
+            raise RefusalError(
+                "a loop with so many partial sums has no rule: sum the terms with jnp.sum"
+            )
         sums = cumulative_sum(terms, 0, reverse=self.reverse)
         sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)
         start = broadcast(self.start[k], terms.shape, list(range(1, len(terms.shape))))
@@ -403,7 +405,7 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
-    """Whether the step from `taken` leads into it. A carry that `_met` changed was not walked."""
+    """Whether the step from `taken` stays inside it. A carry that `_met` changed was not walked."""
     same = all(x is m.value for x, m in zip(taken, met, strict=True))
     return same and all(_inside(m.after, m.before) for m in met)
 

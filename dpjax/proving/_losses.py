@@ -1,4 +1,4 @@
-"""Where a proof is loose: the bound of each step, compared with the moves of random neighbors.
+"""Finds where a proof is loose, by comparing each step's bound with moves of random neighbors.
 
 The ratio of a step is its bound divided by the largest move that was found. So its bound exceeds
 the true largest move by at most this factor. The loss of a step is its ratio divided by the largest
@@ -56,7 +56,7 @@ class Losses:
             )
             if bound == 0:
                 continue
-            # If no neighbor moves a step, nothing is known of its own loss.
+            # If no neighbor moves a step, its own loss is unknown.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))

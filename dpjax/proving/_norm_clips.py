@@ -225,14 +225,15 @@ class _Search:
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
-        if name == "max":  # At least as large as its operand, so a lower bound stays one.
+        # A maximum is at least its operand, so a lower bound on the operand is one on the maximum.
+        if name == "max":
             for one, other in (operands, operands[::-1]):
                 if self.number(other) is not None:
                     return self.squares(one)
         if name == "add":
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
-            # Other squares only make the sum larger. Two norms must agree, or neither counts.
+            # Other squares only make the sum larger. If two norms are found, they must agree.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
@@ -254,7 +255,7 @@ class _Search:
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: _At) -> _Norm | None:
-        """The beta, as a factor, if the variable is at most beta over the norm of x."""
+        """If the variable is at most beta over the norm of x, the norm with the factor beta."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -306,7 +307,8 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
             continue
         search = _Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
-        # A factor that may be 0 or negative is no clip: its bound would hold for one sign only.
+        # A factor that may be 0 or negative is not a clip, because its bound would hold for one
+        # sign only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
             return None if slack is None else _in_ball(x, by, norm, slack, divides=divides)

@@ -35,12 +35,13 @@ class Operation(NamedTuple):
     """What a proof knows about a primitive.
 
     Attributes:
-        rule: takes the abstract values of the operands, and by keyword the parameters of the
-            primitive, to the abstract value of the result, or to a list of them. None: the
-            operation is refused. `scan` has its rule in the walk.
+        rule: computes the abstract value of the result, or a list for several results. It takes the
+            abstract values of the operands and, by keyword, the parameters of the primitive. None:
+            the operation is refused. `scan` has its rule in the walk.
         slots: how the result depends on slots. None: under add-or-remove-one, the operands must be
             public.
-        merging: how a compiler may merge the operation with others. `ANY` assumes the least.
+        merging: how a compiler may merge the operation with others. `ANY` allows every kind of
+            merging.
         tighter: under add-or-remove-one, computes a tighter bound on the result.
         narrow: whether the rule accepts floats of 16 bits.
         cpu_only: whether the bound on its rounding holds on CPUs only.

@@ -1,8 +1,9 @@
 """Finds parts of a program that compute a known function, for which there is a lemma.
 
-JAX inlines `jax.nn.softmax` and others into the program of their caller. `jnp.var` and others stay
-an inner program with a name. In both cases the known function is traced on the same shapes, and the
-lemma applies only if both programs have one fingerprint. Names only select what to compare with.
+JAX inlines functions such as `jax.nn.softmax` into the program of their caller. Others, such as
+`jnp.var`, stay an inner program with a name. In both cases the known function is traced on the same
+shapes, and the lemma applies only if both programs have the same fingerprint. Names only select the
+functions to compare with.
 """
 
 import dataclasses
@@ -167,8 +168,8 @@ def improved(
     """
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
-    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. Uses of numbers
-    # of 16 bits may not. And lemmas are about numbers, not about NaN.
+    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. This may fail for
+    # numbers of 16 bits. And lemmas are about numbers, not about NaN.
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
     found = clipped(program.made, equation, values) if name in ("div", "mul") else None

@@ -4,14 +4,14 @@ XLA's algebraic simplifier rewrites programs, so rounding depends on more than o
 
 - *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also finds the two additions
   across operations that cancel: a product with 2 and one with 1/2, log and exp, or a sum of one
-  term. So the result of an operation has the `shift` of its operands, unless nothing can cancel
-  the operation.
+  term. So the result of an operation keeps the `shift` of its operands, unless no other operation
+  can cancel this one.
 - *Sums.* The accumulator of a scatter or of a matrix product may start at a number that the program
   adds later. Then each of the N additions rounds a number of that size. A sum of sums may become
   one sum of all terms.
 - *Factors.* (x c) (y d) becomes (x y) (c d), and a / b / c becomes a / (b c). So XLA computes
-  numbers that stand nowhere in the program. If these may overflow, the program is refused. If they
-  may underflow to 0, the error is added.
+  numbers that do not occur in the original program. If they may overflow, the program is refused.
+  If they may underflow to 0, the resulting error is added.
 """
 
 import math
@@ -73,9 +73,10 @@ def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> d
     """The flags of a result.
 
     If no other operation can cancel an operation, a compiler keeps it, except comparisons of
-    booleans. So it hides padding and truncation. A compiler knows for integers that x - x is 0 and
-    that x == x is true, and for all numbers that a square is at least 0. Indices of a gather or a
-    scatter do not become numbers of the result, so their truncation does not count.
+    booleans. So such an operation hides padding and truncation from the compiler. A compiler knows
+    for integers that x - x is 0 and that x == x is true, and for all numbers that a square is at
+    least 0. Indices of a gather or a scatter do not become numbers of the result, so their
+    truncation does not count.
     """
     flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):
@@ -172,8 +173,7 @@ def _bits(
     bits = sum(own)
     if bits + sum(tops) > rounding.most_bits(dtype):
         raise OverflowRefusalError(
-            "the numbers that multiply or divide may overflow where a compiler combines"
-            " them: rescale the records"
+            "the factors of a product may overflow if a compiler combines them: rescale the records"
         )
     return bits
 
@@ -191,7 +191,7 @@ def _size(x: Abstract) -> float:
 
 
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
-    """A bound on a public factor, or on its inverse. 1 for private arrays: nothing cancels them."""
+    """A bound on a public factor or its inverse; 1 for private arrays, which cannot cancel."""
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:
         return 1.0

@@ -33,7 +33,7 @@ def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """Rows of a public table at private indices. A row moves where its index does."""
+    """Rows of a public table at private indices. A row moves if its index moves."""
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
     plain = places.shape[-1:] == (1,) and tuple(slice_sizes) == (1, *size)
@@ -126,8 +126,8 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # Rounding errors: `one` of each entry, and `all_` of the sum of all entries. All of them
-    # together add up n rows and the entries of `start`.
+    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. All entries
+    # together are sums of n rows and the entries of `start`.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

@@ -38,7 +38,8 @@ def provable(target: Target, program: Program, norm: Norm, estimate: float) -> P
     """
     if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
         return None
-    try:  # The sampling does not need this line. So an error in a proof must not stop it.
+    # The sampling does not need this line, so an error in the proof must not stop the sampling.
+    try:
         known = cast(ProvedNorm, norm)
         line = _line(target, program, known, estimate) if _is_small(program) else None
     except Exception:
@@ -50,7 +51,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
     specs = program.inputs.argument(0).tree()
     own = own_bound(target, norm, specs)
     if math.isfinite(own) and own > 0:
-        return f"its own proof gives {shown_number(own)} at gamma 0: target.sensitivity"
+        return f"its own proof gives {shown_number(own)} at gamma 0: see target.sensitivity"
     dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
     for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
         # The same bounds for all arrays, as far as their dtypes reach.

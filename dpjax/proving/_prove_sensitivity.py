@@ -95,13 +95,13 @@ def prove_sensitivity(
         in any slots. A program that may look at slots is refused. The clamp gives empty slots a
         public row: 0 if the bounds allow it. `privatize` clamps the database first, so nothing is
         assumed about the data: infinities and outliers become public numbers, and so does NaN
-        unless the bounds allow missing numbers. The bound
-        includes rounding in the dtype that runs: sums in any order, fused products, subnormal
-        numbers that are flushed to 0, and 64 eps for elementary functions (512 in float64).
-        Releases run on CPUs and GPUs only, and convolutions on CPUs only. The proof assumes four
-        things. XLA runs without fast math. XLA compiles a program correctly; programs that it is
-        known to miscompile are refused. The compiled program is deterministic. Its elementwise
-        code computes each entry from the entries at the same place.
+        unless the bounds allow missing numbers. The bound includes rounding in the dtype that runs:
+        sums in any order, fused products, subnormal numbers that are flushed to 0, and 64 eps for
+        elementary functions (512 in float64). Releases run on CPUs and GPUs only, and convolutions
+        on CPUs only. The proof assumes four things. XLA runs without fast math. XLA compiles the
+        program correctly; dpjax refuses programs that XLA is known to miscompile. The compiled
+        program is deterministic. Its elementwise code computes each entry from the entries at the
+        same place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for
@@ -138,7 +138,7 @@ def prove_sensitivity(
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
-    # Such a value needs no mechanism, and noise for a sensitivity of 0 would have scale 0.
+    # A public value needs no mechanism, and noise for a sensitivity of 0 would have scale 0.
     if bound == 0:
         raise ValueError("the value is public: no record moves it")
     if not math.isfinite(bound):
@@ -171,7 +171,7 @@ def own_bound(
     specs: Database,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> float:
-    """The bound that a target of dpjax proves itself, or infinity.
+    """The bound that a target of dpjax proves by itself, or infinity if it proves none.
 
     It holds on all databases, so it also holds on clamped ones.
     """
@@ -184,7 +184,7 @@ def own_bound(
         return math.inf
     try:
         return max(target._bound_on(norm, one, specs) for one in relations)
-    except ValueError:  # It lacks a number that its factory was not given.
+    except ValueError:  # Its factory was not given a number that the bound needs.
         return math.inf
 
 
@@ -223,7 +223,7 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
 def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
     """The walk, and the values of the outputs. The last inputs are records within bounds."""
     walk, inputs = Walk(), _inputs(program, public)
-    # Records before the clamp may be anything, so the program must not use them otherwise.
+    # Records before the clamp are unbounded, so the program may use them only through the clamp.
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
     outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
     check_no_nan(jaxpr, outputs)
@@ -241,8 +241,8 @@ def _padded_walk(
     check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    # Emptying a slot also replaces its row, by the empty row. So a proof for replaced rows holds
-    # too, and may be tighter: it uses lemmas.
+    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows holds too, and
+    # it may be tighter because it can use lemmas.
     try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:
@@ -271,7 +271,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
-    """The value of an array after the clamp: one row moves, and no other row does."""
+    """The abstract value of an array after the clamp: one row moves, and no other row does."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))

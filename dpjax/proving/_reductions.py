@@ -69,10 +69,10 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
 
 
 def check_cut(x: Abstract) -> None:
-    """Refuses sums of truncated floats, if XLA may know that all of them are one number.
+    """Refuses sums of truncated floats if XLA may know that all of them are the same number.
 
-    XLA computes a cumulative sum of one number as multiples of it, but of the number before
-    truncation.
+    XLA computes a cumulative sum of equal numbers as multiples of that number. It wrongly uses the
+    number before truncation.
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
         raise RefusalError(

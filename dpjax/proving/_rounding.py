@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 # Bounds on |theta| in units of u: for sums and products; and for quotients and square roots. An
-# IEEE device stays within one u. XLA documents no bound, so these leave room.
+# IEEE device stays within one u. XLA documents no bound, so these numbers leave a margin.
 ARITHMETIC, DIVISION = 2, 8
 # Beyond these magnitudes, a program that XLA has rewritten might overflow, unlike the original.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60

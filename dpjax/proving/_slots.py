@@ -3,7 +3,8 @@
 A database has a public number of slots, and each slot holds a record or is empty. Suppose that the
 records are permuted among the slots. An array *follows* the records if its rows are permuted in the
 same way, up to rounding. An array *stays* if the permutation does not change it, up to rounding.
-Every array must do one of both. Other programs may depend on who is in which slot, and are refused.
+Every array must follow or stay. Other programs may depend on which record is in which slot, and are
+refused.
 """
 
 import dataclasses
@@ -194,7 +195,7 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
-    # Which slots are cut off is public, but which records stand in them is not.
+    # It is public which slots are cut off, but private which records they hold.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
         raise RefusalError(f"it selects records by their slots: {_REMEDY}")
     return Slots(axis)
@@ -269,8 +270,8 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
-# Tighter values. A record moves to the row of an empty slot, not to any row. And a permuted array
-# has equal rows, not just rows within its range.
+# Tighter bounds. A record's row becomes the row of an empty slot, not an arbitrary row. And a
+# permuted array has the same rows, not just rows within the same range.
 Tightening = Callable[[Applied], Abstract]
 
 

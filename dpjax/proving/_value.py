@@ -21,9 +21,9 @@ variable x of the program. It stands for a set of families of arrays x(D), its *
 9. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
 x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x again for each
-operation that uses x, and may round it differently each time. But one use rounds in the same way
-on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal too. Lemmas
-that read an array twice add `apart`.
+operation that uses x, and may round it differently each time. But the same use rounds in the same
+way on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal too.
+Lemmas that read an array twice add `apart`.
 
 Theorem. Let every input lie in its concretization. Let every rule map values in the concretizations
 of its operands into the concretization of its result. Then one record moves the output by at most
@@ -54,7 +54,7 @@ class RefusalError(Exception):
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised if a merged operation may overflow. Then a lemma may not replace the rule either."""
+    """Raised if a merged operation may overflow; then a lemma must not replace the rule either."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -431,7 +431,9 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
         # `check_surrounded` must refuse sums of such an array. Bounds on rows would hide its form.
-        raise RefusalError(f"numbers that move at one place of axis {axis} alone are no rows")
+        raise RefusalError(
+            f"numbers that move at a single place of axis {axis} alone cannot be records"
+        )
     each = over(each, axis)
     row = difference(each, x.shape, axis, l1=x.others.l1, l2=x.others.l2, whole=x.whole)
     norm = difference(over(x.magnitude, axis), x.shape, axis).l2
@@ -459,7 +461,8 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
-    if x.axis in repeated:  # One record, whose row is repeated: no axis counts records then.
+    # If the row of a single record is repeated, the axis no longer counts records.
+    if x.axis in repeated:
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)
 

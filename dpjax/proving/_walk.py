@@ -89,7 +89,7 @@ class Walk:
                 raise refused.get(atom, unclamped)
             return found
 
-        # Operations without an effect on the outputs are left out: they need no proof.
+        # Operations that no output depends on are skipped, because they need no proof.
         for count, equation in enumerate(live(jaxpr)):
             self.path = (*outer, count)
             outputs: list[Any] | None = None
@@ -105,7 +105,8 @@ class Walk:
                 outputs = None
                 reason = located(refusal, equation)
                 refused.update(dict.fromkeys(equation.outvars, reason))
-                # Effects are visible outside, and an overflow spoils what a lemma assumes.
+                # A side effect is visible outside the program, and an overflow violates the
+                # assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             name, place = equation.primitive.name, source_line(equation)

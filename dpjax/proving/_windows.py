@@ -125,10 +125,10 @@ class Windows:
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
         """The taps in groups. At one place, only taps of one group occur.
 
-        If `steps` are the strides, a place of the array is meant. It is o stride + t dilation for
-        each result o that reads it at tap t, so t dilation is the same modulo the stride. If
-        `steps` are the gaps, a result is meant. It reads numbers, and not gaps, at taps whose
-        t dilation is the same modulo the gap.
+        If `steps` are the strides, groups are for a place of the array. The place is o stride + t
+        dilation for each result o that reads it at tap t, so t dilation is the same modulo the
+        stride. If `steps` are the gaps, groups are for a result. It reads numbers, and not gaps,
+        only at taps whose t dilation is the same modulo the gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -334,7 +334,7 @@ def convolve(
     if dtype.kind == "f" and precision not in HIGHEST:
         raise RefusalError("a precision below the highest has no rule: leave it out")
     if min(itertools.chain((0,), *padding)) < 0:
-        # XLA on a CPU computes it from other numbers, and from some beyond the array.
+        # XLA on a CPU computes it from wrong entries, some of them beyond the array.
         raise RefusalError("a convolution with negative padding has no rule: slice")
     batch, feature, *spatial = dimension_numbers.lhs_spec
     if x.axis not in (None, batch):
@@ -391,7 +391,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     spread = map_.of(x.magnitude, kernel.off) * room
     host = 0.0 if exact else total * (room - 1)
     pending = Pending.of_sum(count * terms, load)
-    # Compilers may take a product with a vector for a sum, as in `contract`.
+    # A compiler may rewrite a product with a vector as a sum, as in `contract`.
     if groups > 1 or 1 in (outputs, math.prod(shape[:-1])):
         pending = pending.having(terms=count * terms, weight=load)
     low, high = rounding.widened(*ends, error + spread + host)

@@ -8,7 +8,7 @@ output is ever a key and no two uses share a block:
     fold_in   nonce 2       counter is the data
     noise     nonces 3, 4   the noise of releases (`_samples`); the nonce's second word is the round
 
-Words follow in the order of their blocks, so n words are the first n words of any longer draw.
+Words are in the order of their blocks, so a draw of n words is the beginning of any longer draw.
 
 Blocks are computed word by word over many lanes, in chunks that stay in the cache. Under `vmap`
 keys become lanes, so a million keys cost as much as a million blocks of one key.
@@ -36,7 +36,7 @@ KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
-# Lanes in a chunk: the fastest number on a CPU, and enough to fill any GPU.
+# The number of lanes in a chunk: the fastest on a CPU, and for GPUs enough to fill any of them.
 CHUNK, _GPU_CHUNK = 4112, 2**21
 # From this many lanes on, `_rounds_of_words` saves more time on a CPU than its compilation takes.
 _MANY_LANES = 2**9
@@ -52,7 +52,7 @@ _REFLECTED = np.array(
 )
 
 _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# The words of blocks, or of samples: each an array over lanes.
+# The words of blocks or of samples. Each word is an array over lanes.
 Words = tuple[jax.Array, ...]
 
 
@@ -71,7 +71,7 @@ def block_function(state: jax.Array) -> jax.Array:
 def _by_rows(
     together: Callable[[_Rows], _Rows], unroll: int = 1
 ) -> Callable[[jax.Array], jax.Array]:
-    """Twenty equal rounds in one loop: it compiles in a tenth of the time, and suits few lanes."""
+    """Twenty equal rounds in one loop: compiles ten times faster than unrolled; for few lanes."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
         a, b, c, d = state.reshape(4, 4, -1)
@@ -286,13 +286,13 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
 def in_chunks(
     function: Callable[..., PyTree], lanes: int, chunk: int, *arrays: jax.Array
 ) -> PyTree:
-    """As `by_chunks`, for chunks of a given number of lanes."""
+    """Like `by_chunks`, with a given number of lanes in a chunk."""
     count, size = len(arrays[0]), max(1, chunk // max(1, lanes))
     batches = -(-count // size)
     if batches <= 1:
         return function(*arrays)
     size = -(-count // batches)
-    function = jax.jit(function, inline=True)  # So that it is traced once.
+    function = jax.jit(function, inline=True)  # `jit` traces it once.
 
     def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
         # The last batch overlaps the one before. Padding instead would copy all keys.
@@ -314,7 +314,7 @@ def in_chunks(
     return lax.fori_loop(0, batches, go_on, empty)
 
 
-# Each is one compiled program. Outside of `jit`, its operations would be compiled one by one.
+# Each function is one compiled program. Otherwise JAX would compile its operations one by one.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     count, width = math.prod(shape), 2 if bit_width == 64 else 1
@@ -351,7 +351,7 @@ def _fold_in(key: jax.Array, data: ArrayLike) -> jax.Array:
 def _refuse_seed(seed: jax.Array) -> jax.Array:
     del seed
     raise ValueError(
-        "the chacha20 implementation takes no seed, because a search would find it: make keys by"
+        "the chacha20 implementation takes no seed, because a search could find it: make keys by"
         " dpjax.random.secure_key(), or in research by dpjax.random.seeded_key(seed)"
     )
 

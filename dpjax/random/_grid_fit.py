@@ -77,7 +77,7 @@ class GridFit(NamedTuple):
 
 @frozen_pytree
 class Calibration:
-    """The numbers that noise is calibrated to, in units of the value.
+    """The numbers that determine the scale of noise, in units of the value.
 
     Attributes:
         scale: nominal scale of the noise.
@@ -124,7 +124,7 @@ class Calibration:
         if exponent is None:
             exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
         known = self._in(compute, jnp)
-        # Keeps a distance from subnormal numbers, which devices may flush to 0.
+        # Stay away from subnormal numbers, which devices may flush to 0.
         limits = float_limits(compute)
         usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
         grid = power_of_two(exponent, compute)
@@ -133,7 +133,8 @@ class Calibration:
         exponent = exponent if floating else jnp.zeros_like(exponent)
         short = jnp.where(usable, short, 1)
         drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * step
-        drawn = jnp.where(usable, drawn, jnp.nan)  # Traced numbers cannot raise: they fail closed.
+        # A traced number cannot raise an error, so it gives NaN.
+        drawn = jnp.where(usable, drawn, jnp.nan)
         return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
@@ -193,7 +194,7 @@ class Calibration:
         ratio = self.scale / self.sensitivity
         balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
         ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
-        # The power of two nearest to sensitivity * ideal, whose product may underflow.
+        # The power of two nearest to sensitivity * ideal. The product itself may underflow.
         (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
         exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
         limits = float_limits(self.grid_dtype)
@@ -211,7 +212,7 @@ class Calibration:
         return enough & (small | (delta <= 0.9))
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
-        """The largest epsilon for which the margin covers the missed mass; negative if none is."""
+        """The largest epsilon at which the margin covers the missed mass; negative if none."""
         # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
         # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta

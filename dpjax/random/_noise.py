@@ -54,7 +54,7 @@ class Noise:
         dp_event: maps the noise multiplier (scale / sensitivity) to an event of dp-accounting. None
             if it has no such event; then the event that dominates every pure mechanism is used.
         event_norm: the norm of the sensitivity in this event.
-        lattice: draws it exactly. None for noise in floats, which promises nothing.
+        lattice: draws it exactly. None for noise in floats, which has no guarantee.
 
     Formal guarantees:
         None of its own: a mechanism pairs it with a norm and a scale.
@@ -214,7 +214,7 @@ GAUSSIAN = Noise(
     ),
 )
 
-# The exact noise of selections.
+# The exact noise that selections use.
 EXPONENTIAL = Lattice(
     _lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
 )

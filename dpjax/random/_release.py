@@ -143,7 +143,7 @@ def _add_to_padded(
     structure: TreeDef,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """`starts` is traced: shapes that are padded alike share this program."""
+    """Adds noise; `starts` is traced, so all shapes with the same padding share this program."""
     calibration = jax.tree.unflatten(structure, numbers)
     return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
 
@@ -248,20 +248,20 @@ def largest_release(dtype: DTypeLike) -> int | float:
 def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> Scalar:
     """The bound to which values of a dtype are clamped before they get noise."""
     if noise.lattice is None:
-        # Half the dtype's range for the value, half for the noise.
+        # Half of the dtype's range is for the value, and half for the noise.
         if jnp.issubdtype(dtype, jnp.floating):
             return largest_release(compute_dtype(dtype)) / 2
         return 2 ** (8 * integer_dtype(dtype).itemsize - 3)
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # This may overflow to infinity. Then `largest_release` is the clamp.
+    # This may overflow to infinity. Then values are clamped at `largest_release`.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 
 
 def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
-    """The array that gets noise: NaN becomes 0, and numbers beyond the bound become the bound.
+    """The array to which noise is added: NaN becomes 0, and numbers are clamped to the bound.
 
     Floats are cast to the dtype of the computation, integers to the dtype of the release.
     """
@@ -387,8 +387,8 @@ def first_above(
 ) -> jax.Array:
     """The first `count` places whose noisy number is at least the noisy threshold, in order.
 
-    Missing places are len(numbers). For a bad scale all are -1. All numbers are compared, even
-    after the last place, so the time reveals nothing.
+    If fewer numbers are above, the remaining places are len(numbers). For a bad scale all are -1.
+    All numbers are compared, even after the last place, so the time reveals nothing.
     """
     drawn = lattice_noise(key, (numbers.size + 1,))
     line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)

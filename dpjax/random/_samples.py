@@ -1,9 +1,9 @@
 """Samples of a key, made of uniform words. The first few words nearly always decide.
 
 An exact sample may need many words, but its first few words nearly always determine it. So in large
-draws, several samples take their first words from one shared block of ChaCha20. If these leave a
-sample open, it is drawn again from all of its words, to the same value as if that were done at
-once.
+draws, several samples take their first words from one shared block of ChaCha20. If these words do
+not determine a sample, it is *open*: it is drawn again from all of its words, and has the same
+value as if it had been drawn from all words at first.
 
     nonce 3    counter i is the sample's own block, for the sample at place i
     nonce 4    blocks that several samples share, for their first words
@@ -14,9 +14,10 @@ rows and `ALONE` columns. The samples of a column share one block, and each row 
 it. All other words, also those of later rounds, come from the sample's own block. The sample at a
 place depends on key, round and place alone. So n samples are the first n of any larger draw.
 
-The running time reveals nothing about samples that were left open, with one exception. In each part
-of 257 columns, two columns are drawn again, needed or not. Less than once in 6 * 10^9 samples,
-three columns are open. Then the loop takes another turn, which the time shows.
+The running time reveals nothing about open samples, with one exception. In each part of 257
+columns, two columns are always drawn again, even if none is open. Less than once in 6 * 10^9
+samples, three columns of a part are open. Then the loop makes another iteration, which an observer
+can see in the running time.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 
-# Samples, which columns are still open, and whether any is.
+# The samples, which columns are still open, and whether any column is.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
 # Gives the words of one round for a batch of samples.
 Draw: TypeAlias = Callable[[jax.Array], Words]
@@ -168,8 +169,8 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
         left_open = left_open.at[group, columns].set(False, mode="drop")
         return drawn, left_open, jnp.any(left_open)
 
-    # One turn is nearly always enough. It runs even if no column is open, so that the time does not
-    # show whether one is.
+    # One iteration is nearly always enough. It runs even if no column is open, so that the running
+    # time does not show whether one is.
     start = drawn, left_open, jnp.any(left_open) | True
     drawn, _, _ = lax.while_loop(lambda state: state[2], draw_again, start)
     return drawn

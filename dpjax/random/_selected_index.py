@@ -1,7 +1,8 @@
 """Private selection among scores, in integers: every option keeps a positive probability.
 
-A base measure multiplies the probabilities by public weights. Minus their logarithms are public
-integers on the noise's lattice, so adding them to the gaps rounds nothing private.
+A base measure multiplies the probabilities by public weights. The negative logarithms of these
+weights are rounded to the noise's lattice first. They are public, so no private number is rounded
+when they are added to the gaps.
 """
 
 import math
@@ -27,10 +28,11 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 
 # Log weights of options, one for each.
 LogBase: TypeAlias = tuple[float, ...]
-# The next round, and the index that a try selected, or -1.
+# The next round, and the index that was selected, or -1 if every try has failed so far.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# Public gaps of options, in points of the noise's lattice: the largest for a positive weight, which
-# no noise reaches, and the one for weight 0, which exceeds any gap of scores plus any other weight.
+# Public gaps, in points of the noise's lattice. The first is the largest gap of an option with a
+# positive weight; no noise reaches it. The second is the gap of an option with weight 0; it exceeds
+# any gap of scores plus any gap of the first kind.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -136,7 +138,8 @@ def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
     """The scores, with the worst score for taken options."""
     if taken is None:
         return scores
-    # Clamped before the minimum, because XLA's minimum on a CPU may ignore NaN in a large batch.
+    # Clamp before taking the minimum, because XLA's minimum on a CPU may ignore NaN in a large
+    # batch.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -205,8 +208,8 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
     With a base measure, its public gaps are added, and the smallest sum becomes 0.
 
-    Gaps are clamped at 2^61 points, which no noise reaches. This replaces each score s by
-    max(s, best - bound), which is no more sensitive than s.
+    Gaps are clamped at 2^61 points, which no noise reaches. So each score s becomes max(s, best -
+    bound), and one record moves this number no further than it moves the scores.
     """
     # XLA may compute a score twice with different roundings. Then the gap of the best option could
     # be negative and wrap around, and the option would never be selected. `written` prevents that.

@@ -1,4 +1,4 @@
-"""A table that statistics are asked of: which rows count, what it costs, and who pays."""
+"""The base of `PrivateTable`: which rows a statistic counts, its cost, and who pays."""
 
 import contextlib
 import dataclasses
@@ -93,7 +93,7 @@ class AskedTable:
         about: object = (),
         keeps_missing: bool = False,
     ) -> Question:
-        """The rows that a statistic of some columns counts, and its name."""
+        """The question of a statistic of some columns: the rows that it counts, and its name."""
         check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
         again = functools.partial(
@@ -136,13 +136,13 @@ class AskedTable:
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _leaf(self, column: str) -> PyTree:
-        """A column of numbers as a query takes it."""
+        """A column of numbers in the form that a query takes."""
         found = self._frame[column]
         found.numbers()  # Refuses texts.
         return found.leaf() if self._missing == "drop" else found.with_gaps()
 
     def _payer(self) -> Account | None:
-        """The ledger that pays, under the relation of the table; refused under another one."""
+        """The ledger that pays. It must have the relation of the table."""
         accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
         account = accounts[0] if len(accounts) == 1 else self._ledger
         if isinstance(account, Ledger):
@@ -189,7 +189,7 @@ class AskedTable:
         return [cells_of(name, self._frame, *how) for name in columns]
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
-        """What a private statistic of this query is asked with."""
+        """The arguments of a private statistic of this query."""
         epsilon, delta = cost.buys(query if asked.people is None else asked.people.integers(query))
         terms = {"epsilon": epsilon, "delta": delta, "relation": self.relation}
         return {**terms, "name": asked.name, "by": asked.by}
@@ -208,7 +208,7 @@ class AskedTable:
         *,
         before: Release | None = None,
     ) -> Release:
-        """A release with words for its numbers, and with the guarantee of what was found before."""
+        """A release with labels for its numbers. Its guarantee includes the search for bounds."""
         release = asked.labeled(self._paid(ask, key), axes)
         if before is None or release.labels is None:
             return release
@@ -219,13 +219,13 @@ class AskedTable:
         return dataclasses.replace(release, guarantee=together, labels=labels)
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
-        """The keys that enough rows have, and their noisy counts."""
+        """The keys that occur in enough rows, and their noisy counts."""
         check_of_people(self._people, "keys that are not public")
         epsilon, delta = cost.price()
         if delta is None:
             raise ValueError(
                 f"delta must be above 0 to find the keys of column {column!r}, which are private:"
-                " give one, or a ledger with one, or public keys"
+                " give a delta, a ledger with a delta, or public keys"
             )
         added = self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
@@ -255,5 +255,5 @@ class AskedTable:
 
 
 def identity(records: PyTree) -> PyTree:
-    """The vectors of a row, where the records are these alone."""
+    """The record itself, if records are vectors and nothing else."""
     return records

@@ -12,14 +12,14 @@ from dpjax.targets._clamping import check_interval
 
 Ends: TypeAlias = tuple[float, float]
 End: TypeAlias = float | datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
-"""A number, or what counts as one in a column of dates, times or durations."""
+"""A number, or in a column of dates, times or durations a value of that kind."""
 
 Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
-"""The ends of a column, or those of several columns by name."""
+"""The bounds of a column, or of several columns by name."""
 
 
 def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
-    """The ends of one column, as numbers; those of dates and times may be dates and times."""
+    """The bounds of one column, as numbers. For dates and times they may be given as such."""
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(

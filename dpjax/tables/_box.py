@@ -30,7 +30,7 @@ class Box:
 
     @property
     def middle(self) -> np.ndarray:
-        """Of the box."""
+        """The middle of the box."""
         return self.lower / 2 + self.upper / 2
 
     @property
@@ -47,7 +47,8 @@ class Box:
     def vectors(self, frame: Frame) -> np.ndarray:
         """The rows, each number clipped to its bounds, in units of the size around the middle.
 
-        Each number is computed from its own entry alone. A missing one counts as its lower end.
+        Each number is computed from its own entry alone. A missing number counts as the lower end
+        of its bounds.
         """
         numbers = np.stack([frame[name].numbers_or_nan() for name in self.columns], axis=1)
         clipped = np.clip(np.where(np.isnan(numbers), self.lower, numbers), self.lower, self.upper)
@@ -55,6 +56,6 @@ class Box:
 
 
 def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:
-    """The bounds of some columns, each with its own."""
+    """The box of some columns, each with its own bounds."""
     lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
     return Box(tuple(columns), lower, upper, in_ball)

@@ -1,4 +1,4 @@
-"""What a statistic may cost, as it is asked for, and the noise that this buys."""
+"""The cost of a statistic: epsilon, a share of a budget, or an error; and the noise for it."""
 
 import dataclasses
 import math
@@ -21,13 +21,13 @@ from dpjax.tables._distinct import DistinctCount
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
 _CONFIDENCE = 0.95
-# An epsilon that was found for an error is rounded up to so many digits.
+# An epsilon that is computed for a given error is rounded up to this many digits.
 _DIGITS = 4
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
 
 
 class Price(NamedTuple):
-    """Epsilon and delta of a release; a delta of None buys no Gaussian noise."""
+    """Epsilon and delta of a release. If delta is None, the noise is Laplace noise."""
 
     epsilon: float
     delta: float | None
@@ -35,12 +35,12 @@ class Price(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a statistic may cost: an epsilon, or an error; made by `cost_of`.
+    """The cost of a statistic, given by an epsilon or by an error; made by `cost_of`.
 
     Attributes:
-        epsilon: of the release; None where an error was asked for.
-        error: the half-width of the 95% interval of each number, at most.
-        delta: of the release; None takes as large a part of the budget's delta as of its epsilon.
+        epsilon: the epsilon of the release; None if an error is given instead.
+        error: the largest half-width of the 95% interval of each number.
+        delta: of the release; None takes the same part of the budget's delta as of its epsilon.
         budget: of the ledger that pays; (0, 0) without one.
         relation: of the table.
     """
@@ -52,15 +52,15 @@ class Cost:
     relation: NeighboringRelation
 
     def price(self) -> Price:
-        """Epsilon and delta of a statistic that is not asked for by its error."""
+        """Epsilon and delta of a statistic whose cost is not given by an error."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
     def split(self, parts: int) -> tuple[float, "Cost"]:
-        """One of several equal parts of epsilon, and the cost of the rest.
+        """One of several equal parts of epsilon, and a `Cost` with the rest.
 
-        A ledger rounds each payment up to its digits. The part is rounded down to them, so both
-        payments together are no larger than one of the whole epsilon.
+        A ledger rounds each payment up to its digits. The part is rounded down to these digits, so
+        the two payments together do not exceed one payment of the whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
@@ -68,7 +68,7 @@ class Cost:
         return _down(part), dataclasses.replace(self, epsilon=_down(whole - part))
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
-        """The smaller noise for an epsilon, or the least epsilon for an error."""
+        """For an epsilon, the mechanism with the smaller noise; for an error, the least epsilon."""
         if self.error is None:
             return self._smaller(query, self.price())
         error = _checks.positive("error", self.error)
@@ -82,13 +82,13 @@ class Cost:
         return self._smaller(query, self._at(_digits_up(enough)))
 
     def buys(self, query: IntegerQuery) -> Price:
-        """The price of a statistic of this query, with a delta where Gaussian noise is smaller."""
+        """The price of a statistic of this query, with a delta if Gaussian noise is smaller."""
         price = self.price()
         is_gaussian = self._smaller(query, price).noise is GAUSSIAN
         return price if is_gaussian else price._replace(delta=None)
 
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
-        """Laplace noise, or Gaussian noise where a delta buys less of it."""
+        """Laplace noise, or Gaussian noise if there is a delta and it is smaller."""
         epsilon, delta = price
         pure = discrete_laplace if _counts(query) else laplace
         choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
@@ -115,7 +115,7 @@ def cost_of(
     budget: tuple[Decimal, Decimal],
     relation: NeighboringRelation,
 ) -> Cost:
-    """What a statistic may cost, after a check of what was asked for."""
+    """Checks the arguments for the cost of a statistic, and returns the `Cost`."""
     given = {"epsilon": epsilon, "share": share, "error": error}
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
@@ -128,17 +128,19 @@ def cost_of(
 
 
 def _part_of(whole: Decimal, share: float) -> float:
-    """The epsilon of a share of a budget, rounded down to a float that prints so."""
+    """The epsilon of a share of a budget, rounded down to a float with few printed digits."""
     part = Fraction(Decimal(repr(float(_checks.positive("share", share)))))
     if part > 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     if whole == 0:
-        raise ValueError(f"share={share} is a part of a ledger's budget, and no ledger is given")
+        raise ValueError(
+            f"share={share} is a part of a ledger's budget, but the table has no ledger"
+        )
     return _down(part * Fraction(whole))
 
 
 def _counts(query: AnyQuery) -> bool:
-    """Whether a query gives integers, and not sums on a grid."""
+    """Whether the results of a query are counts, not sums on a grid."""
     return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
 
 

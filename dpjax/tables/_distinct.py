@@ -28,9 +28,9 @@ class DistinctCount(KnownSensitivity):
         shape: of the cells.
 
     Formal guarantees:
-        A row that is added changes the count of its cell by 1, or by nothing. A row that is
-        replaced may be the only one with its entry, and bring another one, so two cells change by
-        1 each; where there is one cell, what it takes and what it brings have opposite signs.
+        An added row changes the count of its cell by 1 or 0. A replaced row may remove the only row
+        with its old entry, and may bring a new entry, so two cells change by at most 1 each. If
+        there is a single cell, these two changes have opposite signs, so it changes by at most 1.
     """
 
     shape: tuple[int, ...]
@@ -62,12 +62,12 @@ class DistinctCount(KnownSensitivity):
 
 
 def words_of(column: Column) -> np.ndarray:
-    """Words that are equal for equal entries only: uint32 of shape (slots, words)."""
+    """Words that are equal if and only if entries are equal: uint32, shape (slots, words)."""
     entries = column.entries
     if column.is_text:
         return entries
     if entries.dtype.kind == "f":
-        wide = entries.astype(np.float64) + 0.0  # Minus 0 is 0.
+        wide = entries.astype(np.float64) + 0.0  # Turns -0 into 0, which is the same entry.
     else:
         wide = entries.astype(np.uint64 if entries.dtype.kind == "u" else np.int64)
     return np.ascontiguousarray(wide).view(np.uint32).reshape(len(entries), 2)

@@ -21,7 +21,7 @@ CORRELATION = "correlation"
 
 
 def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
-    """What is public of a line through rows of a table."""
+    """The public facts about a regression line through the rows of a table."""
     radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": regularization}
     how = {"statistic": LINE, "weight": float(_WEIGHT), "left_out": 1, "simulated": True}
     return {**radii, **how, "x": x.facts, "y": y.facts}
@@ -44,7 +44,7 @@ def _line_of_sums(text: str) -> Callable[..., PyTree]:
     facts = json.loads(text)
 
     def of_sums(value: jax.Array, n: jax.Array | None, scale: Scalar, unit: float) -> PyTree:
-        # The square of y, which comes last, is not released and not used.
+        # The mean square of y comes last. It is neither released nor used, so it is 0 here.
         triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
         moments = averages(triangle, n, scale * unit, weight=float(_WEIGHT))
         return _line_of_moments(moments, facts)[0]
@@ -59,7 +59,7 @@ def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, j
     ratio = y_size / np.asarray(facts["x"]["size"])
     middle = np.asarray(facts["x"]["middle"])
     weights = found["weights"] * jnp.asarray(ratio, found["weights"].dtype)
-    # Where x is 0, from where x is in the middle of its bounds.
+    # Converts the intercept at the middle of x's bounds to the intercept at x = 0.
     far = jnp.sum(found["weights"] * jnp.asarray(ratio * middle, found["weights"].dtype))
     return {"weights": weights, "intercept": y_middle + y_size * found["intercept"] - far}, matrix
 
@@ -71,7 +71,7 @@ STATISTICS[LINE] = Statistic(
 
 @compiled
 def correlation(moments: Moments) -> jax.Array:
-    """Of two coordinates; noise may make a variance 0, and so they are at least as large as it."""
+    """The correlation of two coordinates. Variances get a lower limit, as noise may make them 0."""
     return _of_two(moments, {})[0]
 
 
@@ -86,7 +86,7 @@ def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Arr
 
 
 def _unknown_if_flat(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """Nothing is known of a correlation where a variance may be 0."""
+    """Makes the error of a correlation unknown if a variance may be 0."""
     del facts
     return np.where(values[..., 0] < CLEAR * error, 2.0, 0.0)
 

@@ -20,7 +20,7 @@ class Column:
     Attributes:
         name: of the column.
         entries: numbers of shape (slots,), or the words of texts, of shape (slots, 4).
-        known: which slots hold an entry that is not missing.
+        known: which slots hold an entry, as opposed to a missing one.
         is_text: whether entries are texts.
         may_miss: whether the dtype of the column allows missing entries.
     """
@@ -32,11 +32,11 @@ class Column:
     may_miss: bool
 
     def leaf(self) -> np.ndarray | Texts:
-        """The column as a query takes it, where slots with missing entries do not count."""
+        """The column in the form that a query takes; slots with missing entries do not count."""
         return Texts(self.entries) if self.is_text else self.entries
 
     def with_gaps(self) -> PyTree:
-        """The column as a function of a row takes it: a missing number is NaN."""
+        """The column in the form that a function of a row takes: a missing number is NaN."""
         if self.is_text or self.entries.dtype.kind == "f" or not self.may_miss:
             return self.leaf()
         return Numbers.of(self.entries, self.known)
@@ -46,17 +46,17 @@ class Column:
         if self.is_text:
             raise TypeError(
                 f"column {self.name!r} must hold numbers for this statistic, got texts: count them"
-                " by their keys, or make numbers of them"
+                " by their keys, or convert them to numbers"
             )
         return self.entries.astype(np.float64)
 
     def numbers_or_nan(self) -> np.ndarray:
-        """The entries in float64, NaN where one is missing; refuses texts."""
+        """The entries in float64, with NaN for missing ones; refuses texts."""
         return np.where(self.known, self.numbers(), np.nan)
 
 
 class Frame:
-    """A frame of any library, or a dict of columns; nothing is converted before it is asked for."""
+    """A frame of any library, or a dict of columns. Columns are converted when they are used."""
 
     def __init__(self, frame: Any, most_rows: int) -> None:
         """Reads names and lengths, not entries."""
@@ -68,16 +68,16 @@ class Frame:
         self.rows = next(iter(lengths.values()))
         if self.rows > most_rows:
             raise ValueError(
-                "most_rows must be known to be enough for every table, got"
+                "most_rows must be enough for every possible table, got"
                 f" {most_rows} for {self.rows}"
             )
         self._converted: dict[str, Column] = {}
 
     def number(self, name: str, moment: Any) -> float:
-        """A public end of a column, which may be a date, a time or a duration in a column of such.
+        """A public bound of a column, as a number. For dates, times and durations it may be one.
 
         Raises:
-            TypeError: if it is of another kind than the column.
+            TypeError: if the bound is of another kind than the column.
         """
         if isinstance(moment, (int, float)) or name not in self.columns:
             return moment
@@ -91,7 +91,7 @@ class Frame:
 
     @property
     def used(self) -> list[str]:
-        """The columns that were asked for."""
+        """The columns that have been used."""
         return list(self._converted)
 
     def __getitem__(self, name: str) -> Column:
@@ -136,8 +136,9 @@ def _length(name: str, leaf: Any) -> int:
 
 
 def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The entries of a column on the host, and which are not missing; None if none can be."""
-    if isinstance(leaf, (list, tuple)):  # NumPy would choose a dtype by looking at the entries.
+    """The entries of a column on the host, and which are present; None if none can be missing."""
+    # NumPy would choose the dtype by the entries, which are private.
+    if isinstance(leaf, (list, tuple)):
         raise TypeError(
             f"{place} must be an array with a dtype, got a {type(leaf).__name__}: make one by"
             " numpy.array(entries, dtype=...), of floats if some are missing"

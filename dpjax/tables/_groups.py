@@ -23,11 +23,11 @@ By: TypeAlias = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """One cell for each combination of the keys of some columns; one for all rows without any.
+    """One cell for each combination of keys of some columns; without columns, a single cell.
 
     Attributes:
         axes: the columns with their keys.
-        codes: the cell of every slot, -1 for none.
+        codes: the cell of every slot; -1 if the slot is in no cell.
     """
 
     axes: tuple[Axis, ...]
@@ -76,7 +76,7 @@ def keys_of(name: str, given: Any) -> tuple[int, ...] | tuple[str, ...]:
 
 
 def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndarray:
-    """The place of each entry among public keys, -1 for none of them; from its own entry alone."""
+    """The index of each entry in the public keys, or -1, computed from that entry alone."""
     if isinstance(keys[0], str) != column.is_text:
         kind = "texts" if column.is_text else "numbers"
         raise TypeError(
@@ -84,7 +84,7 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
             f" {_checks.shown(keys)}"
         )
     if column.is_text:
-        # Sorted as bytes; equal fingerprints are equal texts.
+        # Fingerprints are compared as bytes. Equal fingerprints count as equal texts.
         entries, wanted = (_as_bytes(x) for x in (column.entries, fingerprints(keys)))
         known = column.known
     else:
@@ -120,7 +120,7 @@ def _as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
 def buckets_of(column: Column, buckets: Sequence[float]) -> tuple[tuple[str, ...], np.ndarray]:
     """A label for each bucket between increasing edges, and the bucket of each entry, or -1.
 
-    The last bucket holds its upper edge, as in NumPy.
+    The last bucket includes its upper edge, as in NumPy.
     """
     edges = increasing("buckets must be at least 2 increasing edges", buckets, least=2)
     numbers, last = column.numbers(), len(edges) - 2

@@ -1,4 +1,4 @@
-"""A frame larger than memory: statistics that add up read it in batches, and others refuse it."""
+"""A frame larger than memory. Statistics made of sums read it in batches; others refuse it."""
 
 import copy
 import functools
@@ -12,7 +12,7 @@ from dpjax._core._records import PaddedRecords
 from dpjax.tables._frame import Frame
 
 T = TypeVar("T")
-# The rows of a batch, public. Longer batches are hardly faster.
+# The public number of rows in a batch. Longer batches are hardly faster.
 ROWS = 2**18
 
 
@@ -45,7 +45,7 @@ def frame_of(frame: Any, most_rows: int) -> Frame:
 
 
 def structure_of(frame: Frame) -> Frame:
-    """A frame for names and dtypes of columns."""
+    """A frame that gives the names and dtypes of the columns."""
     return frame.of_batch if isinstance(frame, LargeFrame) else frame
 
 

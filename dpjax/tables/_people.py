@@ -1,4 +1,4 @@
-"""People of a table: which of their rows a statistic counts, and how far they move it."""
+"""The people of a table: which of their rows a statistic counts, and how far they move it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ from dpjax.queries._truncation import Truncation, checked_truncation
 from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 
-# Statistics that scale their noise by `Question.people`. Others are refused, also new ones.
+# Statistics that scale their noise by `Question.people`. Other statistics are refused, including
+# future ones.
 _OF_PEOPLE = (
     *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
     *("covariance", "correlation", "pca", "regression", "synthetic"),
@@ -24,7 +25,8 @@ class People:
     """The people of a table, and how many of their rows count.
 
     Attributes:
-        truncation: by columns of the frame; its groups are those of statistics by these columns.
+        truncation: which rows count. Its groups are columns of the frame, for statistics by these
+            columns.
     """
 
     truncation: Truncation
@@ -38,7 +40,8 @@ class People:
         columns = {name: frame[str(name)] for name in names}
         records = {name: column.with_gaps() for name, column in columns.items()}
         exact, _ = exact_records("frame", records)
-        # A row in no cell takes no other's place. Whether it is in one depends on itself alone.
+        # A row outside all cells must not use up one of the rows that count. Whether a row is in a
+        # cell depends on that row alone.
         inside = question.present & (question.cells.codes >= 0)
         kept, _ = here.kept(exact, jnp.asarray(inside))
         cells = {name: len(keys) for name, keys in by.items()}
@@ -55,12 +58,10 @@ def people_of(
         given = {"rows": rows, "groups": groups, "order": order}
         named = [name for name, value in given.items() if value is not None]
         if named:
-            raise TypeError(f"person must name the column of ids, where {named[0]} is given")
+            raise TypeError(f"person must name the column of ids if {named[0]} is given")
         return None
     if rows is None:
-        raise TypeError(
-            f"rows must be given: how many rows of a person count, of those in {person!r}"
-        )
+        raise TypeError(f"rows must be given: how many rows of each person in {person!r} count")
     return People(checked_truncation(person, rows, groups, order))
 
 
@@ -68,6 +69,6 @@ def check_of_people(people: People | None, statistic: str) -> None:
     """Refuses a statistic if it is not known how far several rows of a person move it."""
     if people is not None and statistic not in _OF_PEOPLE:
         raise ValueError(
-            f"{statistic} must be asked of a table without person=: how far several rows of a"
-            " person move it is not known"
+            f"{statistic} must be asked of a table without person=: no bound is known on how far"
+            " several rows of a person move it"
         )

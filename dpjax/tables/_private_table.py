@@ -56,16 +56,18 @@ from dpjax.tables._synthetic import (
 )
 from dpjax.tables._where import Where
 
-_OF_MODEL = Accuracy.of("", {"why": "its rows are drawn from a model, and are those of nobody"})
-_NO_INTERVAL = "its ends are powers of two, which hold most numbers of the column"
+_OF_MODEL = Accuracy.of(
+    "", {"why": "its rows are drawn from a model, and no row is a real person's"}
+)
+_NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie between them"
 Probabilities = float | Fraction | Sequence[float | Fraction]
 
 
-_PARTS = 4  # bounds=None spends one of so many parts of epsilon on finding some.
+_PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent on finding bounds.
 
 
 class Span(NamedTuple):
-    """The ends that a column is clipped to.
+    """The bounds to which a column is clipped.
 
     Attributes:
         ends: the lower and the upper one.
@@ -89,37 +91,39 @@ class PrivateTable(AskedTable):
 
     Arguments that many statistics take:
 
-    - `by`: columns and their public keys, as {"ward": ["A", "B"]}, for every combination of keys. A
-      release by `keys` may stand for the keys of its column. Rows with other keys count nowhere.
-    - `where`: a public predicate on one row, as `lambda row: row["age"] >= 18`, in JAX. It sees
-      texts, which compare with a text, and numbers, where a missing one is NaN.
+    - `by`: columns and their public keys, as {"ward": ["A", "B"]}, for every combination of keys.
+      Instead of a list of keys you may pass a release of `keys`. Rows with other keys are not
+      counted.
+    - `where`: a public predicate on one row, written in JAX, such as `lambda row: row["age"] >=
+      18`. It gets texts, which can be compared with a text, and numbers, where a missing number is
+      NaN.
     - `epsilon`, or `share` of the epsilon of the ledger's budget, or `error`, the half-width of the
-      95% interval of each number: exactly one of them. For an error the table takes the least
-      epsilon.
-    - `delta`: None takes as large a part of the ledger's delta as of its epsilon. Where there is a
-      delta, noise is Gaussian if that is smaller.
-    - `bounds`: the ends that numbers are clipped to, public. They are a guess of what is possible,
-      not the least and the largest number of this table. For several columns it is a dict.
+      95% interval of each number: exactly one of them. If you give an error, the table computes the
+      least epsilon that reaches it.
+    - `delta`: None takes the same part of the ledger's delta as of its epsilon. If there is a
+      delta, the noise is Gaussian when that is smaller.
+    - `bounds`: public bounds to which numbers are clipped. Choose them by what is possible, not by
+      the least and the largest number of this table. For several columns, give a dict.
     - `key`: None draws a key from the operating system; give one in tests.
 
     Args:
         frame: a table of pandas, polars or Arrow, or a dict of columns. Only columns that a
             statistic uses are converted.
-        most_rows: a number that is public, and known to be enough for the rows of every table.
-        ledger: with the budget that pays for all statistics; None leaves it to a ledger that is
-            open, if there is one.
-        relation: which tables are neighbors: by default those that differ in one row that is added,
-            so that the number of rows is private.
+        most_rows: a public number that no table's number of rows can exceed.
+        ledger: with the budget that pays for all statistics; None uses the open ledger, if there is
+            one.
+        relation: which tables are neighbors. By default one table has one row more than the other,
+            so the number of rows is private.
         missing: "drop" leaves out rows that miss an entry in a column of the statistic. "lower"
             counts a missing number as the lower end of its bounds.
         name: of these rows, for a ledger that pays for several tables.
         person: the column of ids, if a person may have several rows: neighbors differ in all rows
-            of a person. None protects a row. A row without an id counts nowhere.
-        rows: how many rows of a person count, public; needed with `person`. Of the rows that a
-            statistic asks about, the first ones count.
-        groups: columns, and in how many of its groups a person counts in a statistic by this
-            column, public. Then `rows` count in each of these groups.
-        order: a column of numbers: rows with the least ones are the first. None takes the order of
+            of a person. None protects a row. A row without an id is not counted.
+        rows: how many rows of a person count, public; needed with `person`. The first of the rows
+            that a statistic asks about count.
+        groups: maps a column to the public number of its groups in which a person counts, in a
+            statistic by this column. In each of these groups, `rows` rows of the person count.
+        order: a column of numbers that orders the rows, the least first. None takes the order of
             the table.
 
     Attributes:
@@ -134,17 +138,17 @@ class PrivateTable(AskedTable):
     Formal guarantees:
         Every statistic is (epsilon, delta)-DP under the relation, for the delta that its release
         shows. Whether a row counts, and in which group, depends on that row alone: on its missing
-        entries, `where`, and its keys. So a row that is added moves a statistic by no more than
-        the query behind it may move. Under replace-one a row may come to count, or cease to, which
-        the sensitivity covers. With `person`, which of these rows count depends on the other rows
-        of the same person alone, and all rows of a person move a statistic by no more than
-        docs/proofs/people.md says. Names of columns, dtypes, keys, bounds and predicates are
+        entries, `where`, and its keys. So an added row moves a statistic by at most the sensitivity
+        of its query. Under replace-one the old row may count and the new row not, or the other way
+        around; the sensitivity covers that. With `person`, whether a row counts also depends on the
+        other rows of the same person, and all rows of a person move a statistic by at most the
+        bound in docs/proofs/people.md. Names of columns, dtypes, keys, bounds and predicates are
         public.
 
-        In a ledger a statistic has a name: statistic, columns, and a fingerprint of everything that
-        was asked. The same question, also of a later run of the same program, returns what was paid
-        for. The entries of the table are never looked at for that: give the ledger another
-        `version` after they change.
+        In a ledger each release has a name: the statistic, its columns, and a fingerprint of all
+        arguments. The same question, also in a later run of the same program, returns the release
+        that was paid for. The name does not depend on the entries of the table: give the ledger
+        another `version` after they change.
 
     Example:
         >>> import numpy as np
@@ -181,8 +185,8 @@ class PrivateTable(AskedTable):
         self._people = people_of(person, rows, groups, order)
         if self._people is not None and isinstance(self._frame, LargeFrame):
             raise ValueError(
-                "frame must fit into memory, where person= is given: rows of a person may lie in"
-                " several batches, got batches"
+                "frame must fit into memory if person= is given, because rows of a person may lie"
+                " in several batches; got batches"
             )
         self._payer()
 
@@ -201,7 +205,7 @@ class PrivateTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """How many rows there are, in all or in each group.
+        """The number of rows, in all or in each group.
 
         Args:
             by: see `PrivateTable`; so are the other arguments.
@@ -210,7 +214,7 @@ class PrivateTable(AskedTable):
             share: of the ledger's epsilon, instead.
             error: of each count, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of integers, with an axis for each column of `by`.
@@ -241,7 +245,7 @@ class PrivateTable(AskedTable):
             share: of the ledger's epsilon, instead.
             error: of each count, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of integers, with an axis for each column.
@@ -268,20 +272,20 @@ class PrivateTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """How many numbers of a column are in each bucket, in all or in each group.
+        """The number of entries of a column in each bucket, in all or in each group.
 
         Args:
             column: of numbers, by name.
-            buckets: increasing edges, public; a bucket holds its lower edge, the last one also its
-                upper edge. Numbers outside are not counted; the first edge may be -inf, the last
-                one inf.
+            buckets: public, increasing edges. A bucket includes its lower edge, and the last bucket
+                also its upper edge. Numbers outside are not counted; the first edge may be -inf,
+                the last one inf.
             by: see `PrivateTable`; so are the other arguments.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             error: of each count, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of integers; buckets are the last axis.
@@ -323,7 +327,7 @@ class PrivateTable(AskedTable):
             share: of the ledger's epsilon, instead.
             error: of each sum, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of one number for each group.
@@ -363,7 +367,7 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of one number for each group, between the bounds.
@@ -405,7 +409,7 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of {"mean": ..., "variance": ...}.
@@ -442,13 +446,13 @@ class PrivateTable(AskedTable):
         Args:
             column: of numbers, by name.
             probabilities: of the quantiles, each from 0 to 1.
-            bounds: between which quantiles are looked for; see `PrivateTable`. None takes a quarter
-                of the epsilon to find some, by `bounds`; the label says which.
+            bounds: the range in which quantiles are searched; see `PrivateTable`. None takes a
+                quarter of the epsilon to find some, by `bounds`; the label says which.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of numbers; quantiles are the last axis.
@@ -485,14 +489,14 @@ class PrivateTable(AskedTable):
         """How many different entries a column has, in all or in each group.
 
         Args:
-            column: of texts or numbers, by name. A missing entry is none.
+            column: of texts or numbers, by name. Missing entries are not counted.
             by: see `PrivateTable`; so are the other arguments.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             error: of each count, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of integers, with an axis for each column of `by`.
@@ -524,13 +528,13 @@ class PrivateTable(AskedTable):
         Args:
             column: of texts or integers, by name.
             k: how many, at least 1.
-            keys: those that may be among them, public. None finds those that enough rows have, as
-                `keys` does, and needs a delta; there may be fewer than k.
+            keys: the public keys to choose from. None finds the keys that occur in enough rows, as
+                `keys` does, and needs a delta; then there may be fewer than k.
             where: see `PrivateTable`; so are the other arguments.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of a tuple of keys.
@@ -554,7 +558,7 @@ class PrivateTable(AskedTable):
             )
             counts = np.asarray(found.value)
         # Each row is in one cell, so all noisy counts together cost one epsilon, and their order
-        # costs nothing. To select k keys one by one would split epsilon into k.
+        # costs nothing. Selecting the k keys one by one would split epsilon into k parts.
         places = np.argsort(-counts, kind="stable")[:k]
         value = tuple(known[int(place)] for place in places)
         return Release(value, found.guarantee, labels=Labels(asked.statistic))
@@ -569,7 +573,7 @@ class PrivateTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The keys of a column that enough rows have, where the list of keys is private.
+        """The keys that occur in enough rows of a column, if the list of keys is private.
 
         Args:
             column: of texts or integers, by name.
@@ -577,7 +581,7 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee, needed where no ledger has one.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of a tuple of keys in increasing order, for `by=`; see
@@ -609,7 +613,7 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of {"mean": ..., "covariance": ...}.
@@ -647,18 +651,18 @@ class PrivateTable(AskedTable):
 
         Args:
             x: a column of numbers, by name.
-            y: another one.
+            y: another column of numbers, by name.
             bounds: of each column; see `PrivateTable`.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of numbers in [-1, 1]. Its interval is simulated, and holds everything where
-            the noise could hide that a column is constant.
+            A `Release` of numbers in [-1, 1]. Its interval is simulated. It is [-1, 1] if the noise
+            could hide that a column is constant.
         """
         box = box_of((x, y), bounds, structure_of(self._frame))
         cost = self._cost(epsilon, share, delta=delta)
@@ -694,12 +698,13 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of {"mean": ..., "components": ..., "variances": ...}, where the component
-            of the largest variance comes first. Intervals are simulated. Where two variances
-            nearly tie, a component may be any direction, and its interval says so.
+            of the largest variance comes first. Intervals are simulated. If two variances are
+            nearly equal, the directions of their components are uncertain, and so their intervals
+            are wide.
         """
         box, words = box_of(columns, bounds, structure_of(self._frame)), tuple(columns)
         count = _checks.integer("components", components, least=1, most=len(words))
@@ -741,14 +746,14 @@ class PrivateTable(AskedTable):
             y: the column that is explained, by name.
             x: the columns that explain it.
             bounds: of y and of each x; see `PrivateTable`.
-            regularization: 0 or above; a multiple of the identity that is added to the average of
-                x x^T, in units of the bounds.
+            regularization: at least 0; the average of x x^T plus this multiple of the identity is
+                inverted, in units of the bounds.
             by: columns and their keys.
             where: a predicate.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of {"weights": ..., "intercept": ...}, in units of the columns. Intervals
@@ -805,7 +810,7 @@ class PrivateTable(AskedTable):
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
             delta: of the guarantee, needed where no ledger has one.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
@@ -813,7 +818,9 @@ class PrivateTable(AskedTable):
         box = box_of(columns, bounds, structure_of(self._frame), in_ball=True)
         price = self._cost(epsilon, share, delta=delta).price()
         if price.delta is None:
-            raise ValueError("delta must be above 0 for k-means: give one, or a ledger with one")
+            raise ValueError(
+                "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
+            )
         asked = self._asked("k_means", columns, where=where, about=(box.facts, clusters))
         database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
         how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
@@ -935,22 +942,23 @@ class PrivateTable(AskedTable):
         """A range of a column that holds nearly all of its numbers, between powers of two.
 
         Numbers are counted between powers of two and their negatives, with noise. The range goes
-        from the first to the last bucket whose noisy count is above what an empty one would have.
+        from the first to the last bucket whose noisy count exceeds what noise alone would give an
+        empty bucket.
 
         Args:
             column: of numbers, by name.
             where: a predicate; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: of the ledger's epsilon, instead.
-            key: for tests.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
             A `Release` of the lower and the upper end; NaN if there are too few numbers to tell.
 
         Formal guarantees:
-            Those of a histogram. With probability .999 every end is one of a bucket that holds a
-            number. A number may be outside: about ln(1000 k) / epsilon of them, in k buckets, may
-            be missed at either end.
+            Those of a histogram. With probability .999 the first and the last bucket of the range
+            both hold a number. Numbers may lie outside the range: with k buckets, about ln(1000 k)
+            / epsilon of them at either end.
 
         Source:
             Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
@@ -980,7 +988,7 @@ class PrivateTable(AskedTable):
         cost: Cost,
         key: Key | None,
     ) -> Span:
-        """The ends of a column, found where none are given, and what is left to pay with."""
+        """The bounds of a column, found privately if not given, and the cost that remains."""
         if bounds is not None:
             return Span(bounds_of(column, bounds, structure_of(self._frame)), cost, key, None)
         if cost.epsilon is None:
@@ -991,12 +999,12 @@ class PrivateTable(AskedTable):
         low, high = np.asarray(found.value, np.float64).tolist()
         if not low < high:
             raise ValueError(
-                f"bounds=None found no range of column {column!r} at epsilon={part:g}: too few rows"
-                " to tell; give bounds"
+                f"bounds=None found no range of column {column!r} at epsilon={part:g}, because too"
+                " few rows count: give bounds"
             )
         return Span((low, high), rest, keys[1], found)
 
 
 def _parts(records: PyTree) -> tuple[Any, Any]:
-    """The vectors of a row whose products a line needs."""
+    """The vectors x and y of a row, whose products a regression line needs."""
     return records["x"], records["y"]

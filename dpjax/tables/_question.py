@@ -1,4 +1,4 @@
-"""What a statistic is asked about: the rows that count, their groups, and a public name."""
+"""A question to a table: the rows that a statistic counts, their groups, and a public name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,23 +24,23 @@ GROUP, VALUE = "group", "value"
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The rows that a statistic counts, and what it is called.
+    """The rows that a statistic counts, its groups, and its name.
 
     Attributes:
-        what: the statistic alone, as "mean".
-        statistic: with its columns, as "mean of price".
-        name: the same with a fingerprint of all that was asked, for a ledger.
+        what: the name of the statistic without columns, such as "mean".
+        statistic: the name with columns, such as "mean of price".
+        name: the same with a fingerprint of all arguments, for a ledger.
         cells: the groups.
         present: which slots hold a row that counts; it depends on that row alone.
         relation: which tables are neighbors.
-        again: asks the same of another `PrivateTable`.
+        again: asks the same question of another `PrivateTable`.
         people: how many rows of a person count; None if neighbors differ in a row.
-        moments: "dates", "times" or "durations" if the answer is one, else "".
+        moments: "dates", "times" or "durations" if the answer is of that kind, else "".
 
     Formal guarantees:
-        A query of these rows moves as far as the query itself, where a row is added. A replaced row
-        may come to count, or cease to. So under replace-one the rows that count are a group: the
-        reach of a grouped query covers that a row enters a group or leaves it.
+        An added row moves a query of the rows that count by at most the reach of the query. A
+        replaced row may start or stop counting. So under replace-one the rows that count are
+        treated as a group: the reach of a grouped query covers rows that enter or leave a group.
     """
 
     what: str
@@ -64,18 +64,18 @@ class Question:
 
     @property
     def by(self) -> By | RowsOfPeople | None:
-        """The groups as `queries` takes them."""
+        """The groups in the form that `queries` takes."""
         if not self.is_grouped:
             return None
         groups: By = {GROUP: range(self.cells.size)}
         return groups if self.people is None else RowsOfPeople(groups, self.people)
 
     def of_people(self, query: Query) -> Query:
-        """A query of the rows that count, as far as a person moves it."""
+        """A query of the rows that count, with a reach for all rows of a person."""
         return query if self.people is None else self.people.query(query)
 
     def database(self, value: PyTree) -> PaddedRecords:
-        """A column, or a dict of columns, in the slots that count, beside the groups."""
+        """A column or a dict of columns, with the slots that count and the groups."""
         if not self.is_grouped:
             return PaddedRecords(value, self.present)  # pyright: ignore[reportArgumentType]
         columns = value if isinstance(value, dict) else {VALUE: value}
@@ -88,7 +88,7 @@ class Question:
         return self.of_people(by(query, column=GROUP, keys=range(self.cells.size), of=VALUE))
 
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
-        """The release with one axis for each column of groups, and with words for its numbers.
+        """The release with one axis for each column of groups, and with labels for its numbers.
 
         `axes` are the other axes of the arrays of its value, by their names.
         """
@@ -108,5 +108,5 @@ class Question:
 
 
 def question_name(statistic: str, *asked: object) -> str:
-    """A name for a ledger, which covers everything that was asked."""
+    """A name for a ledger, with a fingerprint of all arguments."""
     return f"{statistic}{FINGERPRINT}{digest(statistic, asked)[:16]}"

@@ -8,15 +8,15 @@ from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.tables._frame import Column
 
 _EXPONENTS = range(-20, 64)
-# The middle bucket holds all numbers nearer to 0 than the least power.
+# The middle bucket holds all numbers closer to 0 than the least power of two.
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# With this probability no bucket that is empty counts as one that holds numbers.
+# The probability that no empty bucket is mistaken for one that holds numbers.
 _CONFIDENCE = 0.999
 
 
 def powers_of(column: Column) -> np.ndarray:
-    """The bucket of each entry between powers of two and their negatives; ends hold what is beyond.
+    """The bucket of each entry; the outer buckets also hold the numbers beyond them.
 
     Positive buckets hold their lower edge, negative ones their upper edge.
     """
@@ -28,7 +28,7 @@ def powers_of(column: Column) -> np.ndarray:
 
 
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """The ends of the buckets that hold numbers, as far as noisy counts can tell; else NaN."""
+    """The ends of the range of buckets that surely hold numbers; NaN if there are none."""
     # Noise on each empty bucket is below this, with the confidence for all of them together.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
     least = float(mechanism.error(confidence=confidence, like=np.int32(0)))

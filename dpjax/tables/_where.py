@@ -17,7 +17,7 @@ from dpjax.queries._counts import of_each_record
 from dpjax.tables._frame import Frame
 
 Where: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Takes one row, a dict of its columns, to a boolean."""
+"""Maps one row, a dict of its columns, to a boolean."""
 
 
 class _Asked(Mapping[str, PyTree]):
@@ -41,7 +41,7 @@ class _Asked(Mapping[str, PyTree]):
 def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
     """Which slots satisfy a predicate, and a fingerprint of its program and its columns.
 
-    The predicate sees one row at a time, in the same program in every slot, as that of
+    The predicate sees one row at a time, by the same program for every slot, as in
     `queries.counting_query`. So whether a row counts depends on this row alone.
     """
     _checks.function("where", predicate)
@@ -60,7 +60,7 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
         return answers
 
     program = Program.trace("where", total, records)
-    # A program does not say which columns its operands are.
+    # The program does not contain the names of the columns, so the fingerprint adds them.
     asked = digest(sorted(names), program.fingerprint)
     return np.asarray(evaluate_alone(records, program=program)), asked
 
@@ -71,5 +71,5 @@ def _columns_of(predicate: Where, frame: Frame) -> list[str]:
     with jax.enable_x64(True):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
     if not asked.names:
-        raise ValueError("where must look at a column of the row, and looks at none")
+        raise ValueError("where must use a column of the row, and uses none")
     return list(asked.names)

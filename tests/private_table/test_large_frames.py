@@ -108,7 +108,7 @@ def test_a_statistic_that_does_not_add_up_refuses_batches(sources):
     with pytest.raises(TypeError, match="column 'tags' must be numbers, texts, dates or times"):
         table.mean("tags", **BOUNDS, epsilon=1.0, key=KEY)
     few = dpjax.PrivateTable(sources["lazy"], most_rows=N - 1)
-    with pytest.raises(ValueError, match="most_rows must be known to be enough"):
+    with pytest.raises(ValueError, match="most_rows must be enough for every possible table"):
         few.count(epsilon=1.0, key=KEY)
 
 

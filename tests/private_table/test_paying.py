@@ -134,7 +134,11 @@ REFUSED = {
     "crosstab": (ValueError, "keys", lambda t: t.crosstab(["g", "n"], keys=KEYS, epsilon=0.1)),
     "where": (TypeError, "where", lambda t: t.count(where=lambda row: row["x"], epsilon=0.1)),
     "no column": (ValueError, "column", lambda t: t.count(where=lambda r: r["y"] > 0, epsilon=1)),
-    "nothing": (ValueError, "look at", lambda t: t.count(where=lambda r: True, epsilon=1)),
+    "nothing": (
+        ValueError,
+        "must use a column",
+        lambda t: t.count(where=lambda r: True, epsilon=1),
+    ),
 }
 
 
@@ -153,7 +157,7 @@ def test_a_list_is_refused_since_its_dtype_depends_on_its_entries():
 
 
 def test_rows_and_lengths_are_checked():
-    with pytest.raises(ValueError, match="most_rows must be known to be enough"):
+    with pytest.raises(ValueError, match="most_rows must be enough for every possible table"):
         table(most_rows=3)
     with pytest.raises(ValueError, match="columns of one length"):
         dpjax.PrivateTable({"x": np.ones(3), "y": np.ones(2)}, most_rows=8)

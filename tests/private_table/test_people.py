@@ -135,15 +135,15 @@ def test_rows_of_a_person_may_lie_in_several_batches():
     def frames():
         return iter([{"id": np.arange(3)}, {"id": np.arange(3)}])
 
-    with pytest.raises(ValueError, match="fit into memory, where person= is given"):
+    with pytest.raises(ValueError, match="fit into memory if person= is given"):
         dpjax.PrivateTable(frames, most_rows=8, person="id", rows=1)
 
 
 def test_people_need_a_number_of_rows():
     frame = {"id": np.arange(3)}
-    with pytest.raises(TypeError, match="rows must be given: how many rows of a person count"):
+    with pytest.raises(TypeError, match="rows must be given: how many rows of each person"):
         dpjax.PrivateTable(frame, most_rows=4, person="id")
-    with pytest.raises(TypeError, match="person must name the column of ids, where rows is given"):
+    with pytest.raises(TypeError, match="person must name the column of ids if rows is given"):
         dpjax.PrivateTable(frame, most_rows=4, rows=2)
 
 

@@ -73,7 +73,7 @@ def test_a_target_with_its_own_proof_says_so():
     bound = target.sensitivity("l1", n=50).value
     assert (
         line_of(target, NUMBERS)
-        == f"its own proof gives {bound:.6g} at gamma 0: target.sensitivity"
+        == f"its own proof gives {bound:.6g} at gamma 0: see target.sensitivity"
     )
 
 
