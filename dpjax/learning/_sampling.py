@@ -156,7 +156,7 @@ class BatchSampling:
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
     """A number from 1 to 2^32 - 2 that stands for a sampling, with secret or with seeded keys.
 
-    A `ClippedSum` and a `NoiseState` carry it. 0 means that the caller chose the records.
+    A `ClippedSum` and a `NoiseState` hold this number; 0 if the caller chose the records.
     """
     words = digest("sampling", dataclasses.astuple(sampling), seeded)
     return 1 + int(words[:8], 16) % (2**32 - 2)

@@ -119,8 +119,8 @@ def histogram_query(
 
     Raises:
         TypeError: if the buckets are not numbers.
-        ValueError: if the number is out of range, edges do not increase, or `outliers` is neither
-            word; on a database, if it does not have shape (n,).
+        ValueError: if the number of buckets is out of range, edges do not increase, or `outliers`
+            is neither "drop" nor "clip"; when called, if the database does not have shape (n,).
 
     Formal guarantees:
         The buckets are disjoint. Under add-or-remove-one a record moves one count by 1, so the

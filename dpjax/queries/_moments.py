@@ -440,7 +440,7 @@ def _released_of_ball(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    """Mean and covariance in units of the records. An ellipsoid has a size for each axis."""
+    """Mean and covariance in units of the records; bounds by an ellipsoid scale each axis."""
     dtype = jnp.result_type(float)
     middle = np.asarray(ball["middle"], dtype)
     sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)

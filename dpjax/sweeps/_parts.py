@@ -21,8 +21,9 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# Draws of more values are not cut off, because their results would need extra memory. Programs with
-# more draws are not cut, because hundreds of small programs take longer to compile.
+# A draw of more values than this is not moved to a program of its own, because its result would
+# need extra memory. A program with more draws is not split, because hundreds of small programs take
+# longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 

@@ -163,7 +163,7 @@ def _named(mechanisms: Any) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"mechanisms must have strings as names, got {_checks.shown(name)}")
     if not pairs:
-        raise ValueError("mechanisms must hold at least one, got none")
+        raise ValueError("mechanisms must hold at least one mechanism, got none")
     if len(dict(pairs)) < len(pairs):
         raise ValueError(
             f"mechanisms must have distinct names, got {[name for name, _ in pairs]}: give a dict"
