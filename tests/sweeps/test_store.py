@@ -186,7 +186,9 @@ def test_what_a_function_closes_over_counts(swept):
     function = lambda key, x, shift: jax.random.uniform(key) + public.sum() + x  # noqa: E731
     swept(function=function)
     public[1] = 1
-    with pytest.raises(ValueError, match=r"with another function at shift=\d: name another folder"):
+    with pytest.raises(
+        ValueError, match=r"with a different function at shift=\d: name another folder"
+    ):
         swept(function=function)
 
 
@@ -210,10 +212,10 @@ def test_rules_for_vmap_do_not_count(swept):
 
 def test_choices_that_are_not_asked_for_must_be_of_the_same_key(swept, keys):
     swept(static={"shift": [5]})
-    with pytest.raises(ValueError, match="with another key: name another folder"):
+    with pytest.raises(ValueError, match="with a different key: name another folder"):
         swept(key=keys(1))
     swept(function=lambda key, x, shift: x)  # Nobody knows what it was at 5.
-    with pytest.raises(ValueError, match=r"with another function at shift=\d"):
+    with pytest.raises(ValueError, match=r"with a different function at shift=\d"):
         swept()
 
 
@@ -221,16 +223,16 @@ def test_programs_that_were_compiled_otherwise_are_refused(swept, monkeypatch):
     swept()
     with monkeypatch.context() as context:
         context.setattr(jax, "__version__", "0.1")
-        with pytest.raises(ValueError, match="with another versions"):
+        with pytest.raises(ValueError, match="with a different versions"):
             swept()
-    with jax.disable_jit(), pytest.raises(ValueError, match="with another compiler flags"):
+    with jax.disable_jit(), pytest.raises(ValueError, match="with a different compiler flags"):
         swept()
     with monkeypatch.context() as context:
         context.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-        with pytest.raises(ValueError, match="with another compiler flags"):
+        with pytest.raises(ValueError, match="with a different compiler flags"):
             swept()
     monkeypatch.setattr(_devices, "_processor", lambda: "another")
-    with pytest.raises(ValueError, match="with another processor"):
+    with pytest.raises(ValueError, match="with a different processor"):
         swept()
 
 

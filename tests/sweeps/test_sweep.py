@@ -300,7 +300,11 @@ REFUSED = {
     "one label": ({"static": {"x": [1, "1"]}}, ValueError, "which are the same value"),
     "repeats": ({"repeats": 0}, ValueError, "repeats must be"),
     "chunk size": ({"chunk_size": 0}, ValueError, "chunk_size must be"),
-    "units": ({"units": {"y": "m"}}, ValueError, "units must be given for names among repeat, value"),
+    "units": (
+        {"units": {"y": "m"}},
+        ValueError,
+        "units must be given for names among repeat, value",
+    ),
     "mesh": ({"mesh": 8}, TypeError, "mesh must be a jax.sharding.Mesh"),
     "function": ({"function": 3}, TypeError, "function must be a function"),
     "key": ({"key": 3}, TypeError, "key must be a typed JAX key"),
