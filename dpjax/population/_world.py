@@ -86,8 +86,8 @@ class World:
         given = list(release) if isinstance(release, (list, tuple)) else [release]
         if len(given) != len(self.laws):
             raise ValueError(
-                f"release must be a list of {len(self.laws)}, one of each private function, got"
-                f" {len(given)}"
+                f"release must be a list of {len(self.laws)}, with one release of each private"
+                f" function, got {len(given)}"
             )
         read = zip(self.laws, given, strict=True)
         return tuple(law.read(f"release[{i}]", one) for i, (law, one) in enumerate(read))

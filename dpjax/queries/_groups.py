@@ -459,7 +459,8 @@ def by(
             f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
             " ledger.parallel()`"
         )
-    # Inside of a single column (`of`), the same name may mean something else.
+    # If the query sees a single column (`of`), names of columns inside it do not refer to columns
+    # of the table.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))

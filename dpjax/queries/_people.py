@@ -72,7 +72,7 @@ class View:
         return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
 
     def seen(self, records: Database) -> Database:
-        """All columns except that of people, or the column that the query asks for."""
+        """The column that the query asks for, or else all columns but the one of people's ids."""
         person = self.truncation.person
         if self.of is not None:
             return picked(records, self.of)

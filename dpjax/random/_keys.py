@@ -21,7 +21,8 @@ from dpjax._tracing import _shards
 from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20, bits_of_child_on_host
 
 _THREEFRY = "threefry2x32"
-_SAMPLING = 2**32 - 1  # Folded into a key to draw databases with the result.
+# This number is folded into a key. The result is the key that draws databases.
+_SAMPLING = 2**32 - 1
 
 
 def secure_key() -> jax.Array:
