@@ -40,14 +40,9 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
         ValueError: if n is too large for the integers.
     """
     n, dtype = len(terms), terms.dtype
-    bits = bits_of_a_digit(n, dtype)
-    limits = float_limits(dtype)
-    bound = np.minimum(np.asarray(largest, float), float(limits.max))
+    bound = np.minimum(np.asarray(largest, float), float(float_limits(dtype).max))
     exponent = np.maximum(np.frexp(bound)[1], _LEAST_EXPONENT[dtype.itemsize])
-    rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
-    for _ in range(math.ceil((limits.nmant + 2) / bits)):
-        digits.append(_nearest_integers(rest))
-        rest = _shifted(rest - digits[-1].astype(dtype), bits)
+    digits, bits = digits_of(terms, n, exponent)
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
@@ -56,6 +51,21 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     # powers of a shift first, and 2^128 is not a float32.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
+
+
+def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[list[jax.Array], int]:
+    """Digits of terms in [-2^exponent, 2^exponent], and the number of bits in a digit.
+
+    Digit k counts 2^(exponent - bits (k + 1)). Sums of n digits do not overflow. The digits differ
+    from the term by at most half a unit of the last one.
+    """
+    dtype = terms.dtype
+    bits = bits_of_a_digit(n, dtype)
+    rest, digits = _shifted(terms, bits - exponent), list[jax.Array]()
+    for _ in range(math.ceil((float_limits(dtype).nmant + 2) / bits)):
+        digits.append(_nearest_integers(rest))
+        rest = _shifted(rest - digits[-1].astype(dtype), bits)
+    return digits, bits
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:

@@ -127,7 +127,8 @@ def sensitivity_report(
     except NoProofError as refusal:
         refusals["proved"] = str(refusal)
     specs, public = public_bounds(records, bounds)
-    clamped = public.enforced_on(target)
+    enforced = public if proved is None or proved.bounds is None else proved.bounds
+    clamped = enforced.enforced_on(target)
     adversarial = adversarial_pair(
         key_search, clamped, specs, bounds=_searched(public, specs), norm=norm, steps=steps,
         restarts=restarts,

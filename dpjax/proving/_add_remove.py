@@ -18,9 +18,10 @@ import numpy as np
 
 from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
+from dpjax.proving import _exact_sums as exact_sums
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._operations import operation_of
-from dpjax.proving._slots import Applied, Slots, Tracked, placed, row_norms
+from dpjax.proving._slots import Applied, Slots, Tracked, placed, reduced, row_norms
 from dpjax.proving._value import (
     Abstract,
     Difference,
@@ -30,7 +31,7 @@ from dpjax.proving._value import (
     norm_of,
     over,
 )
-from dpjax.proving._walk import Walk
+from dpjax.proving._walk import Step, Walk, source_line
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
@@ -72,8 +73,9 @@ class PaddedWalk(Walk):
     def outputs(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
         """The values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
-            return self.inner_outputs(inner, operands)
-        values = Walk().ruled(equation, [x.value for x in operands])
+            return self._exact_sum(equation, inner, operands) or self.inner_outputs(inner, operands)
+        walk = Walk(path=self.path, sums=self.sums)
+        values = walk.ruled(equation, [x.value for x in operands])
         try:
             rows = Walk().ruled(equation, [x.empty for x in operands])
         except RefusalError:
@@ -87,6 +89,19 @@ class PaddedWalk(Walk):
             tighter = operation.tighter(applied) if operation.tighter else value
             made.append(_within_rows(Tracked(tighter, row, slots)))
         return made
+
+    def _exact_sum(
+        self, equation: Equation, inner: Any, operands: list[Tracked]
+    ) -> list[Tracked] | None:
+        """The value of an exact sum; None if the inner program is another one."""
+        found = exact_sums.of_call(equation, inner, [x.value for x in operands])
+        kind = exact_sums.ExactSum.named(str(equation.params.get("name")))
+        if found is None or kind is None:
+            return None
+        row = exact_sums.of_call(equation, inner, [x.empty for x in operands]) or found
+        place = reduced(Applied({"axes": kind.axes}, operands, found))
+        self.steps.append(Step(self.depth, "exact sum", source_line(equation), found, self.path))
+        return [_within_rows(Tracked(found, row, place))]
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:

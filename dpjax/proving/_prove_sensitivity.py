@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.extend.core as jex
@@ -32,6 +32,7 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
+from dpjax.proving._exact_sums import Path, with_sums
 from dpjax.proving._losses import Losses
 from dpjax.proving._value import Abstract, RefusalError, Source, make, norm_of
 from dpjax.proving._walk import Walk, check_no_nan
@@ -64,6 +65,8 @@ def prove_sensitivity(
 
     The proof follows the program operation by operation. For each array it computes a range that
     holds on all databases, and bounds on the difference between neighbors. Rounding is included.
+    Float sums of many records are computed as sums of integers: the bound is about the program
+    that `privatize` compiles, whose value differs from the target's by rounding.
 
     Args:
         target: a pure JAX function of a database.
@@ -124,17 +127,11 @@ def prove_sensitivity(
     _refuse_rounded(target)
     program = _traced(target, specs, public)
     bound = own_bound(target, norm, specs, relation)
-    steps = (f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",)
-    losses = None
+    proof = Proof((f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",))
     try:
-        jaxpr = _after_the_clamp(program, specs, public)
-        if isinstance(public, PaddedRecordBounds):
-            bound, steps = min((bound, steps), _padded_walk(jaxpr, program, public, norm))
-        else:
-            walk, outputs = _walk(jaxpr, program, public)
-            if (walked := norm_of(outputs, norm)) <= bound:
-                bound, steps = walked, tuple(map(str, walk.steps))
-                losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm)
+        found = _smallest(target, program, specs, public, norm)
+        if found.bound <= bound:
+            bound, proof, program, public = found
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
@@ -155,8 +152,62 @@ def prove_sensitivity(
         records=TreeSpec.of(specs),
         outputs=program.outputs,
         bounds=public,
-        proof=Proof(steps, losses),
+        proof=proof,
     )
+
+
+class _Proved(NamedTuple):
+    """A bound with its proof, the program that it is about, and the bounds that this enforces."""
+
+    bound: float
+    proof: Proof
+    program: Program
+    public: RecordBounds
+
+
+def _smallest(
+    target: Target, program: Program, specs: Database, public: RecordBounds, norm: ProvedNorm
+) -> _Proved:
+    """The smaller of two bounds: of the target, and of the target with exact sums over records.
+
+    The second one is about a program of its own, which is traced and walked like any other.
+    """
+    sums: dict[Path, int] = {}
+    found, refusal = None, None
+    try:
+        found = _proved(program, specs, public, norm, sums)
+    except RefusalError as raised:
+        refusal = raised
+    if sums:
+        exact = with_sums(public, sums)
+        try:
+            other = _proved(_traced(target, specs, exact), specs, exact, norm, {})
+            if found is None or other.bound < found.bound:
+                found = other
+        except RefusalError:
+            pass
+    if found is None:
+        assert refusal is not None
+        raise refusal
+    return found
+
+
+def _proved(
+    program: Program,
+    specs: Database,
+    public: RecordBounds,
+    norm: ProvedNorm,
+    sums: dict[Path, int],
+) -> _Proved:
+    """The bound of one program. Notes its float sums over records."""
+    jaxpr = _after_the_clamp(program, specs, public)
+    if isinstance(public, PaddedRecordBounds):
+        bound, steps = _padded_walk(jaxpr, program, public, norm, sums)
+        return _Proved(bound, Proof(steps), program, public)
+    walk, outputs = _walk(jaxpr, program, public, sums)
+    losses = Losses(jaxpr, program.jaxpr.consts, specs, public, walk.steps, norm)
+    proof = Proof(tuple(map(str, walk.steps)), losses)
+    return _Proved(norm_of(outputs, norm), proof, program, public)
 
 
 def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBounds]:
@@ -220,9 +271,11 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
 
 
 @np.errstate(all="ignore")
-def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Walk, list[Abstract]]:
+def _walk(
+    jaxpr: jex.Jaxpr, program: Program, public: RecordBounds, sums: dict[Path, int] | None = None
+) -> tuple[Walk, list[Abstract]]:
     """The walk, and the values of the outputs. The last inputs are records within bounds."""
-    walk, inputs = Walk(), _inputs(program, public)
+    walk, inputs = Walk(sums={} if sums is None else sums), _inputs(program, public)
     # Records before the clamp are unbounded, so the program may use them only through the clamp.
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
     outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
@@ -232,10 +285,14 @@ def _walk(jaxpr: jex.Jaxpr, program: Program, public: RecordBounds) -> tuple[Wal
 
 @np.errstate(all="ignore")
 def _padded_walk(
-    jaxpr: jex.Jaxpr, program: Program, public: PaddedRecordBounds, norm: ProvedNorm
+    jaxpr: jex.Jaxpr,
+    program: Program,
+    public: PaddedRecordBounds,
+    norm: ProvedNorm,
+    sums: dict[Path, int],
 ) -> tuple[float, tuple[str, ...]]:
     """A bound under add-or-remove-one, and its steps."""
-    walk, inputs = PaddedWalk(), inputs_of(_inputs(program, public), public)
+    walk, inputs = PaddedWalk(sums=sums), inputs_of(_inputs(program, public), public)
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
     outputs = walk.run(jaxpr, program.jaxpr.consts, [*unusable, *inputs])
     check_no_nan(jaxpr, [x.value for x in outputs])

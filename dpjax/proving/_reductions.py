@@ -138,7 +138,7 @@ def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int |
     return shape, x.axis - sum(k < x.axis for k in axes)
 
 
-def _summed(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
+def total_over(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
     """The sum of an array of bounds, where an axis of length 1 stands for all its places."""
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
@@ -149,9 +149,9 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
     room = 1 + (count + 100) * 2.0**-52
-    sums = Sums.of(x, count, _summed(x.magnitude, x.shape, axes))
-    low = _summed(x.low - np.abs(x.low) * sums.gamma, x.shape, axes)
-    high = _summed(x.high + np.abs(x.high) * sums.gamma, x.shape, axes)
+    sums = Sums.of(x, count, total_over(x.magnitude, x.shape, axes))
+    low = total_over(x.low - np.abs(x.low) * sums.gamma, x.shape, axes)
+    high = total_over(x.high + np.abs(x.high) * sums.gamma, x.shape, axes)
     joined = sums.gamma * sums.sizes if sums.pending.terms > count else 0.0
     slack = sums.host * sums.sizes + sums.flush + joined
     low, high = rounding.widened(low, high, slack)
@@ -164,7 +164,7 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 
     def moved(first: Difference, second: Difference) -> Moves:
         l1, l2 = first.l1 + rest * second.l1, math.sqrt(width) * (first.l2 + rest * second.l2)
-        each = _summed(first.each, short, axes) + rest * _summed(second.each, short, axes)
+        each = total_over(first.each, short, axes) + rest * total_over(second.each, short, axes)
         return erring((np.minimum(each * room, l1), l1, l2), error, shape, axis)
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
@@ -301,7 +301,7 @@ def contract(
     products = multiply(x, y, dtype=dtype)
     if not summed:
         return products
-    load = float(rounding.up(_summed(products.magnitude, products.shape, summed)).max())
+    load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
         # Tensor cores align all terms with the largest one, and cut up to 2 u of it from each. So
@@ -322,7 +322,7 @@ def contract(
         return found
     # The bounds are for exact numbers. The rounding of each entry is added, for both databases.
     sizes = rounding.up(products.magnitude)
-    sizes = np.maximum(_summed(sizes, products.shape, summed), weight)
+    sizes = np.maximum(total_over(sizes, products.shape, summed), weight)
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
     slip = 2 * (units * sizes + 8 * rounding.tiny(dtype) * terms)
     slip = rounding.norm2(slip, math.prod(found.shape) / max(1, slip.size))

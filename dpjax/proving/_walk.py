@@ -11,6 +11,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
+from dpjax.proving import _exact_sums as exact_sums
 from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
@@ -72,6 +73,8 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
+    # Float sums over records, with the exponents of the ranges of their terms.
+    sums: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The values of the outputs. An input that is None has no value, and may not be used."""
@@ -150,6 +153,11 @@ class Walk:
         """The values of an operation's results, by a lemma, its inner program, or its rule."""
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
+        if (exact := exact_sums.of_call(equation, inner, operands)) is not None:
+            self.steps.append(
+                Step(self.depth, "exact sum", source_line(equation), exact, self.path)
+            )
+            return [exact]
         coarse = any(x.pending.coarse for x in operands)
         if not coarse and (found := of_call(equation, inner, operands)) is not None:
             flags = Pending.flags(x.pending for x in (found, *operands))
@@ -188,6 +196,8 @@ class Walk:
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
             raise RefusalError("it has no rule")
+        if (exponent := exact_sums.exponent_of(equation, operands)) is not None:
+            self.sums[self.path] = exponent
         made = operation.rule(*operands, **equation.params)
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:

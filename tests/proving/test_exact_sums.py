@@ -1,0 +1,301 @@
+"""Sums over records as sums of integers: their values, and bounds on every step of a program."""
+
+import itertools
+import math
+import os
+import pickle
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from all_pairs import VALUES, N, all_pairs
+from dpjax.proving import Ball, _exact_sums, _prove_sensitivity
+from dpjax.proving._exact_sums import ExactBounds, ExactSum, with_sums
+from dpjax.proving._losses import _evaluate
+from dpjax.proving._value import norm_of
+from dpjax.queries import PaddedRecords
+from random_programs import distance
+
+# `make nightly` takes another seed every day.
+SEED = int(os.environ.get("DPJAX_SEED", "1"))
+COUNT = int(os.environ.get("DPJAX_PROGRAMS", "500"))
+ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+TABLE = np.array([0.5, -2.0, 1.0], np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def promotion():
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Also sums of few terms are exact."""
+    monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
+
+
+def exact_of(target, spec, bounds=(-1, 1)):
+    """The bounds, the program with exact sums and its walk."""
+    public = _prove_sensitivity._bounds(bounds, spec)
+    program, sums = _prove_sensitivity._traced(target, spec, public), {}
+    jaxpr = _prove_sensitivity._after_the_clamp(program, spec, public)
+    _prove_sensitivity._walk(jaxpr, program, public, sums)
+    assert sums
+    exact = with_sums(public, sums)
+    program = _prove_sensitivity._traced(target, spec, exact)
+    jaxpr = _prove_sensitivity._after_the_clamp(program, spec, exact)
+    return exact, program, jaxpr, *_prove_sensitivity._walk(jaxpr, program, exact)
+
+
+PROVED = {
+    "sum": jnp.sum,
+    "mean": jnp.mean,
+    "mean twice": lambda x: jnp.stack([x.mean(), (x**2).mean()]),
+    "sum, also divided": lambda x: jnp.stack([x.sum(), x.sum() / 3]),
+    "sum used twice": lambda x: (lambda s: jnp.stack([s / 3, s]))(x.sum()),
+    "quotient of a sum and itself": lambda x: (lambda s: s / 3 + s)(x.sum()),
+    "mean of exp": lambda x: jnp.exp(x).mean(),
+    "density": lambda x: jnp.exp(-((TABLE[:, None] - x) ** 2)).mean(1),
+    "columns": lambda x: (x[:, None] * TABLE).sum(0) / 7,
+    "rows and columns": lambda x: (x[:, None] * TABLE).sum(),
+    "centered": lambda x: jnp.abs(x - x.mean()).mean(),
+    "variance": lambda x: ((x - x.mean()) ** 2).mean(),
+    "log of a mean": lambda x: jnp.log(jnp.exp(x).mean()),
+    "dot": lambda x: x @ TABLE,
+    "dot divided": lambda x: x @ TABLE / 3,
+    "gram": lambda x: (x[:, None] * TABLE).T @ (x[:, None] * TABLE) / N,
+    "matrix": lambda x: jnp.outer(TABLE, TABLE) @ x,
+    "in a jit": jax.jit(lambda x: jax.nn.relu(x * 2 - 0.1).mean() * 3),
+    "tiny": lambda x: (x * 1e-6).sum(),
+    "one of many signs": lambda x: jnp.where(x > 0, x * 1e3, x).sum(),
+}
+
+
+def check_every_step(exact, program, jaxpr, walk, database, neighbor):
+    """Every value of every step lies within its bounds."""
+    keys = [step.key for step in walk.steps]
+
+    @jax.jit
+    @jax.vmap
+    def values(x):
+        found = {}
+        inputs = [(exact.clamp(x), None)] * len(jaxpr.invars)
+        _evaluate(jaxpr, program.jaxpr.consts, inputs, (), found, {})
+        return [found.get(key) for key in keys]
+
+    seen = 0
+    for step, a, b in zip(walk.steps, values(database), values(neighbor), strict=True):
+        if a is None:
+            continue
+        a, b, x = np.asarray(a, float), np.asarray(b, float), step.value
+        for one in (a, b):
+            assert (x.low <= one).all(), step
+            assert (one <= x.high).all(), step
+        each = np.maximum(x.changed.each, x.others.each)
+        assert (np.abs(a - b) <= each).all(), step
+        rest = 1 if x.axis is None else x.n - 1
+        l1 = np.abs(a - b).reshape(len(a), -1).sum(1).max()
+        assert l1 <= x.changed.l1 + rest * x.others.l1, step
+        seen += step.operation == "exact sum"
+    return seen
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_no_pair_lies_further_apart(name, always):
+    exact, program, jaxpr, walk, outputs = exact_of(
+        PROVED[name], jax.ShapeDtypeStruct((N,), jnp.float32)
+    )
+    first, second = all_pairs(VALUES)
+    run = jax.jit(jax.vmap(exact.enforced_on(PROVED[name])))
+    values, others = run(first), run(second)
+    for norm in ("l1", "l2", "linf"):
+        reached = distance(values, others, norm).max()
+        assert reached <= norm_of(outputs, norm), norm
+    assert check_every_step(exact, program, jaxpr, walk, first, second)
+    plain = np.asarray(jax.vmap(jax.jit(PROVED[name]))(first), float)
+    scale = np.abs(plain).max()
+    assert np.abs(np.asarray(values) - plain).max() <= 2e-6 * scale
+
+
+@pytest.mark.parametrize("n", [1000, 30_000])
+def test_every_step_of_large_programs_stays_within_its_bounds(n):
+    rng = np.random.default_rng(SEED)
+    spec = jax.ShapeDtypeStruct((n,), jnp.float32)
+    first = np.where(rng.random((6, n)) < 0.5, -1, rng.uniform(-1, 1, (6, n))).astype(np.float32)
+    first[1], first[2] = 1.0, np.linspace(-1, 1, n)
+    second = first.copy()
+    second[:, 5] = np.where(first[:, 5] > 0, -1, 1)
+    for name in ("sum", "mean", "mean of exp", "density", "centered", "columns"):
+        proof = exact_of(PROVED[name], spec)
+        assert check_every_step(*proof[:4], first, second)
+        run = jax.jit(jax.vmap(proof[0].enforced_on(PROVED[name])))
+        reached = distance(run(first), run(second), "l1").max()
+        assert reached <= norm_of(proof[4], "l1")
+
+
+def rounded(terms, kind):
+    """The exact sum of terms on the grid, divided and rounded once, as a fraction and a float."""
+    total = Fraction(0)
+    for term in np.asarray(terms, float):
+        total += Fraction(term)
+    total /= Fraction(kind.divisor)
+    return total
+
+
+@pytest.mark.parametrize("n", [1, 7, 1000, 100_000])
+def test_a_sum_is_the_nearest_float_whatever_the_order(n):
+    rng = np.random.default_rng(0)
+    grid = 2.0**-24
+    for divisor in (1.0, float(n), 3.7):
+        terms = (np.rint(rng.uniform(-1, 1, n) / grid) * grid).astype(np.float32)
+        kind = ExactSum((0,), 0, float(np.float32(divisor)))
+        found = np.asarray(kind(jnp.asarray(terms)))
+        true = rounded(terms, kind)
+        assert abs(Fraction(float(found)) - true) <= Fraction(float(np.spacing(np.abs(found)))) / 2
+        for order in (rng.permutation(n), np.argsort(terms), np.argsort(-np.abs(terms))):
+            assert np.asarray(kind(jnp.asarray(terms[order]))).tobytes() == found.tobytes()
+
+
+def test_a_sum_in_float64_is_within_a_few_units():
+    with jax.enable_x64(True):
+        terms = np.random.default_rng(0).uniform(-1, 1, 50_000)
+        found = float(ExactSum((0,), 0, 50_000.0)(jnp.asarray(terms)))
+        assert abs(found - math.fsum(terms) / 50_000) <= 4 * 2.0**-53
+
+
+def test_the_nearest_float_is_as_far_as_it_says():
+    """Exact: numbers that lie farthest from floats, and the ends of their ranges."""
+    unit = 2.0**-24
+    for largest in (0.75, 1.0, 1 + 2.0**-30, 1 + 2.0**-24, 1.5, 2.0**20, 1e6):
+        below = np.nextafter(np.float32(largest), np.float32(0)) if largest < 2**30 else largest
+        power = 2.0 ** (math.frexp(largest)[1] - 1)
+        numbers = [largest, power * (1 - unit / 2), power * (1 + unit), float(below) + 1e-12]
+        off = max(abs(x - float(np.float32(x))) for x in numbers if x <= largest)
+        found = float(_exact_sums._nearest(np.asarray(largest), unit))
+        assert off <= found <= 2.0**-23 * largest
+
+
+def test_rounding_to_the_grid_counts(always):
+    """Numbers in the middle between points of a coarse grid: a term moves by a whole step."""
+    kind = ExactSum((0,), 20)
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    steps = 2.0 ** (20 - 2 * 22)  # Two digits of 22 bits.
+    rows = np.linspace(0, 4 * steps, 4001, dtype=np.float32)
+    values = np.asarray(jax.vmap(kind)(jnp.stack([jnp.asarray(rows), 0 * rows, 0 * rows], 1)))
+    found = dpjax.prove_sensitivity(kind, spec, bounds=(0, 4 * steps), norm="l1")
+    assert np.ptp(values) <= found.value
+    close = dpjax.prove_sensitivity(kind, spec, bounds=(0, 2.0**-50), norm="l1")
+    assert close.value >= steps
+
+
+def test_names_say_which_sum_it_is():
+    for axes, exponent, divisor in itertools.product([(0,), (0, 2)], [-60, 0, 60], [1.0, 0.1, 1e6]):
+        kind = ExactSum(axes, exponent, divisor)
+        assert ExactSum.named(kind.name) == kind
+    for name in ("", "mean", "exact_sum_", "exact_sum_0_at_3", "exact_sum_0_at_3_by_zz"):
+        assert ExactSum.named(name) is None
+
+
+def test_a_name_alone_proves_nothing():
+    """A program that calls itself an exact sum is walked like any other."""
+    kind = ExactSum((0,), 1)
+
+    def forged(x):
+        return 100 * x[0] + 0 * x.sum()
+
+    forged.__name__ = kind.name
+    found = dpjax.prove_sensitivity(
+        lambda x: jax.jit(forged)(x), jax.ShapeDtypeStruct((N,), jnp.float32), bounds=(0, 1),
+        norm="l1",
+    )  # fmt: skip
+    assert found.value >= 100
+
+
+def test_terms_beyond_the_range_of_a_sum_have_no_proof():
+    target = lambda x: ExactSum((0,), 0)(3 * x)  # noqa: E731
+    spec = jax.ShapeDtypeStruct((N,), jnp.float32)
+    with pytest.raises(dpjax.proving.NoProofError, match="within its range"):
+        dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
+
+
+def test_factors_that_overflow_together_are_refused():
+    spec = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    target = lambda x: ExactSum((0,), -60)(x * 2.0**60)  # noqa: E731
+    with pytest.raises(dpjax.proving.NoProofError, match="overflow together"):
+        dpjax.prove_sensitivity(target, spec, bounds=(0, 2.0**-121), norm="l1")
+
+
+def every_padded_pair():
+    places = np.array(list(itertools.product(range(4), repeat=N)))
+    held = np.stack([(places == k).sum(1) for k in range(3)], 1)
+    lost = held[:, None] - held[None]
+    pairs = np.argwhere((lost >= 0).all(-1) & (lost.sum(-1) == 1)).T
+    values = np.array([*VALUES, 7.0], np.float32)
+    return PaddedRecords(values[places], places < 3), pairs
+
+
+ADDED_PROVED = {
+    "sum": (lambda d: d.records.sum(), 1.01),
+    "mean": (lambda d: (d.records * d.present).sum() / N, 1.01),
+    "exp": (lambda d: (jnp.exp(d.records) * d.present).sum(), 1.01),
+    "columns": (lambda d: (d.records[:, None] * TABLE).sum(0), 1.01),
+    "dot": (lambda d: d.records @ d.present.astype(jnp.float32), 1.01),
+    "gram": (lambda d: (d.records[:, None] * TABLE).T @ (d.records[:, None] * TABLE), 1.5),
+}
+
+
+@pytest.mark.parametrize("name", ADDED_PROVED)
+def test_no_pair_of_padded_records_lies_further_apart(name, always, monkeypatch):
+    target, loose = ADDED_PROVED[name]
+    chosen = _prove_sensitivity._proved
+    seen = []
+
+    def noted(*args):
+        seen.append(chosen(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(_prove_sensitivity, "_proved", noted)
+    spec = PaddedRecords(
+        jax.ShapeDtypeStruct((N,), jnp.float32), jax.ShapeDtypeStruct((N,), jnp.bool_)
+    )
+    dpjax.prove_sensitivity(target, spec, bounds=(-1, 1), norm="l1", relation=ADDED)
+    _, exact = seen
+    database, (first, second) = every_padded_pair()
+    values = jax.jit(jax.vmap(exact.public.enforced_on(target)))(database)
+    reached = distance(values[first], values[second], "l1").max()
+    assert reached <= exact.bound <= loose * reached
+    assert "exact sum" in exact.proof.explained()
+
+
+@pytest.mark.parametrize(("n", "most"), [(1000, 1.001), (100_000, 1.01), (1_000_000, 1.07)])
+def test_a_mean_of_many_is_proved_nearly_exactly(n, most):
+    spec = jax.ShapeDtypeStruct((n,), jnp.float32)
+    found = dpjax.prove_sensitivity(lambda x: x.mean(), spec, bounds=(0, 1), norm="l1")
+    assert 1 <= n * found.value <= most
+    assert "exact sum" in found.explain()
+    grad = dpjax.prove_sensitivity(
+        lambda d: d[0].T @ (jax.nn.sigmoid(d[0] @ TABLE) - d[1]) / n,
+        (jax.ShapeDtypeStruct((n, 3), jnp.float32), spec), bounds=(Ball(1.0), (0, 1)), norm="linf",
+    )  # fmt: skip
+    assert n * grad.value <= 2 * most
+
+
+def test_a_release_computes_the_program_that_was_proved():
+    rows = np.random.default_rng(0).uniform(0, 1, 20_000).astype(np.float32)
+    target = lambda x: x.mean()  # noqa: E731
+    found = dpjax.prove_sensitivity(target, rows, bounds=(0, 1), norm="l1")
+    assert isinstance(found.bounds, ExactBounds)
+    again = pickle.loads(pickle.dumps(found))
+    assert again.bounds == found.bounds
+    private = dpjax.privatize(target, dpjax.laplace(again, epsilon=1e6))
+    release = private(dpjax.random.seeded_key(0), rows)
+    assert abs(float(release.value) - rows.astype(float).mean()) <= 2.0**-23
+    other = dpjax.privatize(target, dpjax.laplace(again, epsilon=1e6))
+    assert other(dpjax.random.seeded_key(0), rows[::-1].copy()).value == release.value
+    with pytest.raises(ValueError, match="target"):
+        dpjax.privatize(lambda x: x.max(), dpjax.laplace(found, epsilon=1.0))
