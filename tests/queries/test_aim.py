@@ -124,7 +124,9 @@ class Spent:
 
             def watched(*given):
                 self.drawn.append(mechanism)
-                assert self.admitted[-1] is mechanism  # Paid for before it is drawn.
+                assert any(
+                    x is mechanism for x in self.admitted[-1:]
+                )  # Paid for before it is drawn.
                 return draw(*given)
 
             object.__setattr__(mechanism, "unpaid_draw", watched)
