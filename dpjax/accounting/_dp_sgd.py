@@ -271,11 +271,11 @@ class _Run(NamedTuple):
 
     @property
     def missed_anyway(self) -> float:
-        """The probability that noise is outside of its tables, or two random words are equal.
+        """The probability that noise leaves its tables, or that two sorted random words are equal.
 
-        If two words are equal, the order of a batch is not uniform. The bound is a union over pairs
-        of 128-bit words: over all records for batches of a fixed size, otherwise over the records
-        in a batch.
+        Equal words make the order of a batch less than uniform. The bound adds up all pairs of
+        128-bit words. A batch of a fixed size sorts the words of all records, any other batch
+        only those of its own records.
         """
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
@@ -284,7 +284,7 @@ class _Run(NamedTuple):
 
     @property
     def missed(self) -> float:
-        """The probability of `missed_anyway`, or that a batch exceeds its capacity in any step."""
+        """`missed_anyway`, plus the probability that some batch exceeds its capacity."""
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway

@@ -252,7 +252,10 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """How many independent losses add up. A selection with a known `log_pmf` counts as two."""
+    """How many independent losses add up. A selection with a known `log_pmf` counts twice.
+
+    The loss of such a selection does not follow from its stretch, so its releases must be drawn.
+    """
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
         if loss.family != "gaussian":

@@ -76,8 +76,8 @@ class SimulationBank:
 
         Raises:
             TypeError: if a release does not hold numbers.
-            ValueError: if a release is not like those of the private function, or the effective
-                size of the weighted draws is below 100.
+            ValueError: if the private function cannot make such a release, or the effective size
+                of the weighted draws is below 100.
         """
         released = self._world.read(release)
         weights, size = self._weigh(released, self.values)
@@ -101,7 +101,7 @@ class SimulationBank:
         Args:
             key: a typed key.
             released: the value of a release, or a tuple of values.
-            draws: how many.
+            draws: the number of draws.
 
         Returns:
             Parameters with a leading axis of draws. JAX code.
@@ -132,7 +132,7 @@ def _weighed(
 
 
 class _Whole(Part):
-    """Marks that a simulation runs as one program, which shares no draws with another part."""
+    """Marks a simulation as a single program, which shares no draws with other parts."""
 
     @property
     def cut(self) -> Cut:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -180,7 +180,7 @@ def simulation_bank(
         TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
             or model is not a function, or theta does not hold real arrays.
         ValueError: if a size is out of range, n is a function and no capacity is given, or the
-            model draws databases of another kind than the private function takes.
+            private function does not take databases like the model's.
 
     Formal guarantees:
         None are needed: prior, model, target and mechanism are public, and no private database is

@@ -1,4 +1,4 @@
-"""A program of a key as a function of normal numbers, for Markov chains."""
+"""Rewrites a program of a key as a function of normal numbers, for Markov chains."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts
 
 _PLUMBING = frozenset(("random_fold_in", "random_split", "random_unwrap", "random_wrap"))
 _BITS = "random_bits"
-_OTHER_KEYS = 16  # Under which the outputs must be the same.
+_OTHER_KEYS = 16  # The outputs must be the same under this many other keys.
 _SHIFT = "shift_right_logical"
 
 
@@ -27,10 +27,10 @@ class _Source:
 
     Attributes:
         law: random bits, bits that become keys, uniform numbers in [0, 1), or normal numbers.
-        shape: of these.
-        dtype: of these.
+        shape: the shape of the drawn array.
+        dtype: the dtype of the drawn array.
         needed: how many of the highest bits are used.
-        keys: the words of the keys that draw them, under the key of the first evaluation.
+        keys: the words of the keys that draw it in the first evaluation.
     """
 
     law: Literal["bits", "key", "uniform", "normal"]
@@ -47,18 +47,18 @@ class _Source:
 
     @property
     def _pieces(self) -> list[int]:
-        """How many bits each normal number gives: no more than a float can tell apart."""
+        """How many bits are made of each normal number, at most as many as a float resolves."""
         most = jnp.finfo(jnp.result_type(float)).nmant
         count = max(1, -(-self.needed // most))
         return [len(x) for x in np.array_split(np.arange(self.needed), count)]
 
     @property
     def latent(self) -> jax.ShapeDtypeStruct:
-        """The normal numbers that the bits are made of."""
+        """The shape and dtype of the normal numbers that stand for the draw."""
         return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
 
     def drawn(self, normal: jax.Array) -> jax.Array:
-        """What is drawn, with its law if the given numbers are independent standard normal."""
+        """The draw, made of normal numbers; it has its law if they are independent and standard."""
         if self.law == "normal":
             return normal[0].astype(self.dtype)
         if self.law == "uniform":
@@ -76,14 +76,14 @@ class _Source:
 class Latents:
     """A program of a key whose draws are functions of independent standard normal numbers.
 
-    Every array of random bits in the program comes from normal numbers of its own, by their
-    distribution function: so the outputs have the law that they have under random keys. Uniform
-    numbers, and what `jax.random` makes of them, have derivatives. Draws that the program makes by
-    rejection, in a loop, get a key of such bits.
+    Each array of random bits in the program is made of its own normal numbers, by their
+    distribution function. So the outputs have the same law as under random keys. Uniform numbers,
+    and functions of `jax.random` that use them, have derivatives. A loop that draws by rejection
+    gets a key made of such bits.
 
     Attributes:
         specs: shapes and dtypes of the normal numbers.
-        evaluate: takes them to the outputs; JAX code.
+        evaluate: maps the normal numbers to the outputs; JAX code.
     """
 
     specs: tuple[jax.ShapeDtypeStruct, ...]
@@ -94,8 +94,8 @@ class Latents:
         """Finds the draws of a function of a key.
 
         Raises:
-            ValueError: if a key serves two draws, or a draw depends on the key in another way than
-                by bits.
+            ValueError: if a key serves two draws, or the outputs depend on the key other than by
+                its random bits.
         """
         program, outputs = jax.make_jaxpr(function, return_shape=True)(key)
         structure = jax.tree.structure(outputs)
@@ -129,7 +129,7 @@ class Latents:
         return self.evaluate(parts)
 
     def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Refuses a program whose outputs depend on its key beside the normal numbers."""
+        """Refuses a program whose outputs change with its key while the normal numbers stay."""
         row = jax.random.normal(jax.random.key(1), (self.size,))
         others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
 
@@ -145,13 +145,13 @@ class Latents:
             ]
             if not all(same):
                 raise ValueError(
-                    "prior and model must use their keys by the functions of jax.random alone for"
-                    ' method="tempered": take method="weighted"'
+                    "prior and model must use their keys only in functions of jax.random for"
+                    ' method="tempered": use method="weighted"'
                 )
 
 
 class _Walk:
-    """Runs a program with one key, and with bits that normal numbers give, if there are any."""
+    """Runs a program with one key. Given numbers, if there are any, replace its draws."""
 
     def __init__(self, key: Key, given: Sequence[jax.Array] | None = None):
         self._key, self._given = key, None if given is None else iter(given)
@@ -185,7 +185,7 @@ class _Walk:
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
-        """The next draw; at the first walk zeros, with a note of the draw."""
+        """The next given draw. The first walk has none: it records the draw and returns zeros."""
         if self._given is not None:
             return next(self._given)
         words = np.asarray(jax.random.key_data(keys))
@@ -194,7 +194,7 @@ class _Walk:
         return jnp.zeros(like.shape, like.dtype)
 
     def _fresh(self, keys: Any) -> Any:
-        """Keys of random bits in place of keys."""
+        """Keys made of drawn bits, which replace the keys of the program."""
         words = jax.eval_shape(jax.random.key_data, keys)
         bits = self._drawn("key", words, keys, words.dtype.itemsize * 8)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
@@ -213,7 +213,7 @@ class _Walk:
 
 
 def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
-    """The sources, each once; refuses one key for draws of several kinds, which depend."""
+    """The sources, each once. Refuses a key with draws of several kinds: they are dependent."""
     by_draw: dict[Any, _Source] = {}
     for one in sources:
         before = by_draw.get(one.same, one)
@@ -228,7 +228,7 @@ def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
 
 
 def _draws_floats(equation: Equation, name: str) -> bool:
-    """Whether an operation is this function of `jax.random`: floats by a key, between scalars."""
+    """Whether an operation is this function of `jax.random`: floats from a key and scalars."""
     if equation.params.get("name") != name or not equation.invars:
         return False
     key, *ends = equation.invars

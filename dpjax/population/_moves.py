@@ -1,4 +1,4 @@
-"""Moves of normal numbers that leave their law, times a power of a density, as it is."""
+"""Markov moves that leave a law unchanged: normal numbers, weighted by a power of a density."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,17 +15,17 @@ Density: TypeAlias = Callable[[jax.Array], jax.Array]
 WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """The same with a row of derivatives."""
 
-_KICKS = 16  # Of a path along the derivative.
-_MOST_TRIES = 12  # Points on an ellipse.
-RANDOM = 2 + _MOST_TRIES  # Normal numbers that a move needs beside a row of them.
+_KICKS = 16  # Steps of a path along the derivative.
+_MOST_TRIES = 12  # The most points that are tried on an ellipse.
+RANDOM = 2 + _MOST_TRIES  # Normal numbers that a move needs besides a row of them.
 
 
 def with_slope(density: Density, size: int) -> WithSlope:
-    """The density and its derivative; of code on the host and of loops, zeros for the latter."""
+    """The density and its derivative; zeros where JAX cannot differentiate (loops, host code)."""
     both = jax.value_and_grad(density)
     try:
         jax.eval_shape(both, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
-    except (NotImplementedError, TypeError, ValueError):  # As JAX refuses to differentiate.
+    except (NotImplementedError, TypeError, ValueError):  # JAX raises these if it cannot.
         return lambda normal: (density(normal), jnp.zeros_like(normal))
     return both
 
@@ -38,22 +38,21 @@ def along_a_path(
     particle: jax.Array,
     log: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A step of Hamiltonian Monte Carlo, which rotates exactly where the density is flat.
+    """A step of Hamiltonian Monte Carlo; an exact rotation where the density is flat.
 
-    The path can be followed backward, and keeps volumes, whatever stands for the derivative. So
-    the law stays as it is also where the density has jumps or no derivative: then fewer paths are
-    accepted.
+    The path is reversible and keeps volumes, even with a wrong derivative. So the law stays
+    unchanged even if the density has jumps or no derivative. Then fewer paths are accepted.
 
     Args:
-        both: the density at the power 1, and its derivative.
-        power: of the density.
-        step: the angle between two kicks, about.
-        normal: random numbers, of the size of the particle and `RANDOM` more.
+        both: the log density at power 1, and its derivative.
+        power: the power of the density.
+        step: the angle between two kicks, up to a random factor from 0.5 to 1.5.
+        normal: standard normal numbers: one for each of the particle's, and `RANDOM` more.
         particle: a row of normal numbers.
-        log: the density of the particle.
+        log: the log density of the particle.
 
     Returns:
-        The particle after the move, its density, and the probability that the path was accepted.
+        The particle after the move, its log density, and the path's probability of acceptance.
     """
     velocity, uniform = normal[: len(particle)], ndtr(normal[len(particle) :])
     step = step * (uniform[0] + 0.5)
@@ -85,18 +84,18 @@ def on_an_ellipse(
 ) -> tuple[jax.Array, jax.Array]:
     """A step of elliptical slice sampling, which needs no derivative.
 
-    After `_MOST_TRIES` points it stays where it was. That is a step to itself, so the law stays as
-    it is. With no such end, a density with jumps could hold a chain in float32 for ever.
+    If `_MOST_TRIES` points fail, the particle stays, which leaves the law unchanged. Without this
+    limit, a density with jumps could keep a chain in float32 trying forever.
 
     Args:
-        density: at the power 1.
-        power: of the density.
-        normal: random numbers, of the size of the particle and `RANDOM` more.
+        density: the log density at power 1.
+        power: the power of the density.
+        normal: standard normal numbers: one for each of the particle's, and `RANDOM` more.
         particle: a row of normal numbers.
-        log: the density of the particle.
+        log: the log density of the particle.
 
     Returns:
-        The particle after the move, and its density.
+        The particle after the move, and its log density.
     """
     other, uniform = normal[: len(particle)], ndtr(normal[len(particle) :])
     level = power * log + jnp.log(uniform[0])

@@ -1,8 +1,8 @@
-"""Posteriors by tempered sequential Monte Carlo, where hardly any simulated database is near.
+"""Posteriors by tempered sequential Monte Carlo, for releases that few simulated databases fit.
 
-Particles are simulated populations. The density of the release enters in steps: as its power t,
-from t = 0, the prior, to t = 1, the posterior. After each step heavy particles are copied and light
-ones dropped, and all move, by Markov chains that leave the law at the power t as it is.
+Particles are simulated populations. The density of the release is raised to a power t, which rises
+in steps from t = 0 (the prior) to t = 1 (the posterior). After each step, heavy particles are
+copied and light ones dropped. Then all move by Markov chains that leave the law at t unchanged.
 """
 
 import functools
@@ -18,12 +18,12 @@ from dpjax._core._types import Key, PyTree
 from dpjax.population._latents import Latents
 from dpjax.population._moves import RANDOM, Density, along_a_path, on_an_ellipse, with_slope
 
-ISLANDS = 16  # Independent runs, which show the error of each other.
+ISLANDS = 16  # Independent runs, whose spread shows the error.
 _SHARE = 0.5  # The effective share of particles after each rise of t.
-_HALVINGS = 30  # To find t.
+_HALVINGS = 30  # Steps of the bisection that finds the next t.
 _MOVES, _LAST_MOVES = 4, 12  # At each t, and at t = 1.
-_ACCEPTED = 0.7  # The share of paths that steps are adapted to.
-_LEAST = -1e30  # The log density of what could not have given the release.
+_ACCEPTED = 0.7  # Step sizes adapt until this share of paths is accepted.
+_LEAST = -1e30  # The log density of databases that cannot give the release.
 
 
 class Islands(NamedTuple):
@@ -31,7 +31,7 @@ class Islands(NamedTuple):
 
     Attributes:
         theta: parameters, arrays with leading axes (ISLANDS, particles).
-        log_density: of the release, for each draw.
+        log_density: the log density of the release, for each draw.
         log_evidence: the log of the estimated probability of the release, for each run.
     """
 
@@ -41,15 +41,15 @@ class Islands(NamedTuple):
 
 
 class _State(NamedTuple):
-    """A run at a power.
+    """A run at one power t of the density.
 
     Attributes:
-        key: for what follows.
+        key: the key of the next steps.
         power: t.
-        particles: rows of normal numbers, which make populations.
-        log_density: of the release, for each particle.
-        log_evidence: the log of the estimated average of the density's power.
-        step: of paths.
+        particles: rows of normal numbers; each row makes a population.
+        log_density: the log density of the release, for each particle.
+        log_evidence: the log of the estimated mean of density^t under the prior.
+        step: the step size of paths.
     """
 
     key: Key
@@ -74,7 +74,7 @@ def tempered(
 
     def density(normal: jax.Array) -> jax.Array:
         found = log_density(latents.evaluate_flat(normal)["values"])
-        return jnp.where(found > _LEAST, found, _LEAST)  # NaN as well.
+        return jnp.where(found > _LEAST, found, _LEAST)  # Replaces NaN, too.
 
     def island(key: Key) -> Islands:
         key_start, key_run = jax.random.split(key)
@@ -93,7 +93,7 @@ def tempered(
 
 
 def _risen(density: Density, state: _State) -> _State:
-    """One step: a higher power, new particles for heavy ones, and moves."""
+    """One step: raises the power, resamples the particles, and moves them."""
     key, key_choose, key_move = jax.random.split(state.key, 3)
     power = state.power + _rise(state.log_density, state.power)
     power = jnp.where(power > 1 - 1e-6, 1.0, power)
@@ -106,7 +106,7 @@ def _risen(density: Density, state: _State) -> _State:
 
     def moved(i: jax.Array, found: Any) -> Any:
         particles, log, step = found
-        # All that the moves need is drawn at once: each draw would be compiled alone.
+        # One draw serves both moves, because each call of the generator is compiled separately.
         shape = 2, count, size + RANDOM
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
@@ -123,7 +123,7 @@ def _risen(density: Density, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """How far the power may rise, so that a share of the particles stays effective."""
+    """The largest rise of the power that keeps a share of the particles effective."""
 
     def fits(rise: jax.Array) -> jax.Array:
         weights = jnp.exp(rise * (log - jnp.max(log)))
@@ -131,7 +131,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        middle = jnp.where(i == 0, high, (low + high) / 2)  # First all that is left.
+        middle = jnp.where(i == 0, high, (low + high) / 2)  # First tries t = 1.
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
 
@@ -140,7 +140,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
 
 def _resampled(key: Key, weights: jax.Array) -> jax.Array:
-    """Places of particles, each about as often as its weight says: systematic resampling."""
+    """Systematic resampling: places of particles, about in proportion to their weights."""
     count = len(weights)
     below = jnp.cumsum(weights)
     first = jax.random.uniform(key, dtype=weights.dtype)
@@ -149,7 +149,7 @@ def _resampled(key: Key, weights: jax.Array) -> jax.Array:
 
 
 def weights_of(islands: Islands) -> np.ndarray:
-    """The weights of all draws, island after island: their sum is 1, or 0 if none fits."""
+    """The weights of all draws, island after island: their sum is 1, or 0 if no draw fits."""
     fits = np.asarray(islands.log_density) > _LEAST / 2
     logs = np.asarray(islands.log_evidence, np.float64)
     shares = np.exp(logs - logs.max())
@@ -158,11 +158,11 @@ def weights_of(islands: Islands) -> np.ndarray:
 
 
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
-    """How many independent draws would have the error that the islands show.
+    """How many independent draws would estimate averages as well as the islands do.
 
-    The error of an average is estimated from the averages of the islands, which are independent.
-    The numbers themselves are averaged, and their distances from the mean; the worst average
-    counts, so the size is rather too small.
+    The islands are independent, so the spread of their averages shows the error. For each column
+    two averages count: of its numbers, and of their distances from the mean. The worst average
+    decides, so the size is rather too small.
     """
     if not weights.sum() > 0:
         return 0.0

@@ -18,10 +18,10 @@ from dpjax.random._keys import sampling_key, seeded_key
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class World:
-    """What is simulated: theta, a database, and releases of it.
+    """Simulates parameters theta, a database of their population, and releases about it.
 
     Attributes:
-        laws: of the private functions.
+        laws: the law of the releases of each private function.
         population: draws databases.
         prior: draws theta.
         is_single: whether one private function was given, and not a list.
@@ -42,7 +42,7 @@ class World:
         n: NumberOfRecords,
         capacity: int | None,
     ) -> "World":
-        """Checks what a caller gave; `key` is one of those that will be used."""
+        """Checks the arguments of a caller; `key` stands for the keys that will be used."""
         privates = as_several(private)
         _checks.function("prior", prior)
         population = Population.of(model, n, capacity)
@@ -64,7 +64,7 @@ class World:
         return {"theta": theta, "values": tuple(law.exact(database) for law in self.laws)}
 
     def draw_release(self, key: Key, theta: PyTree) -> Value:
-        """The values of releases about one database; JAX code, and no ledger is told."""
+        """Draws releases about one simulated database; JAX code, and no ledger pays."""
         keys = jax.random.split(key, len(self.laws) + 1)
         database = self.population.database(sampling_key(keys[0]), theta)
         drawn = tuple(
@@ -80,7 +80,7 @@ class World:
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
 
     def read(self, release: Any) -> tuple[Value, ...]:
-        """The arrays of the releases; refuses releases of something else."""
+        """The arrays of the releases. Refuses releases that the private functions cannot make."""
         if self.is_single:
             return (self.laws[0].read("release", release),)
         given = list(release) if isinstance(release, (list, tuple)) else [release]

@@ -63,6 +63,7 @@ def compare(
     nan, unequal = a.nan | b.nan, sure is equal and negated
     if nan and total_order:
         raise RefusalError("an order of numbers that may be NaN has no rule")
+    # NaN makes a comparison false, and != true. Where NaN is possible, only that answer is sure.
     if nan:
         true, false = (true & unequal, false & (not unequal))
     l1 = l2 = math.inf

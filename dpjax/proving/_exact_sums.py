@@ -1,7 +1,7 @@
 """Sums over records as sums of integers, in a program that a release compiles for itself.
 
-The rounding of a float sum grows with the number of its terms, because nobody knows its order. The
-proof knows a range for each term. So each term is rounded to a grid, a power of two times the
+The error of a float sum grows with the number of its terms, because a compiler chooses the order.
+The proof knows a range for each term. So each term is rounded to a grid, a power of two times the
 range. Integers add up exactly, in any order, and the total is rounded once.
 """
 
@@ -29,16 +29,16 @@ from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 _NAME = "exact_sum"
-# The exponents of ranges at which powers of two in this file are floats.
+# For ranges with these exponents, all powers of two in this file are floats.
 _EXPONENTS = range(-60, 61)
 _FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# The powers of 2 by which digits multiply a term are at most 2 to this number.
+# Digits multiply a term by powers of 2, up to 2 to this number.
 _BITS_OF_DIGITS = 52
-# Products of matrices are formed one by one, up to so many for each record.
+# A matrix product is a sum of separate products: at most this many for each record.
 _MOST_PRODUCTS = 2**10
 # Sums with a smaller rounding error stay sums of floats.
 _WORTH_IT = 2.0**-7
-# The errors of a few operations in float64, which are tiny in units of a float32.
+# The relative error of a few operations in float64, tiny beside the rounding to float32.
 _OF_FLOAT64 = 16 * 2.0**-53
 
 # The place of a sum in a program, as in `Step.path`.
@@ -49,9 +49,9 @@ Path = tuple[int, ...]
 class ExactSum:
     """A sum of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
-    It computes S 2^exponent / divisor for an integer sum S of terms on a grid. Digits of the terms
-    are so short that their sums fit into integers. Their total is formed in float64, within a few
-    units of float64, and rounded to the dtype of the terms.
+    It computes S 2^exponent / divisor for an integer sum S of terms on a grid. The terms are
+    split into digits so short that their sums fit into integers. The total is formed in float64,
+    with an error of a few of its units, and is rounded to the dtype of the terms.
     """
 
     axes: tuple[int, ...]
@@ -60,13 +60,13 @@ class ExactSum:
 
     @property
     def name(self) -> str:
-        """Says all fields."""
+        """Encodes all fields."""
         axes = "_".join(map(str, self.axes))
         return f"{_NAME}_{axes}_at_{self.exponent - _EXPONENTS[0]}_by_{_hex(self.divisor)}"
 
     @staticmethod
     def named(name: str) -> "ExactSum | None":
-        """The sum of this name."""
+        """The sum that a name encodes; None for another name."""
         try:
             axes, _, rest = name.removeprefix(f"{_NAME}_").partition("_at_")
             exponent, _, divisor = rest.partition("_by_")
@@ -116,9 +116,9 @@ def _digest(kind: ExactSum, shape: tuple[int, ...], dtype: np.dtype) -> str:
 
 
 def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """The value of an exact sum; None if the inner program is another one.
+    """The value of an exact sum; None if the inner program is not one.
 
-    The name says which sum to compare the inner program with.
+    The name alone proves nothing: it tells which sum must equal the inner program.
     """
     kind = ExactSum.named(str(equation.params.get("name")))
     if kind is None or len(operands) != 1 or operands[0].dtype not in _FLOATS:
@@ -132,14 +132,14 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abs
 def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
     """The value of an exact sum.
 
-    A term is off by half a step of the grid. So a term that moves by d moves by at most d + step in
-    the sum, and a term that does not move has the same integer. If `apart` is above 0, a compiler
-    may compute a term anew for each digit, with other roundings. Then a digit may be off by 1. The
-    total is rounded once, to the nearest float.
+    A term is rounded by up to half a step of the grid. So a term that moves by d moves by at most
+    d + step in the sum, and a term that does not move has the same integer. If `apart` is above 0,
+    a compiler may compute a term anew for each digit, with other roundings. Then a digit may be off
+    by 1. The total is rounded once, to the nearest float.
     """
     largest = float(x.magnitude.max())
     if x.nan or x.pending.coarse or not largest <= 2.0**kind.exponent or not kind.divisor > 0:
-        raise RefusalError("the terms of an exact sum are numbers within its range")
+        raise RefusalError("the terms of an exact sum must be numbers within its range")
     # Digits multiply terms by powers of 2, and a compiler may combine these with public factors.
     if x.pending.bits + abs(kind.exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
         raise RefusalError("the factors of an exact sum may overflow together: rescale the records")
@@ -207,7 +207,7 @@ def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
 
 
 def planned(x: Abstract, axes: Sequence[int]) -> int | None:
-    """The exponent of the range of a float sum over records; None if it is none, or exact."""
+    """The exponent of the range of a float sum over records; None if it stays a float sum."""
     if x.axis is None or x.axis not in axes or x.is_public or x.nan or x.pending.coarse:
         return None
     return _exponent(float(x.magnitude.max()), math.prod(x.shape[k] for k in axes), x.dtype)
@@ -229,10 +229,10 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int |
 
 
 def _exponent(largest: float, count: int, dtype: np.dtype) -> int | None:
-    """The exponent of the range of some terms; None if their float sum rounds little, or cannot."""
+    """The exponent of the range of terms; None if floats do as well, or integers do not fit."""
     if dtype not in _FLOATS or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
         return None
-    # Rounding moves a float sum by so many times the largest term, or more.
+    # A bound on the rounding error of a float sum, in units of the largest term.
     if count * rounding.sum_units(count, dtype) < _WORTH_IT:
         return None
     try:
@@ -263,14 +263,14 @@ class _Exact(RecordBounds):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBounds(_Exact):
-    """Under replace-one."""
+    """Exact sums under replace-one."""
 
     sums: tuple[tuple[Path, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactPaddedBounds(_Exact, PaddedRecordBounds):
-    """For padded records, under add-or-remove-one."""
+    """Exact sums of padded records, under add-or-remove-one."""
 
     sums: tuple[tuple[Path, int], ...] = ()
 
@@ -291,7 +291,7 @@ def _with_exact_sums(
 
 
 def _rewritten(jaxpr: jex.Jaxpr, sums: dict[Path, int], path: Path) -> jex.Jaxpr:
-    """A program with exact sums at some places. It divides a sum by a literal before it rounds."""
+    """A program with exact sums at some places. A sum includes its division by a literal."""
     operations, made = live(jaxpr), list[Equation]()
     uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
     uses.update(x for x in jaxpr.outvars if isinstance(x, jex.Var))

@@ -103,6 +103,7 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
     axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
 
     def move(array: np.ndarray) -> np.ndarray:
+        # A bound that all entries or all rows share is stored once, before and after the reshape.
         if array.size == 1:
             return array.reshape((1,) * len(shape))
         before, after = list(x.shape), list(shape)
@@ -153,6 +154,7 @@ def cut(
     shape = [len(range(*s.indices(size))) for s, size in zip(chosen, x.shape, strict=True)]
 
     def move(array: np.ndarray) -> np.ndarray:
+        # An axis of length 1 holds one bound for all places, so there is nothing to cut.
         short = zip(chosen, array.shape, strict=True)
         return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
@@ -196,6 +198,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
+        # A difference bounds the move of one row. Bounds that all rows share are one row, too.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:

@@ -1,4 +1,4 @@
-"""Numbers that may be NaN: what each operation makes of them.
+"""Numbers that may be NaN, and the results of operations on them.
 
 Records may be missing if their bounds say so (`Interval(low, high, missing=True)`). Operations
 without a rule here refuse such numbers, for example sums, sorts and casts to integers. Comparisons,
@@ -28,12 +28,12 @@ Rule = Callable[[Any, Sequence[Abstract], Abstract], Abstract]
 
 
 def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The rule of the operation looks at NaN itself."""
+    """The operation's own rule takes care of NaN."""
     return found
 
 
 def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The result is NaN exactly where an operand is: numbers here are finite."""
+    """The result is NaN exactly where an operand is, because all numbers here are finite."""
     if parameters.get("y") == 0:
         raise RefusalError("the power 0 of NaN has no rule")
     nan = frozenset[Source]().union(*(x.nan for x in operands))
@@ -41,7 +41,7 @@ def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -
 
 
 def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """A maximum or minimum is NaN where an operand is, or the other operand: devices differ."""
+    """Beside NaN, some devices return NaN and others the other operand. This covers both."""
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
         raise RefusalError("the extremum of NaN and a number that is not finite has no rule")
@@ -58,7 +58,7 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 
 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """Entries have other places, so the result is a source of its own."""
+    """Entries move to other places, so the result is a new source of NaN."""
     return dataclasses.replace(found, nan=Source.new())
 
 
@@ -76,14 +76,14 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """The result, if its bounds say that entries move wherever an operand may become NaN.
+    """The result, if its bounds let an entry move wherever an operand may become NaN.
 
     Raises:
-        RefusalError: if they do not: 0 x is 0 for all numbers x, and NaN for NaN.
+        RefusalError: if they do not. For example 0 x is 0 for every number x, but NaN for NaN.
     """
     *xs, result = aligned(*operands, found)
     for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):
         moves = np.logical_or.reduce(np.broadcast_arrays(*(a.each > 0 for a in ds)))
         if (moves & (d.each == 0)).any():
-            raise RefusalError("one number, or NaN: the result has no rule")
+            raise RefusalError("a result that is either one known number or NaN has no rule")
     return found

@@ -168,6 +168,7 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
+    # Covers the rounding of the sums that this proof itself computes in float64.
     room = 1 + (count + 100) * 2.0**-52
 
     def added(array: np.ndarray) -> np.ndarray:
@@ -181,6 +182,7 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
         return each, d.l1 * many, d.l2 * math.sqrt(many * count)
 
     low, high = rounding.widened(added(x.low), added(x.high), sums.error)
+    # Rounding never makes a sum of numbers from 0 up negative, in any order.
     if (x.low >= 0).all():
         low = np.maximum(low, 0.0)
     more = {"whole": sums.exact, "pending": sums.pending}
@@ -282,6 +284,7 @@ class _Map:
         steps, by = self.windows.strides[1:-1], self.windows.dilation[1:-1]
         reach = [(size - 1) * gap + 1 for size, gap in zip(taps, by, strict=True)]
         blocks = [-(-size // step) for size, step in zip(reach, steps, strict=True)]
+        # The torus is longer than the array by one kernel, so no window wraps around.
         padded = zip(self.windows.padded(self.shape)[1:-1], steps, blocks, strict=True)
         torus = [-(-size // step) + block for size, step, block in padded]
         phases = math.prod(steps)
@@ -375,6 +378,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
     column = map_.sums(sizes)[0] * room
+    # The kernel is its middle plus a rest of at most `off`, so the norm is at most the sum of both.
     l2 = min(map_.schur(sizes), map_.spectral(middle) + map_.schur(kernel.off)) * room
     shape = (x.shape[0], *map_.windows.results(x.shape)[1:-1], groups * outputs)
 
@@ -386,6 +390,7 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         bounds = np.minimum(each, l1), l1, float(rounding.times(d.l2, l2))
         return erring(bounds, error, shape, x.axis)
 
+    # A positive weight takes a low end to the low end of the result, a negative one a high end.
     up, down = np.maximum(middle, 0.0), np.minimum(middle, 0.0)
     ends = map_.of(x.low, up) + map_.of(x.high, down), map_.of(x.high, up) + map_.of(x.low, down)
     spread = map_.of(x.magnitude, kernel.off) * room

@@ -82,6 +82,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         bins = Addend(place, 2 * self.grid.size + 1)
         (counts,) = totals_of([in_groups(bins, group, groups)])
         up_to = jnp.cumsum(counts.low.reshape(groups, -1), axis=1)
+        # Bins 0 to 2 j hold the records below candidate j, and bin 2 j + 1 those equal to it.
         below, everybody = up_to[:, 2 * first], up_to[:, -1:]
         sides = below, everybody - up_to[:, 2 * first + 1], everybody
         return tuple(_limbs.from_integers(side.reshape(-1, 1)) for side in sides)
@@ -101,6 +102,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         below, above, n = (_limbs.to_integers(x, scored)[None, :, 0] for x in totals)
         a = jnp.asarray(self.numerators, scored)[:, None]
         b = jnp.asarray(self.denominator, scored)
+        # Ranks are multiplied by b, so that all numbers are integers.
         too_high = b * below - a * n
         too_low = b * above - (b - a) * n
         return -jnp.maximum(jnp.maximum(too_high, too_low), 0)
@@ -110,6 +112,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     ) -> float:
         del norm, n, dtype  # The norm is linf, and scores are integers.
         b = self.denominator
+        # An added record moves `too_high` by b - a or -a, and `too_low` by a or a - b. If one is
+        # replaced, n stays the same, and each count moves by at most 1.
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
@@ -300,6 +304,7 @@ def _between_quantiles(
             " such as the low ends of an interval of a count"
         )
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
+    # One interval relies on two released quantiles, one on each side.
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
@@ -314,6 +319,7 @@ def _between_quantiles(
     # Scores are in units of 1 / denominator ranks.
     gap = _gap(facts, confidence, rows)
     numerators = facts["numerators"]
+    # Both loops end with the nearest quantile, and so the last sure one is the nearest.
     order = np.argsort(numerators)
     low = np.full(numbers.shape, facts["lower"], float)
     high = np.full(numbers.shape, facts["upper"], float)

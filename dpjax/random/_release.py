@@ -54,6 +54,7 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     elif any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
+        # Padding lets calls share a program. Inside of the caller's program it would share nothing.
         released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:
         return PaddedNoise(calibration, noise.lattice)(key, value)
@@ -158,6 +159,7 @@ def _add_one_draw(
     """Draws the noise of all leaves at once. `starts` are the places of leaves in it."""
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
+    # In a shared program the starts are traced, so the slices are dynamic.
     for start, x in zip(starts, leaves, strict=True):
 
         def piece(limb: jax.Array, start: Any = start, x: jax.Array = x) -> jax.Array:
@@ -214,6 +216,7 @@ def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
     limits = float_limits(dtype)
+    # XLA flushes subnormal floats to 0. From tiny / eps on, a rounding unit of the scale is normal.
     usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
     return jnp.where(usable, scale, jnp.nan)
 
@@ -284,8 +287,10 @@ def keep_or_lie(
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
+    # Lie j owns the `weight` words from j weight on. All words beyond the last lie tell the truth.
     lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
+    # Skips the truth, so that lies are the other categories.
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
 

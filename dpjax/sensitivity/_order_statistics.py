@@ -168,6 +168,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 
     def thirds(bracket: _Bracket) -> _Bracket:
         low, high, _, _ = bracket
+        # A pass counts below two patterns, so it leaves a third of the bracket instead of a half.
         third = jnp.maximum((high - low) // 3, 1)
         return narrowed(bracket, low + third, high - third)[0]
 

@@ -857,7 +857,7 @@ class PrivateTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """A synthetic table: rows of nobody, whose marginals are near those of the private rows.
+        """A synthetic table: rows of people who do not exist, with marginals close to the table's.
 
         AIM measures marginals with noise. A model that fits them chooses the next ones, where it is
         far off. At last rows are drawn from the model.

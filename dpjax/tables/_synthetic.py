@@ -27,7 +27,7 @@ from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 
 Workload: TypeAlias = int | Sequence[Sequence[str]] | Mapping[Sequence[str], float]
-"""Sets of columns whose marginals matter, also with weights; an integer k for all sets of k."""
+"""Sets of columns whose marginals matter, perhaps with weights; or k for all sets of k columns."""
 
 _MOST_COLUMNS = 50
 CELLS, BITS = "cells", "bits"
@@ -60,13 +60,16 @@ def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, flo
 def plan_of_cells(
     cells: Sequence[AnyCells], workload: Workload, most_cells: int, asked: Question
 ) -> Plan:
-    """What a synthetic table may measure."""
+    """The marginals that a synthetic table may measure."""
     sizes = {one.name: one.size for one in cells}
     if len(sizes) > _MOST_COLUMNS:
         raise ValueError(f"columns must be at most {_MOST_COLUMNS}, got {len(sizes)}")
     most_cells = _checks.integer("most_cells", most_cells, least=1, most=2**27)
     if (largest := max(sizes.values())) > most_cells:
-        raise ValueError(f"most_cells must hold each column, got {most_cells} for {largest} cells")
+        raise ValueError(
+            f"most_cells must be at least {largest}, the largest number of cells of a column, got"
+            f" {most_cells}"
+        )
     wanted = workload_of(list(sizes), workload)
     return plan_of(sizes, wanted, most_cells, asked.relation, asked.of_people)
 
@@ -81,10 +84,10 @@ def cells_of_rows(
     delta: float,
     name: str,
 ) -> Release:
-    """The cells of synthetic rows, and uniform bits for entries inside of them.
+    """Releases the cells of synthetic rows, and uniform bits that place entries within cells.
 
-    `codes` holds the cells of the private rows by column, -1 for none. A row counts if all of its
-    entries have cells.
+    `codes` holds for each column the cells of the private rows, and -1 for an entry without a cell.
+    A row counts if all of its entries have cells.
     """
     rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
     budget = PrivacyFilter(
@@ -166,7 +169,7 @@ def table_like(frame: Frame, cells: Sequence[AnyCells], drawn: Mapping[str, Any]
 
 
 def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Entries in the dtype of their column, if that is one of NumPy; else objects."""
+    """Entries in the dtype of their column, if NumPy can hold them; otherwise objects."""
     column = frame[cells.name]
     if column.is_text:
         return np.where(known, entries, np.array(None, object))
@@ -184,7 +187,7 @@ def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndar
 
 
 def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:
-    """An array as a column like another one, in its dtype. Categories become what they hold."""
+    """An array as a column in the library and dtype of `like`. Categories become plain values."""
     library, dtype = like.implementation, like.dtype
     if dtype in (nw.Categorical, nw.Enum) or dtype.is_decimal():
         dtype = None

@@ -307,7 +307,10 @@ def test_what_is_wrong_is_refused_by_name():
     refused("workload must hold sets of the columns", workload=[("site", "z")])
     refused("workload must hold at least one set", workload=[])
     refused("weight of a workload must be", workload={("site",): -1.0})
-    refused("most_cells must hold each column, got 2 for 5 cells", most_cells=2)
+    refused(
+        "most_cells must be at least 5, the largest number of cells of a column, got 2",
+        most_cells=2,
+    )
     refused("bounds must have a whole number between them", buckets={"k": [0.2, 0.8]}, bounds=None)
     refused("buckets of column 'x' must be at least 2 increasing", buckets={"x": [3, 1]})
     refused("finite edges", buckets={"x": [0, np.inf]})

@@ -113,7 +113,7 @@ REFUSED = {
     "an integer": (lambda x: x.astype(int).sum(), "NaN has no int32"),
     "a boolean": (lambda x: x.astype(bool).sum(), "NaN has no bool"),
     "16 bits": (lambda x: jnp.nansum(x.astype(jnp.bfloat16)), "NaN has no bfloat16"),
-    "0 times NaN": (lambda x: jnp.isnan(0 * x).sum(), "one number, or NaN"),
+    "0 times NaN": (lambda x: jnp.isnan(0 * x).sum(), "either one known number or NaN"),
     "power 0": (lambda x: lax.integer_pow(x, 0).sum(), "power 0 of NaN"),
     "dot": (lambda x: x @ x, "no proof for dot_general"),
     "softmax": (jax.nn.softmax, "no proof for reduce_max"),
