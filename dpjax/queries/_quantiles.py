@@ -319,7 +319,7 @@ def _between_quantiles(
     # Scores are in units of 1 / denominator ranks.
     gap = _gap(facts, confidence, rows)
     numerators = facts["numerators"]
-    # Both loops end with the nearest quantile, and so the last sure one is the nearest.
+    # On each side a loop goes from far to near, so it keeps the nearest sure quantile.
     order = np.argsort(numerators)
     low = np.full(numbers.shape, facts["lower"], float)
     high = np.full(numbers.shape, facts["upper"], float)
