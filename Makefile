@@ -6,7 +6,7 @@ BIN := .venv/bin
 # package and the tests again: half the time of collecting them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: tools demo notebooks test test-long test-ci test-slow test-times test-mutants test-versions nightly bench bench-table accelerators docs lint package clean
+.PHONY: tools demo notebooks test test-long test-slow test-times test-mutants test-versions nightly bench bench-table accelerators docs lint package clean
 
 # Most of the time of tests is compilation. With XLA_FLAGS= they compile as users do.
 # Level 0 would fuse no product into a sum, which tests are to see. One thread compiles a program:
@@ -34,9 +34,12 @@ endif
 notebooks: .venv/notebooks
 	$(BIN)/python notebooks/run.py $(NOTEBOOKS)
 
+# LONG=1 also runs the long tests, as CI does: of those that kill no mutant one half, by the day of the
+# commit. In one session, because workers take a minute to find the tests.
 test: export XLA_FLAGS ?= $(QUICKLY)
+test: export DPJAX_DAY ?= $(if $(LONG),$(shell git log -1 --date=format:%e --format=%cd 2>/dev/null))
 test: .venv/test
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest $(if $(LONG),-m "long or not slow") -n auto --dist worksteal
 
 test-slow: export XLA_FLAGS ?= $(QUICKLY)
 test-slow: .venv/test .venv/frameworks
@@ -46,13 +49,6 @@ test-slow: .venv/test .venv/frameworks
 test-long: export XLA_FLAGS ?= $(QUICKLY)
 test-long: .venv/test
 	$(BIN)/python -m pytest -m long -n auto --dist worksteal
-
-# Both sets at once, as CI does: two workers take a minute to find the tests. Of the long tests that
-# kill no mutant it runs half, by the day of the commit.
-test-ci: export XLA_FLAGS ?= $(QUICKLY)
-test-ci: export DPJAX_DAY ?= $(shell git log -1 --date=format:%e --format=%cd 2>/dev/null)
-test-ci: .venv/test
-	$(BIN)/python -m pytest -m "long or not slow" -n auto --dist worksteal
 
 # Which of the fast tests take long, with nothing compiled before; they become slow ones.
 test-times: export XLA_FLAGS ?= $(QUICKLY)

@@ -4,7 +4,7 @@
 `make test-long`. Tests that must fail on a mutant stay in the fast set unless they take much longer
 than others. CI has no time for all that is long: `left_out` says which tests only `make test-slow`
 runs, those of `longest_tests.txt` and rows for which others stand. Of the long tests that are left
-and kill no mutant, `make test-ci` runs one half on commits of an even day, and the other on those
+and kill no mutant, `make test LONG=1` runs one half on commits of an even day, and the other on those
 of an odd day.
 """
 
@@ -73,7 +73,7 @@ def left_out(fast, known, day=None):
 
 
 def day_of_commit():
-    """The day that `make test-ci` hands over, a number; None for all tests."""
+    """The day that `make test LONG=1` hands over, a number; None for all tests."""
     day = os.environ.get("DPJAX_DAY", "")
     return int(day) if day else None
 
