@@ -4,8 +4,8 @@
 `make test-long`. Tests that must fail on a mutant stay in the fast set unless they take much longer
 than others. CI has no time for all that is long: `left_out` says which tests only `make test-slow`
 runs, those of `longest_tests.txt` and rows for which others stand. Of the long tests that are left
-and kill no mutant, `make test LONG=1` runs one half on commits of an even day, and the other on those
-of an odd day.
+and kill no mutant, `make test LONG=1` runs one half on commits of an even day, and the other half
+on commits of an odd day.
 """
 
 import json

@@ -131,9 +131,9 @@ class Guarantee:
         The statement above, for one run of the mechanism. `dpjax.accounting` composes several. When
         its numbers become float32, as they do on the way out of `jit`, they are rounded outward:
         epsilon, delta and gamma up, the confidence down. Printed numbers are rounded outward too,
-        except for a relative 2^-50, the rounding error of float64 sums. Traced numbers, and
-        guarantees made by `jax.tree.map` or pickle, are not checked here, but wherever dpjax uses a
-        guarantee.
+        after a relative difference of 2^-50 is ignored, the rounding error of float64 sums. Traced
+        numbers, and guarantees made by `jax.tree.map` or pickle, are not checked here. They are
+        checked later, wherever dpjax uses them.
     """
 
     epsilon: Scalar = up()

@@ -79,16 +79,18 @@ class Moments:
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)
 
-    def with_reach(self, numbers: np.ndarray, reach: float) -> str:
-        """Numbers as dates, times or durations, and how far from the truth they may be."""
+    def with_reach(self, numbers: np.ndarray, reach: float, most: int) -> str:
+        """The first numbers as dates, times or durations, and the error of the worst of all."""
         reach *= _DAY if self.kind == "dates" else 1.0
         unit = next((unit for unit in _PRINTED if reach >= 2 * unit.seconds), _PRINTED[-1])
+        first = numbers.ravel()[:most]
         if self.kind == "durations":
-            texts, step = [f"{number / unit.seconds:.1f}" for number in numbers.ravel()], 0.05
+            texts, step = [f"{number / unit.seconds:.1f}" for number in first], 0.05
         else:
-            times = self.exact(numbers.ravel())
+            times = self.exact(first)
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
-        shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}]"
+        left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
+        shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
         # Times are cut to the resolution, and the reach covers the cut part.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 

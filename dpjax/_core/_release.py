@@ -37,6 +37,8 @@ _MOST_SHOWN = 6
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     """The printed value: plain, or like `3.2 ± 0.4 (95%)`."""
+    if accuracy.kind == "" and labels is not None and labels.moments and np.size(value) > 0:
+        return f"[{' '.join(labels.texts(np.ravel(value)[:_MOST_SHOWN]))}]"
     measured = jax.tree.leaves(accuracy.measured)
     simulated = bool(accuracy.facts.get("simulated"))
     if (
@@ -68,9 +70,10 @@ def _printer(labels: Labels | None) -> Callable[..., str]:
 
     def as_moments(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         reach = float(np.max(np.maximum(center - low, high - center), initial=0.0))
-        if not math.isfinite(reach) or center.size > _MOST_SHOWN:
+        if not math.isfinite(reach):
             return _with_ends(center, low, high)
-        return Moments(labels.moments).with_reach(center, reach)
+        most = 3 if center.size > _MOST_SHOWN else center.size
+        return Moments(labels.moments).with_reach(center, reach, most)
 
     return as_moments
 

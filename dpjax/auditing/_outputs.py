@@ -313,7 +313,7 @@ class SamplePlan:
     """How many outputs of each value serve each purpose. No output serves two."""
 
     batch: int  # Outputs of one call of the compiled program.
-    learning: int  # Outputs that propose events; as many others choose among them.
+    learning: int  # Outputs that propose events. As many further outputs select one.
     bounding: int  # Outputs that bound the probabilities of the chosen events.
 
 

@@ -261,8 +261,8 @@ _LONGER = 1e-6
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
 # Covers the roundings of this file, which computes in float64.
 _OUTWARD = 1 + 1e-9
-# The most steps of the solver. Newton's steps alone sufficed in all tests, but that is no proof.
-# Float32 cannot count beyond 2^24.
+# The most steps of the solver. In all tests a few steps of Newton's method were enough, but that is
+# no proof. The steps are counted in float32, which is exact below 2^24.
 _MOST_STEPS = 1e7
 # An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
 # for rounding to the grid.

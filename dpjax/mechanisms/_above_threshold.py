@@ -322,8 +322,9 @@ def above_threshold(
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
         the sensitivity is a global bound. Holds for the integers that are drawn, by the proof in
-        docs/proofs/sparse-vector.md. The scales cover rounding to the grid, and the tables of the
-        1 + c noises that are charged. All K comparisons are made, so the time does not reveal the
+        docs/proofs/sparse-vector.md. The scales are larger to make up for rounding to the grid
+        and for drawing noise from finite tables. Of the draws, the noise of the threshold and of
+        the c positive answers counts. All K comparisons are made, so the time does not reveal the
         position of the last positive answer.
 
         Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): those

@@ -264,7 +264,10 @@ def _around_noise(
     low, high = [], []
     for leaf, bound in zip(leaves, noise_bounds(facts, confidence, together), strict=True):
         center = as_floats(leaf)
-        reach = bound + rounding_to(leaf.dtype) * np.abs(center)
+        size = np.abs(center)
+        reach = bound + rounding_to(leaf.dtype) * size
+        if leaf.dtype.kind in "iu":  # float64 holds larger integers only to the nearest one.
+            reach = np.where(size + reach < 2.0**53, reach, reach + 2.0**-52 * (size + reach))
         low.append(np.maximum(center - reach, facts.get("lower", -np.inf)))
         high.append(np.minimum(center + reach, facts.get("upper", np.inf)))
     return structure.unflatten(low), structure.unflatten(high)
@@ -325,6 +328,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return super()._example(shape, jnp.int32 if self.noise.is_whole and is_float else dtype)
 
     def _check_structure(self, value: Value) -> None:
+        self._check_whole(value)
+
+    def _check_whole(self, value: Value) -> None:
         floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
         if self.noise.is_whole and floats:
             raise TypeError(
@@ -457,6 +463,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         arrays = self._before_noise(_checks.real_arrays("value", value))
+        self._check_whole(arrays)
         calibration = self._calibration(arrays)
 
         def of_array(y: ArrayLike, x: jax.Array) -> jax.Array:
@@ -588,8 +595,11 @@ def _log_prob(
     else:
         # Subtracted as integers, because floats would lose the last digits.
         error = _integer_difference(output, center, scale.dtype)
-        inside = noise.log_mass(error, scale)
-        tail = noise.log_whole_cdf(jnp.where(low, error, -error), scale)
+        silent, drawn = scale == 0, jnp.where(scale == 0, 1, scale)
+        unmoved = jnp.where(error == 0, 0.0, -jnp.inf)
+        inside = jnp.where(silent, unmoved, noise.log_mass(error, drawn))
+        beyond = noise.log_whole_cdf(jnp.where(low, error, -error), drawn)
+        tail = jnp.where(silent, unmoved, beyond)
     possible = (output >= -end) & (output <= end)
     possible &= output.astype(given.dtype) == given  # Integers are never released as fractions.
     return jnp.sum(jnp.where(possible, jnp.where(low | high, tail, inside), -jnp.inf))

@@ -150,8 +150,8 @@ def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Arra
 def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The losses at the left and at the right end of every candidate, int32.
 
-    The first candidate begins below all numbers, where the loss is the number of thresholds. The
-    last one ends above all numbers, where the loss is 0.
+    Each candidate is an interval. The first one starts at minus infinity, where the loss is the
+    number of thresholds. The last one ends at infinity, where the loss is 0.
 
     Args:
         thresholds: from `BlockDesign.thresholds`.

@@ -79,7 +79,9 @@ def _take(
     rest = tuple(range(len(x.shape) - 1))
     plain = plain and _form_of(dimension_numbers) == (axes, axes, (), rest)
     if not plain:
-        raise RefusalError("a gather of this form has no rule: take one place of one axis")
+        raise RefusalError(
+            "a gather of this form has no rule: take one index along one axis, as x[:, 2]"
+        )
     start, axis = int(index.low.flat[0]), axes[0]
     check_places(index, x.shape[axis])
     check_inside(start, start, x.shape[axis])

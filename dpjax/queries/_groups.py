@@ -556,7 +556,10 @@ def split_by(
 
 
 def reach_by_group(reach: Reach, groups: int) -> Reach:
-    """The reach of the values of this many groups, from the reach of the value of one group."""
+    """How far one record moves the values of all groups together.
+
+    `reach` says how far it moves the value of one group.
+    """
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
         # The norm of all values is a norm (`across`) of each group's norm (`within`).

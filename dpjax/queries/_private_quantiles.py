@@ -110,9 +110,7 @@ def private_quantiles(
     drops = drops_missing(missing, "lower")
     low, high = check_interval(lower, upper)
     one = np.ndim(probabilities) == 0  # type: ignore  # A Fraction counts as an object of NumPy.
-    wanted = tuple(map(_probability, [probabilities] if one else probabilities))  # type: ignore
-    if not wanted:
-        raise ValueError("probabilities must hold at least one")
+    wanted = exact_probabilities([probabilities] if one else probabilities)  # type: ignore
     _checks.host_only("queries.private_quantiles", key, "queries.quantile_scores")
     shape_of_record(database, "(n,)", by=by)
     found = relation_or_inherited(relation)
@@ -138,6 +136,13 @@ def private_quantiles(
     value = jnp.asarray(_estimates(release.value, facts), jnp.result_type(float))
     about = Accuracy.of("ranks", facts, release.value._asdict())
     return dataclasses.replace(release, value=value, accuracy=about)
+
+
+def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Fraction, ...]:
+    """The probabilities as fractions; refuses an empty list and what is no probability."""
+    if not len(probabilities):
+        raise ValueError("probabilities must hold at least one")
+    return tuple(map(_probability, probabilities))
 
 
 def _probability(probability: float | Fraction) -> Fraction:

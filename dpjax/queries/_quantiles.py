@@ -300,8 +300,9 @@ def _between_quantiles(
     del value
     if measured["n"] is None:
         raise ValueError(
-            "no interval is known for quantiles of a private number of records: pass at_least=,"
-            " such as the low ends of an interval of a count"
+            "no interval is known for quantiles if the number of records is private: pass"
+            " at_least=, a lower bound on that number, such as the low end of the interval of a"
+            " private count"
         )
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
     # One interval relies on two released quantiles, one on each side.

@@ -134,8 +134,9 @@ class DiscreteLaplace(Noise):
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
         """The least integer that the noise exceeds no more often than |Z| this quantile."""
         numpy = _numpy_of(scale)
-        # |Z| exceeds q with probability exp(-q), which must be at least 2 a^(t + 1) / (1 + a).
-        both = math.log(2) - numpy.log1p(numpy.exp(-1 / scale))
+        # |Z| exceeds q with probability exp(-q), which must be at least 2 a^(t + 1) / (1 + a). The
+        # result at the scale 0, without noise, is 0.
+        both = math.log(2) - numpy.log1p(numpy.exp(-1 / numpy.where(scale == 0, 1.0, scale)))
         return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
 
 

@@ -330,7 +330,10 @@ def _compiled_selection(
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
-    """The distances in the order of the pairs: shape (m,), or with a second axis."""
+    """The distances in the order of the pairs.
+
+    The shape is (m,), or (m, q) if each pair has q distances, as for several norms.
+    """
     mesh = row_of(layout.devices)
     everywhere = _joined([shard.data for shard in block.distances.addressable_shards], mesh)
     with within(mesh):

@@ -69,11 +69,12 @@ def operating_point(
             confidence is given with "dkw", or None with "anytime".
 
     Formal guarantees:
-        Assumes that the m pairs are independent draws. With C: with probability at least C over the
-        samples, Phi(G_(k)) >= 1 - gamma. Marginal: P(G_new <= G_(k)) >= 1 - gamma over the samples
-        and a fresh pair together. Holds for any Phi, continuous or not. Fix m, gamma and C before
-        you look at the samples. To choose among J of them afterwards, use confidence 1 - (1 - C)/J
-        for each. With "anytime", m alone may depend on the samples, in any way: with probability at
+        Assumes that the m pairs are independent draws. If a confidence C is given, then
+        Phi(G_(k)) >= 1 - gamma with probability at least C over the samples. Without a confidence,
+        P(G_new <= G_(k)) >= 1 - gamma over the samples and a fresh pair together. Holds for any
+        Phi, continuous or not. Fix m, gamma and C before you look at the samples. To choose among J
+        such settings afterwards, use confidence 1 - (1 - C)/J for each. With "anytime", you may
+        choose m after you look at the samples, by any rule, but not gamma or C: with probability at
         least C, Phi(G_(k)) >= 1 - gamma for the k of every m, over the first m pairs.
 
     Source:

@@ -463,8 +463,9 @@ def refuse_rounding(found: Findings) -> None:
     if moved > 0:
         raise ValueError(
             "the estimated sensitivity is 0, but the value of the target moves by up to"
-            f" {moved:.3g} when records are permuted or a database is evaluated alone: round it"
-            ' to a grid, or ask for positions="average" or positions="each"'
+            f" {moved:.3g} when records are permuted, or when a database is evaluated alone instead"
+            " of in a batch: round the value to a grid, or ask for"
+            ' positions="average" or positions="each"'
         )
 
 

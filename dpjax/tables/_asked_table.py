@@ -18,6 +18,7 @@ from dpjax._core._parts import Parts
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
+from dpjax._files._ledger_chain import BudgetExceededError
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger
@@ -187,6 +188,18 @@ class AskedTable:
             )
         how = (keys, bounds, buckets, keeps_missing)
         return [cells_of(name, self._frame, *how) for name in columns]
+
+    def _check_left(self, what: str, first: Question, epsilon: float) -> None:
+        """Refuses two payments, of which a ledger could make only the first."""
+        payer = self._payer()
+        if not isinstance(payer, Ledger) or any(x["name"] == first.name for x in payer.history()):
+            return  # The first payment was made before, and is not made again.
+        left, _ = payer.remaining
+        if Decimal(repr(epsilon)) > left:
+            raise BudgetExceededError(
+                f"{what} pays for two releases, of epsilon={epsilon:g} together, but the ledger"
+                f" has {left:f} left"
+            )
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
         """The arguments of a private statistic of this query."""

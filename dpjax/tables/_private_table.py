@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
-from dpjax._core._labels import Labels
+from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree
@@ -30,7 +30,7 @@ from dpjax.queries._moments import (
     private_mean,
     private_variance,
 )
-from dpjax.queries._private_quantiles import private_quantiles
+from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
 from dpjax.queries._private_release import Terms, released
 from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
@@ -66,20 +66,18 @@ Probabilities = float | Fraction | Sequence[float | Fraction]
 _PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent on finding bounds.
 
 
-class Span(NamedTuple):
-    """The bounds to which a column is clipped.
+class Asked(NamedTuple):
+    """A statistic of one column, ready to be drawn and paid for.
 
     Attributes:
-        ends: the lower and the upper one.
-        cost: of the statistic alone.
-        key: for the statistic.
-        found: the release that found the ends; None if they were given.
+        question: the rows and groups that it is about.
+        draw: releases it under a key.
+        axes: of the arrays of its value, beside the axes of groups.
     """
 
-    ends: tuple[float, float]
-    cost: Cost
-    key: Key | None
-    found: Release | None
+    question: Question
+    draw: Callable[[Key], Release]
+    axes: Mapping[str, tuple[Axis, ...]] = types.MappingProxyType({})
 
 
 class PrivateTable(AskedTable):
@@ -333,16 +331,16 @@ class PrivateTable(AskedTable):
             A `Release` of one number for each group.
         """
         cost = self._cost(epsilon, share, error, delta=delta)
-        span = self._span(column, bounds, where, cost, key)
-        low, high = span.ends
-        asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
-        query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
-        grouped = asked.in_groups(query)
-        private = privatize(Unchanging("sum", grouped), span.cost.cheapest(grouped))
-        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
-        return self._released(
-            asked, lambda key: private(key, database, name=asked.name), span.key, before=span.found
-        )
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
+            query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
+            grouped = asked.in_groups(query)
+            private = privatize(Unchanging("sum", grouped), cost.cheapest(grouped))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private(key, database, name=asked.name))
+
+        return self._within(column, bounds, where, cost, key, ask)
 
     def mean(
         self,
@@ -373,18 +371,15 @@ class PrivateTable(AskedTable):
             A `Release` of one number for each group, between the bounds.
         """
         cost = self._cost(epsilon, share, delta=delta)
-        span = self._span(column, bounds, where, cost, key)
-        low, high = span.ends
-        asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
-        terms = self._terms(asked, span.cost, _centered_sums(low, high, self.most_rows, 1))
-        terms["missing"] = self._missing
-        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
-        return self._released(
-            asked,
-            lambda key: private_mean(key, database, lower=low, upper=high, **terms),
-            span.key,
-            before=span.found,
-        )
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
+            terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
+            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private_mean(key, database, **how))
+
+        return self._within(column, bounds, where, cost, key, ask)
 
     def variance(
         self,
@@ -415,19 +410,16 @@ class PrivateTable(AskedTable):
             A `Release` of {"mean": ..., "variance": ...}.
         """
         cost = self._cost(epsilon, share, delta=delta)
-        span = self._span(column, bounds, where, cost, key)
-        low, high = span.ends
-        asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
-        query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
-        terms = self._terms(asked, span.cost, query)
-        terms["missing"] = self._missing
-        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
-        return self._released(
-            asked,
-            lambda key: private_variance(key, database, lower=low, upper=high, **terms),
-            span.key,
-            before=span.found,
-        )
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
+            query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
+            terms = self._terms(asked, cost, query)
+            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private_variance(key, database, **how))
+
+        return self._within(column, bounds, where, cost, key, ask)
 
     def quantiles(
         self,
@@ -458,21 +450,26 @@ class PrivateTable(AskedTable):
             A `Release` of numbers; quantiles are the last axis.
         """
         cost = self._cost(epsilon, share, delta=None)
-        span = self._span(column, bounds, where, cost, key)
-        low, high = span.ends
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
-        about = low, high, tuple(map(str, wanted))
-        asked = self._asked("quantiles", [column], by=by, where=where, about=about)
-        ends = {"lower": low, "upper": high, "missing": self._missing}
-        how = {**ends, "relation": self.relation, "by": asked.by}
-        epsilon = span.cost.price().epsilon
-        database = self._records(asked, lambda table, asked: asked.database(table._leaf(column)))
+        exact_probabilities(wanted)  # Refuses a wrong one before bounds are paid for.
 
-        def ask(key: Key) -> Release:
-            return private_quantiles(key, database, wanted, epsilon=epsilon, name=asked.name, **how)
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            about = low, high, tuple(map(str, wanted))
+            asked = self._asked("quantiles", [column], by=by, where=where, about=about)
+            how = {
+                "lower": low,
+                "upper": high,
+                "epsilon": cost.price().epsilon,
+                "relation": self.relation,
+                "name": asked.name,
+                "by": asked.by,
+                "missing": self._missing,
+            }
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            axes = {"": (("quantile", tuple(map(float, wanted))),)}
+            return Asked(asked, lambda key: private_quantiles(key, database, wanted, **how), axes)
 
-        axis = ("quantile", tuple(map(float, wanted)))
-        return self._released(asked, ask, span.key, {"": (axis,)}, before=span.found)
+        return self._within(column, bounds, where, cost, key, ask)
 
     def count_distinct(
         self,
@@ -980,20 +977,24 @@ class PrivateTable(AskedTable):
         labels = Labels(asked.statistic, (), axes, asked.moments)
         return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)
 
-    def _span(
+    def _within(
         self,
         column: str,
         bounds: Bounds | None,
         where: Where | None,
         cost: Cost,
         key: Key | None,
-    ) -> Span:
-        """The bounds of a column, found privately if not given, and the cost that remains."""
+        ask: Callable[[float, float, Cost], Asked],
+    ) -> Release:
+        """A statistic of numbers that are clipped to bounds, which are found first if not given."""
         if bounds is not None:
-            return Span(bounds_of(column, bounds, structure_of(self._frame)), cost, key, None)
+            question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
+            return self._released(question, draw, key, axes)
         if cost.epsilon is None:
             raise ValueError("bounds must be given for an error: the noise depends on them")
         part, rest = cost.split(_PARTS)
+        ask(0.0, 1.0, rest)  # Refuses a statistic that cannot be asked, before bounds are paid for.
+        self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         found = self.bounds(column, where=where, epsilon=part, key=keys[0])
         low, high = np.asarray(found.value, np.float64).tolist()
@@ -1002,7 +1003,8 @@ class PrivateTable(AskedTable):
                 f"bounds=None found no range of column {column!r} at epsilon={part:g}, because too"
                 " few rows count: give bounds"
             )
-        return Span((low, high), rest, keys[1], found)
+        question, draw, axes = ask(low, high, rest)
+        return self._released(question, draw, keys[1], axes, before=found)
 
 
 def _parts(records: PyTree) -> tuple[Any, Any]:

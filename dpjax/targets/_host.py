@@ -240,8 +240,8 @@ def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
     """The leaves of the value, in their declared dtypes. A failure on a sampled database raises."""
-    # Signals arrive in the main thread, which this is in a worker process. So the function runs in
-    # another thread.
+    # Signals arrive in the main thread. In a worker process this code runs in the main thread, so
+    # the function runs in another one.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:

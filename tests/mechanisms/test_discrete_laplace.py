@@ -228,3 +228,24 @@ def test_the_law_of_a_traced_epsilon_is_that_of_a_number(key):
         release(0.5), dpjax.discrete_laplace(1, 0.5)(key, jnp.zeros(50, int)).value
     )
     assert np.all(release(jnp.nan) == np.iinfo(np.int32).min)
+
+
+def test_a_sensitivity_of_0_means_no_noise():
+    still = dpjax.assume_sensitivity(0.0, norm="l1", allow_zero=True)
+    for mechanism in (dpjax.discrete_laplace(still, 1.0), dpjax.laplace(still, 1.0)):
+        assert float(mechanism.error(like=jnp.int32(0))) == 0
+        assert mechanism.log_prob(5, 5) == 0
+        assert mechanism.log_prob(6, 5) == -jnp.inf
+
+
+def test_floats_have_no_probability():
+    with pytest.raises(TypeError, match="must hold integers"):
+        dpjax.discrete_laplace(1, 1.0).log_prob(3, 2.0)
+
+
+def test_intervals_cover_integers_that_floats_round():
+    with jax.enable_x64(True):
+        truth = 2**60 + 1
+        released = dpjax.discrete_laplace(1, 30.0)(dpjax.random.seeded_key(0), jnp.int64(truth))
+        low, high = released.interval()
+    assert int(low) <= truth <= int(high)

@@ -86,4 +86,11 @@ def test_quantiles_of_times_by_group_are_times():
     ],
 )
 def test_an_error_prints_in_a_unit_of_its_size(kind, number, reach, printed):
-    assert Moments(kind).with_reach(np.asarray(number), reach) == printed
+    assert Moments(kind).with_reach(np.asarray(number), reach, 1) == printed
+
+
+def test_many_dates_print_as_the_first_ones():
+    found = TABLE.mean("day", bounds=(FIRST, LAST), by={"age": range(8)}, epsilon=10.0, key=KEY)
+    assert "...] of shape (8,) ± " in repr(found)
+    assert repr(found).startswith("Release([20")
+    assert "Release([2014-11-10 2059-09-19], " in repr(TABLE.bounds("day", epsilon=5.0, key=KEY))

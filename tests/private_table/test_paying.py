@@ -202,3 +202,20 @@ def test_a_release_says_what_its_numbers_are_about():
         dpjax.Release.from_dict(forged)
     assert release.plot().get_xticklabels()[0].get_text() == "a"
     assert isinstance(jnp.asarray(release.value), jnp.ndarray)
+
+
+def test_bounds_are_not_paid_for_a_question_that_is_refused(tmp_path):
+    frame = {"x": np.arange(900.0), "g": np.arange(900) % 2}
+    with dpjax.Ledger(tmp_path / "found.db", epsilon=1) as ledger:
+        table = dpjax.PrivateTable(frame, most_rows=1000, ledger=ledger)
+        ask = {"bounds": None, "epsilon": 0.4}
+        with pytest.raises(ValueError, match="column"):
+            table.mean("x", by={"no": [1]}, **ask)
+        with pytest.raises(ValueError, match="probabilit"):
+            table.quantiles("x", [1.5], **ask)
+        with pytest.raises(ValueError, match="delta"):
+            table.sum("x", delta=2.0, **ask)
+        table.count(epsilon=0.8)
+        with pytest.raises(dpjax.BudgetExceededError, match="pays for two releases"):
+            table.variance("x", **ask)
+        assert ledger.spent.epsilon == pytest.approx(0.8)

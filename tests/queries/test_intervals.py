@@ -225,7 +225,7 @@ def test_a_quantile_alone_and_a_private_n_have_no_interval():
         privatized(one, mechanism, AGES)(KEYS[0]).interval()
     mechanism = queries.select_each(SCORES.sensitivity(relation=ADDED), 1.0, count=5)
     hidden = queries.padded_records(jnp.asarray(AGES), capacity=3000)
-    with pytest.raises(ValueError, match="private number of records"):
+    with pytest.raises(ValueError, match="number of records is private"):
         dpjax.privatize(SCORES, mechanism)(KEYS[0], hidden).interval()
 
 
