@@ -468,7 +468,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
         def of_array(y: ArrayLike, x: jax.Array) -> jax.Array:
             center = clamped(x, largest_value(x.dtype, calibration, self.noise))
-            scale = usable_scale(self._scale_drawn(x, calibration), x.dtype)
+            scale = self._scale_drawn(x, calibration)
+            scale = jnp.where(scale == 0, 0, usable_scale(scale, x.dtype))
             return _log_prob(y, center, scale, self.noise, largest_release(x.dtype))
 
         return sum_over_leaves(of_array, self._noisy(output), arrays)
