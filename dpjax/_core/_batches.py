@@ -133,8 +133,8 @@ def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    # At most this many batches wait in memory.
-    options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1}
+    # With threads, Arrow reads the rest of a file while a batch is used, however long that takes.
+    options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
     if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
         # Otherwise Arrow keeps everything it has read of a file in memory until the end of the
         # file.
@@ -144,7 +144,7 @@ def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def _of_lazy(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    return source.select(list(names)).collect_batches(chunk_size=rows, maintain_order=False)
+    return source.select(list(names)).collect_batches(chunk_size=rows, maintain_order=True)
 
 
 def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:

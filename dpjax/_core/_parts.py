@@ -20,11 +20,13 @@ class Parts:
             cover all parts. The function may run in other processes.
         like: a part, for structure, shapes and dtypes.
         slots: a public number that is known to be enough for the records of all parts.
+        holds_whole_people: whether all records of a person are in one part, in their order.
     """
 
     each: Callable[[Callable[[Iterator[PaddedRecords]], Any]], Iterator[Any]]
     like: PaddedRecords
     slots: int
+    holds_whole_people: bool = False
 
 
 @frozen_pytree

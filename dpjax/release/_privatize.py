@@ -185,7 +185,7 @@ class PrivateFunction:
                 "target must be a query of dpjax if records come in parts, because it adds up the"
                 f" totals of parts, got {self._name}"
             )
-        if sensitivity.privacy_unit != RECORD:
+        if sensitivity.privacy_unit != RECORD and not parts.holds_whole_people:
             raise TypeError(
                 "target must be a query of records if these come in parts, because a person may be"
                 f" in several parts, got one per {sensitivity.privacy_unit}"

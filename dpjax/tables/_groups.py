@@ -89,7 +89,7 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
         known = column.known
     else:
         groups(column.name, keys)._check_held_by(column.entries.dtype)
-        entries, known = _as_int64(column)
+        entries, known = as_int64(column)
         wanted = np.array(keys, np.int64)
     order = np.argsort(wanted)
     place = np.minimum(np.searchsorted(wanted[order], entries), len(keys) - 1)
@@ -103,7 +103,7 @@ def _as_bytes(words: np.ndarray) -> np.ndarray:
     return ordered.view("S16")[:, 0] if len(words) else np.zeros(0, "S16")
 
 
-def _as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
+def as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
     """Numbers as int64 keys, and which of them are whole and in range."""
     numbers = column.entries
     if numbers.dtype.kind == "f":

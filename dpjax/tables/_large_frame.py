@@ -10,6 +10,7 @@ from dpjax._core._batches import Batches, Table, batches_of
 from dpjax._core._parts import Parts
 from dpjax._core._records import PaddedRecords
 from dpjax.tables._frame import Frame
+from dpjax.tables._rows_of_people import frames_of_people
 
 T = TypeVar("T")
 # The public number of rows in a batch. Longer batches are hardly faster.
@@ -29,6 +30,15 @@ class LargeFrame(Frame):
         self.batches, rows = batches, min(ROWS, most_rows)
         self.of_batch = Frame(batches.first(rows), rows)
         self.columns = self.of_batch.columns
+
+    def check_ordered(self) -> None:
+        """Refuses partitions, whose rows no process sees in the order of the table."""
+        if self.batches.on_partitions is not None:
+            raise ValueError(
+                "frame must give its batches in order where person= is given, got partitions, and"
+                " rows of a person may be in several: pass a function of batches, as lambda:"
+                " (frame.get_partition(i).compute() for i in range(frame.npartitions))"
+            )
 
     def __getitem__(self, name: str) -> NoReturn:
         """Refuses a statistic that does not read batches."""
@@ -56,7 +66,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     """
     bare: Any = copy.copy(table)
     bare._ledger = bare._given = bare._frame = None
-    rows, slots = large.of_batch.slots, bare.most_rows
+    rows, slots, people = large.of_batch.slots, bare.most_rows, bare._people
 
     def of_batch(batch: Frame) -> PaddedRecords:
         one = copy.copy(bare)
@@ -66,7 +76,10 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     def of_batches(
         function: Callable[[Iterator[PaddedRecords]], Any], batches: Iterator[Table]
     ) -> Any:
-        return function(of_batch(Frame(batch, rows)) for batch in batches)
+        frames = (Frame(batch, rows) for batch in batches)
+        if people is not None:
+            frames = frames_of_people(frames, structure, used, people.person, slots)
+        return function(map(of_batch, frames))
 
     structure = Frame(large.columns, rows)
     like = of_batch(structure)
@@ -76,4 +89,4 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     def each(function: Callable[[Iterator[PaddedRecords]], Any]) -> Iterator[Any]:
         return large.batches.each(used, rows, functools.partial(of_batches, function))
 
-    return Parts(each, like, slots)
+    return Parts(each, like, slots, holds_whole_people=people is not None)

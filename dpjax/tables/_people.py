@@ -31,6 +31,11 @@ class People:
 
     truncation: Truncation
 
+    @property
+    def person(self) -> str:
+        """The column of ids."""
+        return str(self.truncation.person)
+
     def asked(self, question: Question, frame: Frame) -> Question:
         """The question about those of its rows that count."""
         by = dict(question.cells.axes)

@@ -182,10 +182,7 @@ class PrivateTable(AskedTable):
         self._frame = frame_of(frame, self.most_rows)
         self._people = people_of(person, rows, groups, order)
         if self._people is not None and isinstance(self._frame, LargeFrame):
-            raise ValueError(
-                "frame must fit into memory if person= is given, because rows of a person may lie"
-                " in several batches; got batches"
-            )
+            self._frame.check_ordered()
         self._payer()
 
     def __repr__(self) -> str:

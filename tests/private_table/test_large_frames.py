@@ -1,9 +1,11 @@
 """Tables larger than memory: the bits of the same table in memory, from every source."""
 
 import datetime
+import time
 
 import jax
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpjax
+from dpjax._core._batches import batches_of
 from dpjax.tables import _large_frame
 
 KEY = dpjax.random.seeded_key(3)
@@ -122,3 +125,85 @@ def test_a_table_without_rows_is_no_refusal(sources):
         .value
         == 0
     )
+
+
+def test_memory_is_that_of_a_batch_however_slowly_batches_are_used(tmp_path):
+    """Threads of Arrow would read the file to its end."""
+    path, rows = tmp_path / "a.parquet", 2**14
+    numbers = np.random.default_rng(0).uniform(size=2**21)
+    pq.write_table(pa.table({"x": numbers}), path, row_group_size=2 * rows)
+    batches = batches_of("frame", ds.dataset(path)).each(["x"], rows, lambda tables: tables)
+    before = pa.total_allocated_bytes()
+    tables = next(batches)
+    next(tables)
+    time.sleep(0.2)
+    assert pa.total_allocated_bytes() - before < numbers.nbytes / 4
+
+
+# Ids of 6 people and of nobody. Rows of a person are in several batches of 4.
+IDS = np.array([3, 1, 3, 3, 2, 1, 9, 3, 2, 9, 9, 1, 4, 3, 5, 3, -1, 2**40], np.int64)
+VISITS = pd.DataFrame(
+    {
+        "id": pd.array(IDS, "Int64").copy(),
+        "ward": np.array(["a", "b"])[np.arange(len(IDS)) % 2],
+        "cost": np.arange(len(IDS), dtype=float),
+        "day": np.arange(len(IDS))[::-1].copy(),
+    }
+)
+VISITS.loc[VISITS["id"] == -1, "id"] = pd.NA
+OF_PEOPLE = {
+    "id": {"rows": 2},
+    "id and groups": {"rows": 1, "groups": {"ward": 1}},
+    "order": {"rows": 2, "order": "day"},
+}
+ASK_PEOPLE = {
+    "count": lambda table: table.count(by={"ward": ["a", "b"]}, epsilon=1.0, key=KEY),
+    "where": lambda table: table.count(where=lambda row: row["day"] > 4, epsilon=1.0, key=KEY),
+    "mean": lambda table: table.mean("cost", bounds=(0, 20), epsilon=1.0, key=KEY),
+    "quantiles": lambda table: table.quantiles(
+        "cost", [0.5], bounds=(0, 20), by={"ward": ["a", "b"]}, epsilon=1.0, key=KEY
+    ),
+}
+
+
+def batches_of_visits(frame, rows):
+    return lambda: (frame[i : i + rows] for i in range(0, len(frame), rows))
+
+
+@pytest.mark.parametrize("name", OF_PEOPLE)
+def test_a_person_in_several_batches_counts_as_in_memory(name, monkeypatch):
+    monkeypatch.setattr(_large_frame, "ROWS", 8)
+    how = {"person": "id", "most_rows": 64, **OF_PEOPLE[name]}
+    for frame in (VISITS, VISITS.assign(id=VISITS["id"].astype(str))):
+        whole = dpjax.PrivateTable(frame, **how)
+        parts = dpjax.PrivateTable(batches_of_visits(frame, 4), **how)
+        for ask in ASK_PEOPLE.values():
+            expected, found = ask(whole), ask(parts)
+            jax.tree.map(np.testing.assert_array_equal, found.value, expected.value)
+            assert found.guarantee == expected.guarantee
+            assert repr(found) == repr(expected)
+
+
+def test_the_rows_of_people_that_count_are_those_of_the_whole_table(monkeypatch):
+    """Small tables drawn at random: exact counts, so one row too many for a person shows."""
+    monkeypatch.setattr(_large_frame, "ROWS", 4)
+    generator = np.random.default_rng(5)
+    for _ in range(12):
+        ids = generator.integers(0, 4, 12)
+        frame = pd.DataFrame({"id": ids, "ward": generator.integers(0, 2, 12)})
+        how = {"person": "id", "most_rows": 16, "rows": 1, "groups": {"ward": 1}}
+        by = {"by": {"ward": [0, 1]}, "epsilon": 1e6, "key": KEY}
+        found = dpjax.PrivateTable(batches_of_visits(frame, 2), **how).count(**by).value
+        first = frame.drop_duplicates("id")["ward"]
+        assert found.tolist() == [int((first == 0).sum()), int((first == 1).sum())]
+
+
+def test_partitions_without_an_order_are_refused_for_people():
+    dask = pytest.importorskip("dask.dataframe")
+    with pytest.raises(ValueError, match="frame must give its batches in order"):
+        dpjax.PrivateTable(
+            dask.from_pandas(VISITS[["ward", "cost"]], npartitions=2),
+            person="ward",
+            rows=1,
+            most_rows=64,
+        )

@@ -130,15 +130,6 @@ def test_a_statistic_that_people_move_in_unknown_ways_is_refused(name):
         REFUSED[name](table([("p", *LOW)], ADD))
 
 
-def test_rows_of_a_person_may_lie_in_several_batches():
-
-    def frames():
-        return iter([{"id": np.arange(3)}, {"id": np.arange(3)}])
-
-    with pytest.raises(ValueError, match="fit into memory if person= is given"):
-        dpjax.PrivateTable(frames, most_rows=8, person="id", rows=1)
-
-
 def test_people_need_a_number_of_rows():
     frame = {"id": np.arange(3)}
     with pytest.raises(TypeError, match="rows must be given: how many rows of each person"):

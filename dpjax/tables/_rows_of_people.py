@@ -1,0 +1,96 @@
+"""All rows of a person in one part, where a frame is larger than memory: by files on this disk."""
+
+import pathlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax.tables._frame import Column, Frame
+from dpjax.tables._groups import as_int64
+
+# No pass writes to more files.
+_MOST_BUCKETS = 2**10
+# Spreads consecutive integers over the buckets.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class _Bucket(Frame):
+    """Rows of some people, in the order of the table."""
+
+    def __init__(self, like: Frame, names: Sequence[str], rows: np.ndarray) -> None:
+        """Takes the rows that were written to one file."""
+        self.columns: Mapping[str, object] = like.columns
+        self.rows = len(rows)
+        # A power of two, so that buckets share their programs.
+        self.slots = max(like.slots, 2 ** max(0, self.rows - 1).bit_length())
+        self._converted = {name: self._column(like[name], rows) for name in names}
+
+    def _column(self, like: Column, rows: np.ndarray) -> Column:
+        entries = np.zeros((self.slots, *like.entries.shape[1:]), like.entries.dtype)
+        known = np.zeros(self.slots, bool)
+        entries[: self.rows] = rows[_entries(like.name)]
+        known[: self.rows] = rows[_known(like.name)]
+        return Column(like.name, entries, known, like.is_text, like.may_miss)
+
+
+def frames_of_people(
+    batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
+) -> Iterator[Frame]:
+    """The same rows in other frames, so that all rows of a person are in one, in their order.
+
+    Each batch is written to files by the ids of its rows. A folder that only this user may read
+    holds the files, and is deleted at the end.
+    """
+    buckets = min(_MOST_BUCKETS, -(-most_rows // like.slots))
+    kinds = [(name, like[name].entries) for name in names]
+    record = np.dtype(
+        [(_entries(name), x.dtype, x.shape[1:]) for name, x in kinds]
+        + [(_known(name), bool) for name in names]
+    )
+    with tempfile.TemporaryDirectory(prefix="dpjax-") as folder:
+        files = [pathlib.Path(folder) / str(bucket) for bucket in range(buckets)]
+        for file in files:
+            file.touch()
+        for batch in batches:
+            rows = np.zeros(batch.rows, record)
+            for name in names:
+                column = batch[name]
+                _check_alike(like[name], column)
+                rows[_entries(name)] = column.entries[: batch.rows]
+                rows[_known(name)] = column.known[: batch.rows]
+            bucket = _bucket_of(batch[person], buckets)[: batch.rows]
+            order = np.argsort(bucket, kind="stable")
+            ends = np.searchsorted(bucket[order], np.arange(buckets + 1))
+            for place, file in enumerate(files):
+                with open(file, "ab") as opened:
+                    rows[order[ends[place] : ends[place + 1]]].tofile(opened)
+        for file in files:
+            yield _Bucket(like, names, np.fromfile(file, record))
+
+
+def _bucket_of(column: Column, buckets: int) -> np.ndarray:
+    """The same number for equal ids."""
+    if column.is_text:
+        return column.entries[:, 0].astype(np.int64) % buckets
+    ids, _ = as_int64(column)
+    mixed = (ids.view(np.uint64) * _ODD) >> np.uint64(33)
+    return mixed.astype(np.int64) % buckets
+
+
+def _check_alike(like: Column, column: Column) -> None:
+    if (like.is_text, like.entries.dtype) != (column.is_text, column.entries.dtype):
+        kinds = ["texts" if x.is_text else str(x.entries.dtype) for x in (like, column)]
+        raise TypeError(
+            f"column {_checks.shown(like.name)} must have one dtype in all batches, got {kinds[0]}"
+            f" and {kinds[1]}: cast it where the batches are made"
+        )
+
+
+def _entries(name: str) -> str:
+    return f"entries of {name}"
+
+
+def _known(name: str) -> str:
+    return f"known of {name}"
