@@ -1,14 +1,14 @@
 """How far one record moves a target: proved, found by an attack, and sampled, in one table."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._core import _checks
 from dpjax._core._proof import Ball, Categories, RecordBounds
-from dpjax._core._types import Database, Key, PyTree
+from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Oracle, Sensitivity, Target
 from dpjax.auditing._adversarial_pair import AdversarialPair, adversarial_pair
 from dpjax.proving._prove_sensitivity import (
@@ -129,8 +129,9 @@ def sensitivity_report(
     specs, public = public_bounds(records, bounds)
     enforced = public if proved is None or proved.bounds is None else proved.bounds
     clamped = enforced.enforced_on(target)
+    searched = _with_slopes(clamped, public.enforced_on(target))
     adversarial = adversarial_pair(
-        key_search, clamped, specs, bounds=_searched(public, specs), norm=norm, steps=steps,
+        key_search, searched, specs, bounds=_searched(public, specs), norm=norm, steps=steps,
         restarts=restarts,
     )  # fmt: skip
     sampled: dict[float, float | None] = {}
@@ -144,6 +145,20 @@ def sensitivity_report(
                 sampled[gamma] = None
                 refusals[f"sampled at gamma {gamma:g}"] = str(refusal)
     return SensitivityReport(norm, proved, adversarial, sampled, refusals)
+
+
+def _with_slopes(
+    function: Callable[[Database], Value], like: Callable[[Database], Value]
+) -> Callable[[Database], Value]:
+    """A function with the derivative of another: integer sums of a proved program have none."""
+    found = jax.custom_jvp(function)
+
+    @found.defjvp
+    def _(primals: tuple[Database], tangents: tuple[Database]) -> tuple[Value, Value]:
+        _, slope = jax.jvp(like, primals, tangents)
+        return function(*primals), slope
+
+    return found
 
 
 def _searched(public: RecordBounds, specs: Database) -> PyTree:

@@ -38,6 +38,9 @@ _BITS_OF_DIGITS = 52
 _MOST_PRODUCTS = 2**10
 # Sums with a smaller rounding error stay sums of floats.
 _WORTH_IT = 2.0**-7
+# Columns share one grid. With ranges further apart than this factor, the smaller column would lose
+# digits, so its sum stays a sum of floats.
+_MOST_UNLIKE = 16.0
 # The relative error of a few operations in float64, tiny beside the rounding to float32.
 _OF_FLOAT64 = 16 * 2.0**-53
 
@@ -210,7 +213,7 @@ def planned(x: Abstract, axes: Sequence[int]) -> int | None:
     """The exponent of the range of a float sum over records; None if it stays a float sum."""
     if x.axis is None or x.axis not in axes or x.is_public or x.nan or x.pending.coarse:
         return None
-    return _exponent(float(x.magnitude.max()), math.prod(x.shape[k] for k in axes), x.dtype)
+    return _exponent(*_largest(x, axes), math.prod(x.shape[k] for k in axes), x.dtype)
 
 
 def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int | None:
@@ -223,14 +226,31 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int |
     dtypes = {first.dtype, second.dtype, parameters.get("preferred_element_type") or first.dtype}
     if len(set(map(np.dtype, dtypes))) > 1 or any(x.nan or x.pending.coarse for x, _ in pairs):
         return None
+    (largest_a, least_a), (largest_b, least_b) = (_largest(x, summed) for x, summed in pairs)
     # The margin covers the rounding of a product.
-    largest = float(first.magnitude.max()) * float(second.magnitude.max()) * (1 + 2.0**-18)
-    return _exponent(largest, math.prod(first.shape[k] for k in ca), first.dtype)
+    largest, least = largest_a * largest_b * (1 + 2.0**-18), least_a * least_b
+    return _exponent(largest, least, math.prod(first.shape[k] for k in ca), first.dtype)
 
 
-def _exponent(largest: float, count: int, dtype: np.dtype) -> int | None:
-    """The exponent of the range of terms; None if floats do as well, or integers do not fit."""
+def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
+    """The largest term of the column with the largest terms, and of that with the smallest ones."""
+    columns = np.max(x.magnitude, axis=tuple(axes))
+    moving = columns[columns > 0]
+    return float(columns.max()), float(moving.min(initial=math.inf))
+
+
+def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int | None:
+    """The exponent of the range of terms; None if floats do as well, or integers do not fit.
+
+    Args:
+        largest: the largest term.
+        least: the largest term of the column with the smallest terms.
+        count: the number of terms.
+        dtype: of the terms.
+    """
     if dtype not in _FLOATS or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
+        return None
+    if largest > _MOST_UNLIKE * least or math.frexp(largest)[1] < _EXPONENTS[0]:
         return None
     # A bound on the rounding error of a float sum, in units of the largest term.
     if count * rounding.sum_units(count, dtype) < _WORTH_IT:
@@ -239,7 +259,7 @@ def _exponent(largest: float, count: int, dtype: np.dtype) -> int | None:
         bits_of_a_digit(count, dtype)
     except ValueError:
         return None
-    return max(_EXPONENTS[0], math.frexp(largest)[1])
+    return math.frexp(largest)[1]
 
 
 class _Exact(RecordBounds):

@@ -385,7 +385,7 @@ class Contribution:
 
 
 def contribution(
-    truncation: Truncation, cells: Mapping[str, int], *, per_person: PerPerson | None = None
+    truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
     """How many rows a grouped query gets. `cells` are its columns with their numbers of keys.
 

@@ -22,7 +22,6 @@ from random_programs import distance
 
 # `make nightly` takes another seed every day.
 SEED = int(os.environ.get("DPJAX_SEED", "1"))
-COUNT = int(os.environ.get("DPJAX_PROGRAMS", "500"))
 ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 TABLE = np.array([0.5, -2.0, 1.0], np.float32)
 
@@ -37,6 +36,7 @@ def promotion():
 def always(monkeypatch):
     """Also sums of few terms are exact."""
     monkeypatch.setattr(_exact_sums, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(_exact_sums, "_MOST_UNLIKE", math.inf)
 
 
 def exact_of(target, spec, bounds=(-1, 1)):
@@ -299,3 +299,41 @@ def test_a_release_computes_the_program_that_was_proved():
     assert other(dpjax.random.seeded_key(0), rows[::-1].copy()).value == release.value
     with pytest.raises(ValueError, match="target"):
         dpjax.privatize(lambda x: x.max(), dpjax.laplace(found, epsilon=1.0))
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_a_column_with_small_numbers_keeps_its_digits(product):
+    """On the grid of the large column, all numbers of the small one would be 0."""
+    n, rng = 20_000, np.random.default_rng(0)
+    small, large = rng.uniform(0, 1, n), rng.uniform(0, 1e8, n)
+    records = {"small": np.float32(small), "large": np.float32(large)}
+
+    def target(d):
+        columns = jnp.stack([d["small"], d["large"]], 1)
+        sums = jnp.ones(n, jnp.float32) @ columns if product else columns.sum(0)
+        return sums / jnp.array([1, 1e8], jnp.float32)
+
+    bounds = {"small": (0, 1), "large": (0, 1e8)}
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm="l1")
+    computed = found.bounds.enforced_on(target)(records)
+    assert np.asarray(computed) == pytest.approx([small.sum(), (large / 1e8).sum()], abs=0.1)
+
+
+def test_sums_of_tiny_numbers_are_not_0():
+    x = np.full(100_000, 1e-30, np.float32)
+    found = dpjax.prove_sensitivity(jnp.sum, x, bounds=(0, 2e-30), norm="l1")
+    assert float(found.bounds.enforced_on(jnp.sum)(x)) == pytest.approx(1e-25, rel=1e-3)
+
+
+def test_the_search_of_a_report_sees_the_slope_of_an_exact_sum():
+    n = 2000
+    records = jax.ShapeDtypeStruct((n,), jnp.float32)
+
+    def target(x):
+        return jnp.mean(1 / (1 + 20 * (x - 0.3) ** 2))
+
+    asked = {"bounds": (0, 1), "norm": "l1", "steps": 60, "restarts": 4}
+    report = dpjax.sensitivity_report(dpjax.random.seeded_key(0), target, records, **asked)
+    assert "exact sum" in report.proved.explain()
+    # From 1 at .3 to 1 / 10.8 at 1.
+    assert float(report.adversarial.distance) * n > 0.9
