@@ -115,7 +115,7 @@ def test_too_large_an_epsilon_is_not_blamed_on_delta(key):
         return jax.eval_shape(dpjax.gaussian(1.0, epsilon, delta), key, weights)
 
     told = message(ValueError, release, 100.0, 1e-5)
-    assert told.startswith("epsilon=100 is too large for delta=1e-05, which allows 46.7 at most")
+    assert told.startswith("epsilon=100 is too large for delta=1e-05, which allows at most 46.7")
     release(46.6, 1e-5)  # As it says.
     assert message(ValueError, release, 46.8, 1e-5).startswith("epsilon=46.8 is too large")
     assert message(ValueError, release, 1.0, 1e-30).startswith("delta=1e-30 is too close")

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dpjax._core._checks import is_staging
+from dpjax._core._checks import is_staging, is_traced
 
 # Fusion emitters and the last level of LLVM make programs of noise no faster. Integers have the
 # same bits under all options.
@@ -21,12 +21,15 @@ class QuickJit:
     def __init__(self, function: Callable[..., Any], *, static: tuple[str, ...] = ()):
         """Some arguments by keyword are static."""
         # JAX keeps what it traced of the inner function for both.
-        self._inside = jax.jit(function, static_argnames=static, inline=True)
+        self._inside = jax.jit(function, static_argnames=static)
         self._quick = jax.jit(self._inside, static_argnames=static, compiler_options=_OPTIONS)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The value of the function."""
-        return self._chosen()(*arguments, **named)
+        leaves = jax.tree.leaves((arguments, named))
+        # Under `grad` or `vmap` alone nothing is recorded, but the function is no whole program.
+        traced = any(map(is_traced, leaves))
+        return (self._inside if traced else self._chosen())(*arguments, **named)
 
     def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
         """The function as XLA gets it, for arguments of these shapes."""

@@ -51,11 +51,14 @@ def posterior(
     Example:
         >>> import dpjax
         >>> dpjax.plotting.posterior(3.0)
-        Traceback (most recent call last): ... TypeError: posterior must be made by dpjax.posterior,
-        got float
+        Traceback (most recent call last):
+            ...
+        TypeError: posterior must be made by dpjax.posterior, got float
     """
     if not isinstance(posterior, Posterior):
-        raise TypeError(f"posterior must be one of dpjax.posterior, got {type(posterior).__name__}")
+        raise TypeError(
+            f"posterior must be made by dpjax.posterior, got {type(posterior).__name__}"
+        )
     name, place = _number(posterior._draws, number)
     left = (1 - _checks.fraction("confidence", confidence)) / 2
     column = Draws(posterior._draws.columns[place])
@@ -113,12 +116,13 @@ def confidence_set(
     Example:
         >>> import dpjax
         >>> dpjax.plotting.confidence_set(3.0)
-        Traceback (most recent call last): ... TypeError: confidence_set must be made by
-        dpjax.confidence_set, got float
+        Traceback (most recent call last):
+            ...
+        TypeError: confidence_set must be made by dpjax.confidence_set, got float
     """
     if not isinstance(confidence_set, ConfidenceSet):
         raise TypeError(
-            "confidence_set must be one of dpjax.confidence_set, got"
+            "confidence_set must be made by dpjax.confidence_set, got"
             f" {type(confidence_set).__name__}"
         )
     thetas, p_values = confidence_set.searched()

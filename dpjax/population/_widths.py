@@ -85,7 +85,7 @@ def posterior_widths(
         ...     model=lambda key, share, n: jax.random.bernoulli(key, share, (n,)).astype(float),
         ...     n=[50, 200],
         ...     epsilon=[0.1, 1.0],
-        ...     draws=5000,
+        ...     draws=20_000,
         ... )
         >>> mean = found.width.mean("repeat")
         >>> bool(mean.sel(n=200, epsilon=1.0) < mean.sel(n=50, epsilon=0.1))

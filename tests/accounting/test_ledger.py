@@ -368,7 +368,7 @@ def test_a_key_that_comes_again_is_refused_and_pays_nothing(ledger, path, keys):
     with ledger:
         LAPLACE(keys(0), 0.5)
     again = dpjax.Ledger(path, epsilon=1, delta="1e-6")
-    with again, pytest.raises(ValueError, match="was used for a release before"):
+    with again, pytest.raises(ValueError, match="was already used for a release"):
         LAPLACE(keys(0), 0.5)
     with pytest.raises(ValueError, match="was used"):
         again.charge(Guarantee(0.1), key=keys(0))

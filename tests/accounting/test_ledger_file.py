@@ -82,7 +82,7 @@ def test_a_budget_never_grows_by_a_debit(path):
 def test_a_key_pays_once(path):
     LedgerFile(path, BUDGET).debit((1, 0), neighbors="n", key="a")
     file = LedgerFile(path, BUDGET)
-    with pytest.raises(ValueError, match="key a was used"):
+    with pytest.raises(ValueError, match="key a was already used"):
         file.debit((1, 0), neighbors="n", key="a")
     assert file.chain.spent == (1, 0)
 

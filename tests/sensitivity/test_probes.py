@@ -70,8 +70,10 @@ def test_rules_that_nothing_is_compared_with_are_refused(key, uniform):
 
 
 def test_a_rule_that_agrees_is_accepted(key, uniform):
-    plain = dpjax.sample_sensitivity(key, jnp.sum, uniform, **SETTINGS)
-    own = dpjax.sample_sensitivity(key, with_rule(jnp.sum, jnp.sum), uniform, **SETTINGS)
+    # Another program than that of the tests above, whose rule would be taken for this one.
+    target = lambda database: jnp.sum(database / 2)  # noqa: E731
+    plain = dpjax.sample_sensitivity(key, target, uniform, **SETTINGS)
+    own = dpjax.sample_sensitivity(key, with_rule(target, target), uniform, **SETTINGS)
     np.testing.assert_allclose(own.value, plain.value, rtol=1e-5)
 
 
