@@ -370,7 +370,7 @@ def test_a_key_that_comes_again_is_refused_and_pays_nothing(ledger, path, keys):
     again = dpjax.Ledger(path, epsilon=1, delta="1e-6")
     with again, pytest.raises(ValueError, match="was already used for a release"):
         LAPLACE(keys(0), 0.5)
-    with pytest.raises(ValueError, match="was used"):
+    with pytest.raises(ValueError, match="was already used"):
         again.charge(Guarantee(0.1), key=keys(0))
     again.charge(Guarantee(0.1), key=keys(1), what="by hand")
     with pytest.raises(ValueError, match="was used"):
