@@ -373,7 +373,7 @@ def test_a_key_that_comes_again_is_refused_and_pays_nothing(ledger, path, keys):
     with pytest.raises(ValueError, match="was already used"):
         again.charge(Guarantee(0.1), key=keys(0))
     again.charge(Guarantee(0.1), key=keys(1), what="by hand")
-    with pytest.raises(ValueError, match="was used"):
+    with pytest.raises(ValueError, match="was already used"):
         dpjax.privatize(jnp.mean, LAPLACE, ledger=ledger)(keys(1), RECORDS)
     assert [row["what"] for row in ledger.history()] == ["AdditiveMechanism", "by hand"]
 
