@@ -151,7 +151,11 @@ def _with_slopes(
     function: Callable[[Database], Value], like: Callable[[Database], Value]
 ) -> Callable[[Database], Value]:
     """A function with the derivative of another: integer sums of a proved program have none."""
-    found = jax.custom_jvp(function)
+
+    # A function of its own: JAX would add the default arguments of the target's signature.
+    @jax.custom_jvp
+    def found(records: Database) -> Value:
+        return function(records)
 
     @found.defjvp
     def _(primals: tuple[Database], tangents: tuple[Database]) -> tuple[Value, Value]:
