@@ -62,6 +62,11 @@ def is_traced(value: object) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def any_traced(*trees: PyTree) -> bool:
+    """Whether a leaf of these trees is known only when the compiled program runs."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
 def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], ArrayLike]) -> Any:
     if is_traced(value):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):

@@ -210,7 +210,7 @@ def fingerprint_of_key(key: Key) -> str:
 
 def refuse_traced(used: PyTree) -> None:
     """Refuses tracers, and a release that a compiled program would repeat."""
-    if _checks.is_staging() or any(map(_checks.is_traced, jax.tree.leaves(used))):
+    if _checks.is_staging() or _checks.any_traced(used):
         raise TypeError(
             "a ledger records keys on the host, not inside jit or vmap, where one key may serve"
             " many releases: there, use jax.debug_key_reuse"

@@ -43,7 +43,7 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
     simulated = bool(accuracy.facts.get("simulated"))
     if (
         accuracy.kind == ""
-        or any(map(_checks.is_traced, (*measured, *jax.tree.leaves(value))))
+        or _checks.any_traced(measured, value)
         or (simulated and sum(np.size(leaf) for leaf in measured) > _MOST_SIMULATED)
     ):
         return repr(value)
@@ -487,7 +487,7 @@ class Release:
     def _repr_html_(self) -> str:
         """The table that notebooks show."""
         above = self.labels.statistic if self.labels else "Release"
-        if any(map(_checks.is_traced, jax.tree.leaves(self.value))):
+        if _checks.any_traced(self.value):
             return html_of([], [], above, repr(self))
         try:
             rows = rows_of(self.value, self.accuracy, self.labels)

@@ -310,7 +310,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
         inside = plan_of(target, mechanism)
         targets.append(as_released(inside.target, sensitivity))
-        if any(map(_checks.is_traced, jax.tree.leaves(mechanism))):
+        if _checks.any_traced(mechanism):
             raise TypeError("the mechanism is traced, but privacy_profile runs on the host")
         if sensitivity.n not in (None, n):
             raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")

@@ -65,7 +65,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         """The guarantee of one release. For Gaussian noise, also the one under replace-one."""
         promised = super().guarantee
         numbers = (self.scale, self.sensitivity.value, self.epsilon, self.delta)
-        unknown = any(map(_checks.is_traced, numbers)) or any(map(np.ndim, numbers))
+        unknown = _checks.any_traced(numbers) or any(map(np.ndim, numbers))
         added = promised.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         if unknown or not self._is_gaussian or not added:
             return promised

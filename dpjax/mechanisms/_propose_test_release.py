@@ -268,7 +268,7 @@ def propose_test_release(
     scales = _scales(delta)
     in_range = (least <= proposed) & (proposed <= most)
     carried = (epsilon >= _LEAST_EPSILON) & (epsilon >= _LEAST_EPSILON * scales)
-    if any(map(_checks.is_traced, (epsilon, delta, proposed))):
+    if _checks.any_traced(epsilon, delta, proposed):
         epsilon = jnp.where(in_range & carried, outward(epsilon, math.inf), jnp.nan)
     elif not in_range:
         raise ValueError(f"bound must be in [{least:g}, {most:g}], got {proposed:g}")

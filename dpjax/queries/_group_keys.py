@@ -20,11 +20,11 @@ from dpjax._core._frames import exact_column, texts_of
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import Request, relation_or_inherited
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._quick_jit import QuickJit
 from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import QuickJit
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity

@@ -15,10 +15,10 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import as_arrays, in_64_bits
 from dpjax._core._parts import Parts, Summed, Unsummed
-from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
+from dpjax._tracing._programs import QuickJit
 from dpjax.mechanisms._above_threshold import AboveThreshold
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism

@@ -28,15 +28,15 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from dpjax._core._checks import is_traced
+from dpjax._core._checks import any_traced
 from dpjax._core._pytree import frozen_pytree, static, up
-from dpjax._core._quick_jit import QuickJit
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
+from dpjax._tracing._programs import QuickJit
 from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
@@ -110,7 +110,7 @@ class Calibration:
             dtype: the dtype of the values.
             exponent: the exponent of a known grid, if several noises share it; None finds one.
         """
-        if not any(map(is_traced, jax.tree.leaves((self, exponent)))):
+        if not any_traced(self, exponent):
             # One compiled program instead of forty small ones. The number of coordinates becomes a
             # float, so that all numbers share the program. `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))

@@ -14,13 +14,13 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import TreeDef, Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, round_widely
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
+from dpjax._tracing._programs import QuickJit
 from dpjax.random._grid_fit import Calibration, GridFit, divided, divisor
 from dpjax.random._keys import key_for_each
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
@@ -53,7 +53,7 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         keys = [key] if len(leaves) == 1 else jax.random.split(key, len(leaves))
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
-    elif any(map(_checks.is_traced, (key, *leaves, *jax.tree.leaves(calibration)))):
+    elif _checks.any_traced(key, leaves, calibration):
         # Padding lets calls share a program. Inside of the caller's program it would share nothing.
         released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:

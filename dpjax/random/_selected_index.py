@@ -304,7 +304,7 @@ def peeled_indices(
 
 def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration) -> jax.Array:
     """Selects an option from each row of scores, independently by softmax; -1 for a bad scale."""
-    traced = any(map(_checks.is_traced, (key, scores, *jax.tree.leaves(calibration))))
+    traced = _checks.any_traced(key, scores, calibration)
     if traced or not shares_programs(scores):
         return _indices_of_rows(key, scores, calibration)
     # The selection in a row does not depend on the number of rows. So rows are padded, and

@@ -19,11 +19,10 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._pytree import TreeSpec, changed
-from dpjax._core._quick_jit import QuickJit
 from dpjax._core._types import Key, TreeDef, Value
 from dpjax._core._values import Guarantee, Mechanism, Sensitivity
 from dpjax._exact._kernels import written
-from dpjax._tracing._programs import Program, evaluate_alone
+from dpjax._tracing._programs import Program, QuickJit, evaluate_alone
 from dpjax.random._keys import key_for_each
 from dpjax.release._transaction import guarantee_under
 
@@ -67,7 +66,7 @@ class Draw:
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
         """Refuses a kind of value that the mechanism does not take."""
         leaves = refuse_batch(mechanism)
-        self.is_traced = any(map(_checks.is_traced, leaves))
+        self.is_traced = _checks.any_traced(leaves)
         arrays = kind.tree()
         mechanism._check_like_sampled(kind)
         _with_host_numbers(mechanism, leaves)._check_value(arrays)
@@ -208,7 +207,7 @@ def _with_host_numbers(mechanism: "SensitivityMechanism", leaves: list[Any]) -> 
 
 def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
     """Whether a draw may run as several programs: nothing is traced, and no array is sharded."""
-    traced = any(map(_checks.is_traced, (key, *leaves)))
+    traced = _checks.any_traced(key, leaves)
     return not traced and all(len(x.devices()) == 1 for x in leaves)
 
 
@@ -216,7 +215,7 @@ def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
     """Whether target and draw can be compiled before the release, and do not call the host."""
     if draw.is_traced:
         return False
-    if not program.is_concrete or program.calls_host or any(map(_checks.is_traced, used)):
+    if not program.is_concrete or program.calls_host or _checks.any_traced(used):
         return False
     # Ahead of time, a program is compiled for the default device. Committed arrays may be on
     # another.

@@ -155,7 +155,7 @@ class SensitivityMechanism(abc.ABC):
         Returns:
             An `Accuracy`, made of public facts alone.
         """
-        traced = any(map(_checks.is_traced, jax.tree.leaves(self)))
+        traced = _checks.any_traced(self)
         with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
             found = UNKNOWN if traced else self._accuracy(value.tree())
         return found.having(mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm))

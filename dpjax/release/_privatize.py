@@ -103,7 +103,7 @@ class PrivateFunction:
 
         Results with tracers may not: tracers are invalid after their trace.
         """
-        return not any(map(_checks.is_traced, jax.tree.leaves(self.mechanism)))
+        return not _checks.any_traced(self.mechanism)
 
     def __repr__(self) -> str:
         return f"PrivateFunction({self._name}, {self.mechanism!r})"
