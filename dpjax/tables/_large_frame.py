@@ -1,5 +1,6 @@
 """A frame larger than memory. Statistics made of sums read it in batches; others refuse it."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -77,9 +78,13 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         function: Callable[[Iterator[PaddedRecords]], Any], batches: Iterator[Table]
     ) -> Any:
         frames = (Frame(batch, rows) for batch in batches)
-        if people is not None:
-            frames = frames_of_people(frames, structure, used, people.person, slots)
-        return function(map(of_batch, frames))
+        if people is None:
+            return function(map(of_batch, frames))
+        # Closed after an error too: the traceback would keep the files of private rows.
+        with contextlib.closing(
+            frames_of_people(frames, structure, used, people.person, slots)
+        ) as whole:
+            return function(map(of_batch, whole))
 
     structure = Frame(large.columns, rows)
     like = of_batch(structure)

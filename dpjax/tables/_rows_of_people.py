@@ -2,7 +2,7 @@
 
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class _Bucket(Frame):
 
 def frames_of_people(
     batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
-) -> Iterator[Frame]:
+) -> Generator[Frame]:
     """The same rows in other frames, so that all rows of a person are in one, in their order.
 
     Each batch is written to files by the ids of its rows. A folder that only this user may read
@@ -80,12 +80,20 @@ def _bucket_of(column: Column, buckets: int) -> np.ndarray:
 
 
 def _check_alike(like: Column, column: Column) -> None:
-    if (like.is_text, like.entries.dtype) != (column.is_text, column.entries.dtype):
-        kinds = ["texts" if x.is_text else str(x.entries.dtype) for x in (like, column)]
+    kinds = [_kind(one) for one in (like, column)]
+    if kinds[0] != kinds[1]:
         raise TypeError(
             f"column {_checks.shown(like.name)} must have one dtype in all batches, got {kinds[0]}"
             f" and {kinds[1]}: cast it where the batches are made"
         )
+
+
+def _kind(column: Column) -> str:
+    """The dtype of a column, in words. Whether it allows missing entries is a part of it."""
+    if column.is_text:
+        return "texts"
+    nullable = column.may_miss and column.entries.dtype.kind != "f"
+    return f"nullable {column.entries.dtype}" if nullable else str(column.entries.dtype)
 
 
 def _entries(name: str) -> str:

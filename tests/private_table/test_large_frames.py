@@ -1,6 +1,7 @@
 """Tables larger than memory: the bits of the same table in memory, from every source."""
 
 import datetime
+import tempfile
 import time
 
 import jax
@@ -196,6 +197,36 @@ def test_the_rows_of_people_that_count_are_those_of_the_whole_table(monkeypatch)
         found = dpjax.PrivateTable(batches_of_visits(frame, 2), **how).count(**by).value
         first = frame.drop_duplicates("id")["ward"]
         assert found.tolist() == [int((first == 0).sum()), int((first == 1).sum())]
+
+
+def test_no_file_of_private_rows_outlives_an_error(tmp_path, monkeypatch):
+    """Also not as long as the error itself, which a notebook keeps."""
+    monkeypatch.setattr(_large_frame, "ROWS", 4)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = []
+
+    def fail(*totals):
+        made.extend(tmp_path.glob("*/*"))
+        raise OSError("of a disk")
+
+    monkeypatch.setattr("dpjax.queries._parts.added", fail)
+    table = dpjax.PrivateTable(batches_of_visits(VISITS, 4), most_rows=64, person="id", rows=1)
+    with pytest.raises(OSError, match="of a disk") as kept:
+        table.count(epsilon=1.0, key=KEY)
+    assert made
+    assert not list(tmp_path.iterdir())
+    del kept
+
+
+def test_a_batch_whose_integers_alone_may_be_missing_is_refused():
+    """The first batch says that none can be, so a missing one would count as 0."""
+    whole = pd.DataFrame({"id": [1, 2], "age": [4, 4]})
+    nullable = whole.assign(age=pd.array([None, None], "Int64"))
+    table = dpjax.PrivateTable(
+        lambda: iter([whole, nullable]), most_rows=8, person="id", rows=2, missing="lower"
+    )
+    with pytest.raises(TypeError, match="got int64 and nullable int64"):
+        table.sum("age", bounds=(-5, 5), epsilon=1.0, key=KEY)
 
 
 def test_partitions_without_an_order_are_refused_for_people():
