@@ -1,1 +1,1 @@
-"""Value types, checks and frozen pytrees, which all other rooms share."""
+"""Value types, argument checks and frozen pytrees, which all other packages of dpjax use."""

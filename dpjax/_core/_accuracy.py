@@ -1,4 +1,4 @@
-"""How far a release may be off, in public terms, and the intervals that follow from it."""
+"""Public descriptions of the error of a release, and confidence intervals computed from them."""
 
 import abc
 import json
@@ -20,12 +20,13 @@ Ends: TypeAlias = tuple[PyTree, PyTree]
 
 @frozen_pytree
 class Accuracy:
-    """A description of how far a release may be off, made of public and released numbers.
+    """A description of the error of a release, which contains only public and released numbers.
 
     Attributes:
         kind: the name of the function that computes intervals; "" if no interval is known.
-        public: numbers and words in JSON.
-        measured: noisy numbers that the value was computed from, under the same guarantee.
+        public: public numbers and strings, as JSON.
+        measured: the noisy numbers from which the value was computed. The guarantee of the release
+            covers them.
     """
 
     kind: str = static()
@@ -34,48 +35,50 @@ class Accuracy:
 
     @classmethod
     def of(cls, kind: str, public: dict[str, Any], measured: PyTree = None) -> "Accuracy":
-        """A description from a dict."""
+        """Makes a description from a dict of public facts."""
         return cls(kind, json.dumps(public, sort_keys=True), measured)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The public numbers and words."""
+        """The public numbers and strings, as a dict."""
         return json.loads(self.public)
 
     def having(self, **facts: object) -> "Accuracy":
-        """The same kind with more public facts."""
+        """A copy with more public facts."""
         return Accuracy.of(self.kind, {**self.facts, **facts}, self.measured)
 
 
 UNKNOWN = Accuracy("")
-"""Of releases that nothing is known about."""
+"""The accuracy of a release whose error is unknown."""
 
 
 class KnowsAccuracy(abc.ABC):
-    """A target that knows more about the error of its releases than the mechanism does."""
+    """A target that knows more about the error of its releases than the mechanism knows."""
 
     @abc.abstractmethod
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        """How far a release of this target may be off, from public facts alone.
+        """The accuracy of a release of this target, computed from public facts alone.
 
         Args:
-            noise: the mechanism's own description.
+            noise: the mechanism's description of its noise.
             relation: which databases are neighbors. It determines which facts are public.
-            value: the value that was drawn.
-            database: only its public facts may be used: the number of records under replace-one.
+            value: the value that the mechanism drew.
+            database: the database. Only its public facts may be used, such as the number of
+                records under replace-one.
         """
 
 
 Intervals: TypeAlias = Callable[[Value, PyTree, dict[str, Any], float, bool], Ends]
-"""Takes value, measured numbers, public facts, confidence, and whether it is for all at once."""
+"""Takes the value, measured numbers, public facts, a confidence, and whether the confidence is for
+all intervals together. Returns the ends of the intervals."""
 
 _INTERVALS: dict[str, Intervals] = {}
 
 
 def intervals_of(kind: str) -> Callable[[Intervals], Intervals]:
-    """Registers the function that makes intervals of a kind of description."""
+    """Registers the function that computes intervals for one `kind` of `Accuracy`."""
 
     def register(function: Intervals) -> Intervals:
         _INTERVALS[kind] = function
@@ -96,7 +99,7 @@ def interval(
     simultaneous: bool,
     at_least: ArrayLike | None = None,
 ) -> Ends:
-    """The interval of each number of a release."""
+    """The confidence interval of each number of a release."""
     confidence = _checks.fraction("confidence", confidence)
     for leaf in jax.tree.leaves((value, accuracy.measured)):
         _checks.host_only("interval", leaf, "mechanism.error")
@@ -107,13 +110,16 @@ def interval(
             + facts.get(
                 "why",
                 "its mechanism was traced, or does not know its error; some mechanisms have a"
-                " method error",
+                " method `error` that bounds it",
             )
         )
     value, measured = jax.tree.map(np.asarray, (value, accuracy.measured))
     if at_least is not None:
         if accuracy.kind != "quantiles" or measured["n"] is not None:
-            raise ValueError("at_least is only for quantiles of a private number of records")
+            raise ValueError(
+                "at_least must be None for this release: it is only for quantiles of records whose"
+                " number is private"
+            )
         groups = measured["numbers"].shape[:-1]
         known = _checks.host_numbers("at_least", at_least).astype(np.float64)
         if known.shape not in ((), groups) or np.isnan(known).any():
@@ -127,7 +133,7 @@ def interval(
 
 
 def estimate(value: Value, accuracy: Accuracy) -> PyTree:
-    """The numbers that intervals are about."""
+    """The numbers for which `interval` returns intervals."""
     if accuracy.kind == "quantiles":
         return accuracy.measured["numbers"]
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), value)

@@ -1,6 +1,7 @@
-"""Tables larger than memory: one pass over batches, or a function of every partition.
+"""Tables larger than memory, which are read batch by batch or partition by partition.
 
-Every pass reads the source anew. Nothing here looks at the entries of tables.
+Every pass reads the source again from the start. Nothing in this file depends on the entries of
+tables.
 """
 
 import dataclasses
@@ -14,25 +15,26 @@ from dpjax._core._frames import root_of, table_of_columns
 
 T = TypeVar("T")
 Table = dict[str, Any]
-"""Columns by name, as their library holds them."""
+"""Columns by name, as objects of the library that they come from."""
 
 _WANTED = (
-    "a function that gives a new iterator of tables at every call, a pyarrow dataset or"
+    "a function that returns a new iterator of tables at every call, a pyarrow dataset or"
     " ParquetFile, a LazyFrame of polars, or a Dask DataFrame"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """A table in parts, each of which fits into memory.
+    """A table in batches, each of which fits into memory.
 
     Attributes:
         name: the name of the argument, for messages.
         like: returns a table with the same columns, which may be empty.
-        tables: maps names of columns and a number of rows to a new iterator of tables, which may
-            have more rows than that.
-        on_partitions: maps names and a function of a table to the function's results on all
-            partitions, computed where the partitions are; None if the source has no partitions.
+        tables: maps names of columns and a number of rows to a new iterator of tables. These
+            tables may have more rows than asked for.
+        on_partitions: maps names of columns and a function of a table to an iterator of the
+            function's results on all partitions. The function runs where each partition is stored.
+            None if the source has no partitions.
     """
 
     name: str
@@ -41,17 +43,17 @@ class Batches:
     on_partitions: Callable[[Sequence[str], Callable[[Any], Any]], Iterator[Any]] | None = None
 
     def first(self, rows: int) -> Table:
-        """A batch, for names and dtypes of columns."""
+        """A table of at most `rows` rows, from which to read the names and dtypes of columns."""
         columns = table_of_columns(self.name, self.like())
         return {name: column[:rows] for name, column in columns.items()}
 
     def each(
         self, names: Sequence[str], rows: int, function: Callable[[Iterator[Table]], T]
     ) -> Iterator[T]:
-        """The results of a function of an iterator of batches. Together, the batches are the table.
+        """Calls a function of an iterator of batches, and yields its results.
 
-        Batches have at most `rows` rows. A source with partitions gives a result for each
-        partition.
+        Batches have at most `rows` rows. A source with partitions yields one result for each
+        partition, and any other source yields a single result.
         """
         if self.on_partitions is None:
             yield function(in_batches(self.name, self.tables(names, rows), names, rows))
@@ -95,8 +97,8 @@ def batches_of(name: str, source: Any) -> Batches | None:
     """
     if isinstance(source, Iterator):
         raise TypeError(
-            f"{name} must be {_WANTED}; got an iterator, but every statistic reads the table anew:"
-            " pass a function that returns a new iterator"
+            f"{name} must be {_WANTED}; got an iterator, which can be read only once, but every"
+            " statistic reads the table again: pass a function that returns a new iterator"
         )
     root = root_of(type(source))
     if root == "pyarrow" and hasattr(source, "iter_batches"):
@@ -117,7 +119,8 @@ def batches_of(name: str, source: Any) -> Batches | None:
         )
     if callable(source) and not hasattr(source, "columns"):
         make: Any = source
-        # There must be a table even if it has no rows, because whether there are rows is private.
+        # The iterator must contain at least one table, even if the table has no rows. Otherwise an
+        # error would reveal that there are no rows, which is private.
         return Batches(name, lambda: _first(name, make()), lambda names, rows: iter(make()))
     return None
 
@@ -125,7 +128,9 @@ def batches_of(name: str, source: Any) -> Batches | None:
 def _first(name: str, tables: Iterable[Any]) -> Any:
     for table in tables:
         return table
-    raise ValueError(f"{name} must give at least one table, which may have no rows, got none")
+    raise ValueError(
+        f"{name} must return an iterator of at least one table, which may have no rows, got none"
+    )
 
 
 def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
@@ -133,11 +138,11 @@ def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
 
 
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    # With threads, Arrow reads the rest of a file while a batch is used, however long that takes.
+    # If Arrow used threads, it would read the rest of the file into memory while a batch is in use.
     options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
     if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
-        # Otherwise Arrow keeps everything it has read of a file in memory until the end of the
-        # file.
+        # With `pre_buffer`, Arrow keeps all that it has read of a file in memory until the file
+        # ends.
         parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
         options["fragment_scan_options"] = parquet(pre_buffer=False)
     return source.to_batches(columns=list(names), batch_size=rows, **options)

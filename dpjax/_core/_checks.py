@@ -1,4 +1,4 @@
-"""Early checks of public facts: a bad concrete parameter raises, a bad traced one becomes NaN."""
+"""Argument checks: a bad concrete parameter raises an error, and a bad traced one becomes NaN."""
 
 import importlib
 import math
@@ -18,12 +18,12 @@ from dpjax._core._types import PyTree, Scalar, Value
 from dpjax._exact._numerics import compute_dtype
 
 F = TypeVar("F", bound=Callable[..., object])
-# A concrete number stays concrete, and a traced one stays traced.
+# The type of a number that a check returns unchanged: a Python float, or a traced array.
 Number = TypeVar("Number", float, jax.Array, Scalar)
 
 
 class _Brief(reprlib.Repr):
-    """Abbreviates values, and shows only dtype and shape of arrays, which may be private."""
+    """Abbreviates values. Arrays may be private, so only their dtype and shape are shown."""
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
@@ -37,12 +37,12 @@ _BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxother = 12, 80, 200
 
 
 def shown(value: object) -> str:
-    """A value for messages."""
+    """A short text of a value, for error messages."""
     return _BRIEF.repr(value)
 
 
 def described(tree: PyTree) -> str:
-    """The structure of a tree for messages, abbreviated, with dtypes and shapes of its leaves."""
+    """A short text of a pytree with dtypes and shapes in place of leaves, for error messages."""
 
     def of_leaf(leaf: PyTree) -> str:
         if is_column(leaf):
@@ -58,7 +58,7 @@ def described(tree: PyTree) -> str:
 
 
 def is_traced(value: object) -> bool:
-    """Whether a value is known only when the compiled program runs."""
+    """Whether a value is a JAX tracer, so that its numbers are unknown now."""
     return isinstance(value, jax.core.Tracer)
 
 
@@ -83,7 +83,7 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Array
         number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
-    except OverflowError as error:  # An integer beyond all floats.
+    except OverflowError as error:  # The integer is larger than all floats.
         raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
     if not valid(number):
         raise ValueError(f"{name} must be {expected}, got {number:g}")
@@ -91,27 +91,27 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Array
 
 
 def positive(name: str, value: Number) -> Number:
-    """A finite number above 0."""
+    """Checks that a number is finite and above 0."""
     return _scalar(name, value, "a finite number above 0", lambda x: (x > 0) & (x < math.inf))
 
 
 def non_negative(name: str, value: Number) -> Number:
-    """A finite number, 0 or above."""
+    """Checks that a number is finite and not negative."""
     return _scalar(name, value, "a finite number, 0 or above", lambda x: (x >= 0) & (x < math.inf))
 
 
 def finite(name: str, value: Number) -> Number:
-    """A finite number."""
+    """Checks that a number is finite."""
     return _scalar(name, value, "a finite number", lambda x: (x > -math.inf) & (x < math.inf))
 
 
 def fraction(name: str, value: Number) -> Number:
-    """A number strictly between 0 and 1."""
+    """Checks that a number is strictly between 0 and 1."""
     return _scalar(name, value, "strictly between 0 and 1", lambda x: (x > 0) & (x < 1))
 
 
 def integer(name: str, value: Value, *, least: int, most: int | None = None) -> int:
-    """A concrete integer in a range."""
+    """Checks that a value is a concrete integer in a range."""
     expected = f"an integer of at least {least}" + (f" and at most {most}" if most else "")
     try:
         if isinstance(value, (bool, np.bool_)):
@@ -125,7 +125,7 @@ def integer(name: str, value: Value, *, least: int, most: int | None = None) -> 
 
 
 def choice(name: str, value: Value, choices: tuple[str, ...]) -> str:
-    """One of a few words."""
+    """Checks that a value is one of a few strings."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {shown(value)}")
     return value
@@ -142,7 +142,7 @@ def extra(module: str, name: str) -> Any:
 
 
 def is_staging() -> bool:
-    """Whether operations are being recorded for a compiled program, not carried out."""
+    """Whether JAX is tracing a program, so that operations are recorded and not executed."""
     return is_traced(lax.convert_element_type(np.float32(0), np.int32))
 
 
@@ -150,12 +150,12 @@ def host_only(name: str, value: Value, instead: str) -> None:
     """Refuses a traced value, because the calling code runs on the host."""
     if is_traced(value):
         raise TypeError(
-            f"{name} runs on the host, not inside jit or vmap, where you can use {instead}"
+            f"{name} runs on the host, not inside jit or vmap: inside of them, use {instead}"
         )
 
 
 def function(name: str, value: F) -> F:
-    """Something that can be called."""
+    """Checks that a value is callable."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, got {type(value).__name__}: {shown(value)}")
     return value
@@ -167,7 +167,7 @@ def real_shapes(name: str, tree: PyTree) -> PyTree:
 
 
 def host_numbers(name: str, value: Value) -> np.ndarray:
-    """Public real numbers as a NumPy array, in their own dtype."""
+    """Public real numbers as a NumPy array, without changing their dtype."""
     refuse_foreign_dtype(name, value)
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not isinstance(array, jax.Array) and not array.dtype.isnative:
@@ -182,7 +182,10 @@ def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
         return value.astype(bool)
     array = host_numbers(name, value)
     if not np.isin(array, (0, 1)).all():
-        raise ValueError(f"{name} must be True or False, 0 or 1, got {described(array)} of others")
+        raise ValueError(
+            f"{name} must be True or False, or 1 or 0, but some numbers in {described(array)} are"
+            " not"
+        )
     return array.astype(bool)
 
 
@@ -194,21 +197,21 @@ def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeD
 
 
 def real_array(name: str, leaf: ArrayLike) -> jax.Array:
-    """A JAX array; numbers that its dtype cannot hold saturate instead of wrapping."""
+    """Converts to a JAX array. Numbers out of the range of its dtype are clamped to the range."""
     if callable(leaf):
         raise TypeError(
-            f"{name} must be arrays, got a function, {shown(leaf)}. If a model holds functions,"
-            " keep only its arrays, as by equinox.partition(model, equinox.is_array); a target"
-            " that returns a function on [0, 1]^dims is released through dpjax.evaluate_on_lattice"
-            " and dpjax.bernstein"
+            f"{name} must be arrays, got a function, {shown(leaf)}. If a model contains functions,"
+            " keep only its arrays, for example by equinox.partition(model, equinox.is_array). If"
+            " the target returns a function on [0, 1]^dims, release it with"
+            " dpjax.evaluate_on_lattice and dpjax.bernstein"
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):
-        # NumPy would turn a larger integer into an object.
+        # NumPy would make an array of dtype object from a larger integer.
         leaf = max(min(leaf, 2**63 - 1), -(2**63))
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
         leaf = np.asarray(leaf)
-        # Big-endian data, as in some instruments' files, which JAX does not accept.
+        # Some file formats store big-endian numbers, which JAX does not accept.
         if not leaf.dtype.isnative:
             leaf = leaf.astype(leaf.dtype.newbyteorder("="))
     _check_real_dtype(name, leaf)
@@ -220,7 +223,7 @@ def real_arrays(
     tree: PyTree,
     convert: Callable[[str, PyTree], jax.Array | jax.ShapeDtypeStruct] = real_array,
 ) -> PyTree:
-    """A tree with at least one real array, converted leaf by leaf to JAX arrays."""
+    """Converts every leaf of a pytree to a real JAX array; refuses a pytree without leaves."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
@@ -237,7 +240,7 @@ def check_not_empty(name: str, leaves: list[Any]) -> None:
 
 def refuse_masked(name: str, leaf: object) -> None:
     """Refuses masked arrays: conversion would drop the mask and use the hidden numbers."""
-    # Recognized by attributes, which also finds masked arrays of other libraries.
+    # The test looks at attributes, so that it also recognizes masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         raise TypeError(
             f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
@@ -246,16 +249,17 @@ def refuse_masked(name: str, leaf: object) -> None:
 
 
 def refuse_foreign_dtype(name: str, leaf: object) -> None:
-    """Refuses columns whose dtype is not one of NumPy's, and arrays with a mask.
+    """Refuses columns whose dtype is not a NumPy dtype, and arrays with a mask.
 
-    After conversion, the dtype would depend on whether values are missing, which may be private.
+    NumPy would convert such a column to a dtype that depends on whether values are missing, and
+    this fact may be private.
     """
     refuse_masked(name, leaf)
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(
-            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is not one"
-            " of NumPy's: fill in missing values, and pass .to_numpy() of every column"
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which NumPy does"
+            " not have: fill in missing values, and pass .to_numpy() of every column"
         )
 
 
@@ -268,10 +272,10 @@ def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeSt
 
 
 def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
-    """Converts within a kind of number, clamping to the range of the new dtype.
+    """Casts to a dtype of the same kind, and clamps numbers to the range of this dtype.
 
-    A cast of a private value must neither wrap nor fail, whatever errors NumPy and JAX are
-    configured to raise. NaN stays NaN; the release decides how to treat it.
+    A cast of a private value must neither wrap around nor raise an error, however NumPy and JAX are
+    configured. NaN remains NaN. Later, the release decides how to treat it.
     """
     dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
     if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:

@@ -1,7 +1,8 @@
 """Columns that JAX arrays cannot represent, with the operations that queries need.
 
-`Numbers` have 64 bits even without x64, or may have missing entries. `Texts` can be compared like
-texts. `Refused` stands for an unsupported column, and raises only when something uses it.
+`Numbers` are 64-bit numbers even without x64, or numbers with missing entries. `Texts` are strings
+that can be compared. `Refused` stands for an unsupported column, and raises an error only if it is
+used.
 """
 
 import contextlib
@@ -24,14 +25,15 @@ from dpjax._core._types import PyTree
 
 @frozen_pytree
 class Numbers:
-    """Numbers of one NumPy dtype, exact in any mode of JAX.
+    """Numbers of one NumPy dtype, stored exactly with and without JAX's x64 mode.
 
     Attributes:
-        held: an array of the numbers; 64-bit numbers as pairs of uint32 words along a last axis of
-            2.
-        known: which numbers are not missing; None if the dtype has no missing numbers.
-        of_dtype: the NumPy dtype of the numbers; it may be integer or boolean even if some are
-            missing.
+        held: the array of the numbers. A 64-bit number is stored as two uint32 words along an
+            additional last axis.
+        known: booleans, False for missing numbers; None if the column's dtype cannot represent
+            missing numbers.
+        of_dtype: the NumPy dtype of the numbers. It may be an integer or boolean dtype even if
+            numbers are missing.
     """
 
     held: jax.Array | np.ndarray
@@ -42,7 +44,7 @@ class Numbers:
 
     @classmethod
     def of(cls, numbers: np.ndarray, known: np.ndarray | None = None) -> Self:
-        """These numbers, on the host."""
+        """Makes `Numbers` from NumPy arrays."""
         if numbers.dtype.itemsize < 8:
             return cls(numbers, known, numbers.dtype)
         words = np.ascontiguousarray(numbers).view(np.uint32)
@@ -50,7 +52,7 @@ class Numbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the numbers."""
+        """The shape of the array of numbers, without the axis of words."""
         return self.held.shape[:-1] if self.of_dtype.itemsize == 8 else self.held.shape
 
     @property
@@ -65,7 +67,7 @@ class Numbers:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the numbers as an array: a float dtype, for NaN, if some may be missing."""
+        """The dtype of `array()`: float64 if numbers may be missing, because they become NaN."""
         return self.of_dtype if self.known is None else np.dtype(np.float64)
 
     def __getitem__(self, index: Any) -> "Numbers":
@@ -73,7 +75,7 @@ class Numbers:
         return Numbers(self.held[index], known, self.of_dtype)
 
     def exact(self) -> tuple[jax.Array, jax.Array]:
-        """The numbers, and which of them are known. Call it within `in_64_bits`."""
+        """The numbers as a JAX array, and which are not missing. Call it within `in_64_bits`."""
         held = jnp.asarray(self.held)
         if self.of_dtype.itemsize == 8:
             held = lax.bitcast_convert_type(held, self.of_dtype)
@@ -81,12 +83,12 @@ class Numbers:
         return held, known
 
     def array(self) -> jax.Array:
-        """The numbers as an array, with NaN for missing ones. Call it within `in_64_bits`."""
+        """The numbers as a JAX array, NaN for missing numbers. Call it within `in_64_bits`."""
         held, known = self.exact()
         return held if self.known is None else jnp.where(known, held.astype(float), jnp.nan)
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The numbers, exact, and which of them are known; they must not be traced."""
+        """The numbers as a NumPy array, and which are not missing; they must not be traced."""
         held = np.asarray(self.held)
         if self.of_dtype.itemsize == 8:
             held = np.ascontiguousarray(held).view(self.of_dtype)[..., 0]
@@ -102,7 +104,7 @@ def is_numbers(leaf: PyTree) -> bool:
 
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
-    """Refuses anything except one array of numbers of one of these shapes. None is any length."""
+    """Refuses anything but one array of numbers of one of these shapes; None fits any length."""
     check_usable(records)
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
@@ -110,13 +112,13 @@ def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -
     found = _checks.described(records)
     if found == "texts":
         raise TypeError(
-            f"{name} must be numbers of shape {wanted}, got texts: convert them to their positions"
-            " in a public list, as by pandas.Index(public).get_indexer(column), or count them by"
-            " dpjax.queries.by"
+            f"{name} must be numbers of shape {wanted}, got texts: convert the texts to their"
+            " positions in a public list, for example by"
+            " pandas.Index(public).get_indexer(column), or count them by dpjax.queries.by"
         )
     remedy = ""
     if getattr(records, "ndim", None) == 1 and all(len(shape) == 2 for shape in shapes):
-        remedy = ": give one number for each record by numpy.reshape(column, (-1, 1))"
+        remedy = ": if each record has one number, pass numpy.reshape(column, (-1, 1))"
     if isinstance(records, (Mapping, Sequence)):
         remedy = (
             ": pass one column, as table[name], or one array with several numbers per record, by"
@@ -136,7 +138,7 @@ def _in_letters(shape: tuple[int | None, ...]) -> str:
 
 
 def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
-    """A context in which JAX holds the `Numbers` of a database as arrays."""
+    """A context with x64 enabled if the database contains `Numbers`, so they can become arrays."""
     leaves = jax.tree.leaves(records, is_leaf=is_numbers)
     wide = any(isinstance(leaf, Numbers) for leaf in leaves)
     return _exactly() if wide else contextlib.nullcontext()
@@ -144,7 +146,7 @@ def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _exactly() -> Generator[None]:
-    """Allows NaN and infinite records, even if JAX is configured to raise at them."""
+    """Enables x64, and allows NaN and infinity even if JAX is configured to raise errors."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         yield
 
@@ -163,10 +165,10 @@ def as_arrays(records: PyTree) -> PyTree:
 
 
 def for_functions(records: PyTree) -> PyTree:
-    """Arrays in the form that a user's function of a record gets. Call it within `in_64_bits`.
+    """The arrays that dpjax passes to a user's function of a record. Call it within `in_64_bits`.
 
-    Integers have at least JAX's default dtype. In a narrower one JAX would wrap the numbers that a
-    function compares them with.
+    Narrow integers are widened to JAX's default integer dtype. Without this, JAX would cast a
+    Python number in the function to the narrow dtype, where it could wrap around.
     """
 
     def widened(x: jax.Array) -> jax.Array:
@@ -180,16 +182,16 @@ def for_functions(records: PyTree) -> PyTree:
     return jax.tree.map(one, records, is_leaf=lambda x: hasattr(x, "is_column"))
 
 
-# Larger integers are excluded, because Python refuses to print thousands of digits.
+# Integers beyond this count as missing, because Python refuses to print thousands of digits.
 _LARGEST = 10**400
 
 
 @frozen_pytree
 class Texts:
-    """A column of texts as 128-bit fingerprints, which are equal if the texts are.
+    """A column of strings, stored as 128-bit hashes: equal strings have equal hashes.
 
     Attributes:
-        words: uint32 of shape (n, 4); 0 for a missing text.
+        words: uint32 of shape (n, 4), one hash for each string; zeros for a missing string.
     """
 
     words: jax.Array | np.ndarray
@@ -202,7 +204,7 @@ class Texts:
         return self.words.shape[:-1]
 
     def __eq__(self, other: object) -> Any:
-        """Which entries equal a given text, for use in functions of a record."""
+        """Which entries equal a given string; a missing entry equals nothing."""
         if isinstance(other, str):
             other = Texts(fingerprints([other])[0])
         if not isinstance(other, Texts):
@@ -221,9 +223,9 @@ class Texts:
 
 
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
-    """The words of `Texts`, each computed from its own text alone."""
+    """The hashes of strings, as `words` of `Texts`."""
 
-    # Cached, because texts repeat in a column, and hashing all of them takes longer than a release.
+    # Cached because strings repeat in a column. Hashing every row would take longer than a release.
     @functools.cache
     def digest(text: str) -> bytes:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -233,10 +235,10 @@ def fingerprints(texts: Iterable[object]) -> np.ndarray:
 
 
 def as_text(entry: object) -> str | None:
-    """An entry of a column of texts or objects, as text; None if missing or of another type.
+    """An entry of a column of objects as a string; None for missing entries and other types.
 
-    Numbers become their digits, because whether a column of objects holds numbers is private. Equal
-    numbers of different types become the same text.
+    Numbers become strings of their digits. Refusing them would reveal that a column of objects
+    contains numbers, and this may be private. Equal numbers of different types give equal strings.
     """
     if isinstance(entry, str):
         return str(entry)
@@ -251,12 +253,12 @@ def as_text(entry: object) -> str | None:
         if not -_LARGEST < entry < _LARGEST:
             return None
         return str(int(entry)) if entry == int(entry) else _digits_of(entry)
-    # NaT, pandas' missing date, is also an instance of date, but not equal to itself.
+    # NaT, the missing date of pandas, is also an instance of date, but it is not equal to itself.
     return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
 
 
 def _digits_of(number: float | decimal.Decimal) -> str:
-    """The digits of a number that is not whole, without trailing zeros."""
+    """The digits of a number with a fractional part, without trailing zeros."""
     exact = number if isinstance(number, decimal.Decimal) else decimal.Decimal(repr(number))
     sign, digits, exponent = exact.as_tuple()
     kept = "".join(map(str, digits)).rstrip("0")
@@ -266,7 +268,7 @@ def _digits_of(number: float | decimal.Decimal) -> str:
 
 @frozen_pytree
 class Refused:
-    """A column of a table with a dtype that no query reads. Other columns remain usable.
+    """A column whose dtype no query supports. The other columns of its table remain usable.
 
     Attributes:
         message: the error message that is raised when the column is used.
@@ -291,11 +293,11 @@ class Refused:
 
 
 def is_column(leaf: PyTree) -> bool:
-    """Whether a node of a database is a column that was converted."""
+    """Whether a node of a database is a `Numbers` or a `Texts`."""
     return isinstance(leaf, (Numbers, Texts))
 
 
 def check_usable(column: PyTree) -> None:
-    """Refuses a column whose dtype no query reads."""
+    """Raises an error if a column has a dtype that no query supports."""
     if isinstance(column, Refused):
         column.refuse()

@@ -1,7 +1,7 @@
-"""Tables and columns of any library, converted exactly by way of narwhals.
+"""Exact conversion of tables and columns of pandas, polars, Arrow and other libraries.
 
-Only the dtype of a column decides how it is converted, never its entries, because which of them are
-missing is private. NumPy and JAX need no other library.
+The conversion uses narwhals; arrays of NumPy and JAX do not need it. It depends only on the dtype
+of a column, never on its entries, because even the fact that entries are missing is private.
 """
 
 import sys
@@ -22,13 +22,14 @@ _LAZY = frozenset({"dask", "dask_expr", "duckdb", "_duckdb", "ibis", "pyspark", 
 
 
 def columns(name: str, database: Database) -> Database:
-    """A database with tables as dicts of their columns, in NumPy arrays, `Numbers` and `Texts`.
+    """Converts the tables of a database to dicts of NumPy arrays, `Numbers` and `Texts`.
 
     Raises:
         ModuleNotFoundError: if a table needs narwhals, which is not installed.
-        TypeError: if a column alone holds neither numbers nor texts nor dates. In a table such a
-            column becomes `Refused`, which raises when it is used.
-        ValueError: if columns of a table share a name.
+        TypeError: if a column that is passed without a table contains neither numbers nor texts nor
+            dates. In a table, such a column becomes `Refused`, which raises an error when it is
+            used.
+        ValueError: if two columns of a table have the same name.
     """
 
     def tables(path: tuple[Any, ...], leaf: PyTree) -> PyTree:
@@ -41,7 +42,7 @@ def columns(name: str, database: Database) -> Database:
 
 
 def place_of(name: str, path: tuple[Any, ...]) -> str:
-    """How messages refer to a column: by its name, if it has one."""
+    """The text by which messages refer to a column: its name, or else its path in the pytree."""
     if not path:
         return name
     key = getattr(path[-1], "key", path[-1])
@@ -51,7 +52,7 @@ def place_of(name: str, path: tuple[Any, ...]) -> str:
 
 
 def as_table(leaf: PyTree) -> dict[str, Any] | None:
-    """The columns of a library's table; None for anything else. A lazy table is computed."""
+    """The columns of a table, by name; None for anything but a table. Computes a lazy table."""
     if not _is_of_a_library(leaf):
         return None
     nw, found = _wrapped("database", leaf)
@@ -62,21 +63,22 @@ def as_table(leaf: PyTree) -> dict[str, Any] | None:
 
 
 def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
-    """The columns of a table, or of a dict of columns, by name, as they are given."""
+    """The columns of a table or of a dict of columns, by name and without conversion."""
     found = as_table(table)
     found = table if found is None else found
     if not isinstance(found, Mapping) or not found or not all(isinstance(x, str) for x in found):
         raise TypeError(
-            f"{name} must be a table with names of columns, or a dict of columns, got"
+            f"{name} must be a table whose columns have strings as names, or a dict of columns, got"
             f" {_checks.shown(table)}"
         )
     return dict(found)
 
 
 def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
-    """One column in a dtype that does not depend on which of its entries are missing.
+    """Converts a column to a dtype that does not depend on which of its entries are missing.
 
-    If no query can read it, a column with a name becomes `Refused`, and one without raises at once.
+    If no query supports the dtype, a named column becomes `Refused`, and a column without a name
+    raises an error at once.
     """
     if is_column(leaf) or isinstance(leaf, (jax.Array, type, Refused)) or callable(leaf):
         return leaf
@@ -94,17 +96,18 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
         )
         return refused if named else refused.refuse()
     if isinstance(found, Texts) and not named:
-        or_floats = ', or make floats by .astype("float64")' if _holds_objects(leaf) else ""
+        or_floats = ', or convert it by .astype("float64")' if _holds_objects(leaf) else ""
         raise TypeError(
             f"{place} must be numbers, got the dtype {dtype_of(leaf)}: convert its texts to their"
-            " positions in a public list, as by pandas.Index(public).get_indexer(column), or pass"
-            f" a table with this column and count its texts by dpjax.queries.by{or_floats}"
+            " positions in a public list, for example by"
+            " pandas.Index(public).get_indexer(column), or pass a table with this column and count"
+            f" its texts by dpjax.queries.by{or_floats}"
         )
     return found
 
 
 def moments_of(leaf: PyTree) -> Moments | None:
-    """How a column of dates, times or durations is converted to numbers; None for other columns."""
+    """The `Moments` of a column of dates, times or durations; None for other columns."""
     if not _is_of_a_library(leaf):
         dtype = getattr(leaf, "dtype", None)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "mM":
@@ -121,13 +124,13 @@ def moments_of(leaf: PyTree) -> Moments | None:
 def texts_of(leaf: PyTree) -> np.ndarray:
     """The entries of a column of texts, or of objects."""
     if _is_of_a_library(leaf):
-        # Conversion to NumPy would lose which texts of an Arrow dictionary are missing.
+        # After a conversion to NumPy, missing entries of an Arrow dictionary would look like texts.
         leaf = _wrapped("column", leaf)[1].to_list()
     return np.asarray(leaf, object)
 
 
 def dtype_of(leaf: PyTree) -> object:
-    """The dtype of a column, as its own library calls it."""
+    """The dtype of a column, in the words of the library that the column comes from."""
     native = leaf.to_native() if hasattr(leaf, "to_native") else leaf
     found = getattr(native, "dtype", getattr(native, "type", ""))
     # NumPy's dtype of texts reveals the length of the longest text.
@@ -135,19 +138,19 @@ def dtype_of(leaf: PyTree) -> object:
 
 
 def _is_of_a_library(leaf: object) -> bool:
-    """Whether the class of a value is one of a library of tables, or derived from one."""
+    """Whether a value's class, or one of its base classes, comes from a library of tables."""
     if isinstance(leaf, (np.ndarray, jax.Array, type)):
         return False
     return any(root_of(cls) in _EAGER | _LAZY for cls in type(leaf).__mro__)
 
 
 def root_of(cls: type) -> str:
-    """The library that a class is from."""
+    """The name of the top-level package that defines a class."""
     return cls.__module__.partition(".")[0]
 
 
 def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
-    """Narwhals, and its table or column for one of a library."""
+    """The module narwhals, and its wrapper of a table or column."""
     nw = _checks.extra("narwhals", "table")
     try:
         found = nw.from_native(_as_series(leaf), pass_through=True, allow_series=True)
@@ -156,14 +159,14 @@ def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
         raise ValueError(f"columns of a table must have distinct names: {told}") from error
     if not isinstance(found, (nw.DataFrame, nw.LazyFrame, nw.Series)):
         raise TypeError(
-            f"{place} must be a table or one of its columns, got a {type(leaf).__name__}: pass the"
+            f"{place} must be a table or a column of a table, got a {type(leaf).__name__}: pass the"
             " table itself, and name its columns"
         )
     return nw, found
 
 
 def _as_series(leaf: Any) -> Any:
-    """Converts arrays and batches of a library to a type that narwhals accepts; others stay."""
+    """Converts arrays and batches of some libraries to types that narwhals accepts."""
     root = root_of(type(leaf))
     if root == "dask":
         return leaf.compute()
@@ -189,12 +192,12 @@ def _of_numpy(leaf: np.ndarray) -> np.ndarray | Texts | None:
 
 
 def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
-    """One column of a library; None if its dtype holds nothing that queries read."""
+    """Converts one column of a library of tables; None if no query supports its dtype."""
     nw = sys.modules["narwhals"]
     native, dtype = series.to_native(), getattr(series.to_native(), "dtype", None)
     held_by_numpy = isinstance(dtype, np.dtype) and not series.implementation.is_cudf()
     if held_by_numpy:
-        # Narwhals would distinguish texts from objects by the entries, which are private.
+        # Narwhals would look at the entries, which are private, to tell strings from objects.
         return _of_numpy(np.asarray(native)) if dtype.kind in "iufbmMO" else None
     dtype: Any = series.dtype
     if dtype in (nw.Categorical, nw.Enum):
@@ -213,7 +216,7 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     if dtype.is_integer():
         return Numbers.of(_integers(series, dtype), known) if dtype != nw.Int128 else None
     if dtype.is_decimal():
-        # Libraries round decimals to floats differently, but they parse texts in the same way.
+        # Libraries round decimals to floats in different ways, but parse strings in the same way.
         series = series.cast(nw.String).cast(nw.Float64)
     elif not dtype.is_float():
         return None
@@ -221,12 +224,12 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
 
 
 def _integers(series: Any, dtype: Any) -> np.ndarray:
-    """A column as integers, 0 where one is missing."""
+    """A column as integers, with 0 for missing entries."""
     return series.cast(dtype).fill_null(0).to_numpy()
 
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
-    """Converts a column of categories to a column of their type."""
+    """Converts a categorical column to a column of the type of its categories."""
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return _of_dictionary(native)
@@ -236,17 +239,18 @@ def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
 
 
 def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
-    """A dictionary column of Arrow. Each distinct text is hashed once, not every row."""
+    """Converts a dictionary column of Arrow. Each distinct string is hashed once."""
     whole = native.unify_dictionaries().combine_chunks()
     codes = whole.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
     categories = whole.dictionary
-    if "string" in str(categories.type):  # Otherwise it would be dictionary-encoded again.
+    # Without this conversion, `exact_column` would encode the strings as a dictionary again.
+    if "string" in str(categories.type):
         categories = np.asarray(categories.to_pylist(), object)
     return _of_codes(categories, codes)
 
 
 def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Texts | None:
-    """The category of each code; missing if the code is below 0."""
+    """Replaces each code by its category; codes below 0 are missing entries."""
     found = exact_column("column", categories)
     if isinstance(found, Refused):
         return None
@@ -256,7 +260,7 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
     known = None
     if isinstance(found, Numbers):
         found, known = found.on_host()
-    # The appended entry also covers an empty list of categories.
+    # Code -1 selects the appended last entry. It also makes an empty list of categories work.
     found = np.append(found, np.zeros(1, found.dtype))
     there = np.append(np.ones(len(found) - 1, bool) if known is None else known, False)[codes]
     if found.dtype.kind == "f":
@@ -265,7 +269,10 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
 
 
 def _categories(series: Any) -> Any:
-    """The object with the dtype of the categories; None if they are texts, as always in polars."""
+    """An object with the dtype of the categories; None if the categories are strings.
+
+    In polars, categories are always strings.
+    """
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return sys.modules["pyarrow"].array([], native.type.value_type)

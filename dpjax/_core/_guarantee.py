@@ -1,4 +1,4 @@
-"""Guarantees, and how their numbers are checked, rounded outward and printed."""
+"""`Guarantee` and its parts: checks of the numbers, outward rounding, and printing."""
 
 import dataclasses
 import decimal
@@ -18,14 +18,14 @@ class NeighboringRelation(enum.Enum):
     """Which two databases count as neighbors.
 
     Attributes:
-        REPLACE_ONE: both have n records and differ in one of them.
-        ADD_OR_REMOVE_ONE: one of them has one record more. Both have the same public number of
-            slots, and differ in whether one slot holds a record.
+        REPLACE_ONE: both databases have n records, and differ in one record.
+        ADD_OR_REMOVE_ONE: one of the databases has one record more. Both have the same public
+            number of slots, and differ in whether one slot contains a record.
 
     Formal guarantees:
-        Replacing a record is removing one and adding another, so a guarantee under
-        add-or-remove-one implies one under replace-one, at about twice the epsilon. The converse
-        does not hold: under replace-one the number of records is public.
+        To replace a record is to remove one and add another. So a guarantee under add-or-remove-one
+        implies a guarantee under replace-one with about twice the epsilon. The converse is false,
+        because under replace-one the number of records is public.
     """
 
     REPLACE_ONE = "replace-one"
@@ -41,7 +41,7 @@ RECORD = "record"  # The default privacy unit.
 def check_privacy_unit(unit: object) -> None:
     """Refuses a privacy unit that is not a nonempty string."""
     if not isinstance(unit, str):
-        raise TypeError(f"privacy_unit must be a text, got {_checks.shown(unit)}")
+        raise TypeError(f"privacy_unit must be a string, got {_checks.shown(unit)}")
     if not unit.strip():
         raise ValueError(
             f'privacy_unit must name what a guarantee protects, such as "record", got {unit!r}'
@@ -49,23 +49,25 @@ def check_privacy_unit(unit: object) -> None:
 
 
 def per_unit(unit: str) -> str:
-    """How a privacy unit is printed after a relation: nothing for a record."""
+    """The text of a privacy unit that is printed after a relation; empty for a record."""
     return "" if unit == RECORD else f", per {unit}"
 
 
 @frozen_pytree
 class SampledEvent:
-    """The event that one sampled sensitivity covers a given pair of databases.
+    """The event that a sampled sensitivity covers a random pair of databases.
 
     Attributes:
-        gamma: the probability over random pairs that it does not cover a pair.
-        confidence: the probability over the samples that gamma holds; None where marginal.
-        identity: which sampling it was; releases under equal identities share the event.
-        records: how many independent draws of the oracle decide whether a pair is covered; None if
-            all of its records may.
+        gamma: the probability that a random pair is not covered.
+        confidence: the probability over the samples that the statement about gamma is true; None
+            if the statement is marginal.
+        identity: a hash of the sampling. Releases with the same identity share the event.
+        records: how many independently drawn records determine whether a pair is covered; None if
+            all records of the pair may matter.
 
     Formal guarantees:
-        All releases under one event fail together, so its gamma counts once.
+        The guarantees of all releases that share an event fail on the same pairs, so gamma counts
+        only once.
     """
 
     gamma: Scalar = up()
@@ -103,37 +105,37 @@ class Guarantee:
     Attributes:
         epsilon: the bound on the log ratio of probabilities.
         delta: the additive slack.
-        gamma: the probability over random pairs that the bound fails; 0 is differential privacy.
-        confidence: the probability over the samples that gamma holds; 1 without samples; None if
-            gamma is a probability over samples and pair together ("marginal", the weaker
-            statement).
-        events: the samplings whose gammas add up to gamma; empty without samples.
+        gamma: the probability that the bound fails on a random pair; 0 is differential privacy.
+        confidence: the probability over the samples that the statement about gamma is true; 1 if
+            nothing was sampled; None if gamma is a probability over samples and pair together
+            ("marginal", the weaker statement).
+        events: the samplings whose gammas add up to gamma; empty if nothing was sampled.
         relation: which databases are neighbors.
         notes: other facts that a reader must know, such as "no noise".
-        group_size: in how many records neighboring databases differ.
-        replacing: under add-or-remove-one, the known guarantee of the same release under
-            replace-one: its epsilon and delta, followed by the epsilon and delta here that they
-            belong to. None if only (2 epsilon, (1 + e^epsilon) delta) is known.
-        privacy_unit: whose data neighboring databases differ in: "record" is one row, and
-            "person (id)" all rows with one value of the column `id`. Guarantees of different units
-            do not compose.
+        group_size: the number of records in which neighboring databases differ.
+        replacing: four numbers, under add-or-remove-one: the epsilon and delta of the same release
+            under replace-one, followed by the epsilon and delta under add-or-remove-one for which
+            they were computed. None if only (2 epsilon, (1 + e^epsilon) delta) is known.
+        privacy_unit: whose data neighboring databases differ in: "record" means one row, and
+            "person (id)" means all rows with one value of the column `id`. Guarantees with
+            different units do not compose.
 
     Raises:
         TypeError: if a number is not a real number, or another attribute is of another type.
         ValueError: if epsilon is negative or NaN, or delta, gamma or confidence outside [0, 1], or
-            group_size below 1, or the privacy unit an empty text. NaN in an array is allowed: it
+            group_size below 1, or the privacy unit an empty string. NaN in an array is allowed: it
             marks a bad traced parameter.
 
     Formal guarantees:
-        Two guarantees are equal if their fields are. A guarantee with tracers, or with several
-        numbers in a field, only equals itself.
+        The statement above is about one run of the mechanism. `dpjax.accounting` composes the
+        guarantees of several runs. When `jit` returns a guarantee, its numbers become float32.
+        They are rounded outward then: epsilon, delta and gamma up, the confidence down. Printed
+        numbers are rounded outward, too, except that a relative difference of 2^-50, the rounding
+        error of float64 sums, is ignored. Traced numbers, and guarantees made by `jax.tree.map` or
+        pickle, are not checked here, but later, when dpjax uses them.
 
-        The statement above, for one run of the mechanism. `dpjax.accounting` composes several. When
-        its numbers become float32, as they do on the way out of `jit`, they are rounded outward:
-        epsilon, delta and gamma up, the confidence down. Printed numbers are rounded outward too,
-        after a relative difference of 2^-50 is ignored, the rounding error of float64 sums. Traced
-        numbers, and guarantees made by `jax.tree.map` or pickle, are not checked here. They are
-        checked later, wherever dpjax uses them.
+        Two guarantees are equal if all fields are equal. A guarantee with tracers, or with several
+        numbers in a field, is equal only to itself.
     """
 
     epsilon: Scalar = up()
@@ -172,7 +174,7 @@ class Guarantee:
 
     @property
     def neighbors(self) -> str:
-        """Neighboring databases in words: the relation, and the unit unless it is a record."""
+        """The relation in words, with the privacy unit unless it is a record."""
         return f"{self.relation}{per_unit(self.privacy_unit)}"
 
     def __repr__(self) -> str:
@@ -198,7 +200,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _compared(value: Any) -> tuple[object, ...] | None:
-    """The fields of a value, with numbers as floats; None if a number is traced or an array."""
+    """The fields of a value, with scalars as floats; None if a field is traced or a batch."""
     fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
     for i, field in enumerate(fields):
         if isinstance(field, (np.ndarray, np.generic, jax.Array)):
@@ -213,7 +215,7 @@ def _is_here(array: Any) -> bool:
 
 
 def concrete(guarantee: object) -> Guarantee:
-    """The same guarantee with Python numbers as leaves; refuses other objects, batches and NaN."""
+    """A copy with Python floats in its fields; refuses other objects, batches and NaN."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
@@ -229,7 +231,7 @@ def concrete(guarantee: object) -> Guarantee:
     def confidence(of: Guarantee | SampledEvent) -> float | None:
         return None if of.confidence is None else number("confidence", of.confidence)
 
-    # Rebuilt field by field, because a subclass may not check its fields.
+    # The guarantee is rebuilt field by field, because a subclass may have skipped the checks.
     events = tuple(
         SampledEvent(number("gamma", event.gamma), confidence(event), event.identity, event.records)
         for event in guarantee.events
@@ -249,14 +251,14 @@ def concrete(guarantee: object) -> Guarantee:
 
 
 def describe_confidence(confidence: Scalar | None) -> str:
-    """How a confidence is printed. A marginal statement must never look like the stronger one."""
+    """The text of a confidence. A marginal statement must not look like the stronger statement."""
     if confidence is None:
         return "marginal"
     return f"confidence {shown_number(confidence, decimal.ROUND_FLOOR)}"
 
 
 def _check_number(name: str, value: Value, most: float) -> None:
-    """Refuses a known number outside [0, most]."""
+    """Refuses a number outside [0, most]; skips a number whose value is unknown here."""
     if isinstance(value, float) and 0 <= value <= most:
         return
     if _checks.is_traced(value) or not getattr(value, "is_fully_addressable", True):
@@ -273,7 +275,7 @@ def _check_number(name: str, value: Value, most: float) -> None:
 
 
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
-    """Six digits, rounded outward; all digits if six would turn a near-certainty into 1."""
+    """A number with six digits, rounded outward; with all digits if six would show 0 or 1."""
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)

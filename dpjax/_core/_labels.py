@@ -1,4 +1,4 @@
-"""Public labels for the numbers of a release, and their printed table."""
+"""Public labels for the numbers of a release, and tables of labels, numbers and intervals."""
 
 import dataclasses
 import html
@@ -14,7 +14,7 @@ from dpjax._core._moments import Moments
 from dpjax._core._types import PyTree, Value
 
 Axis: TypeAlias = tuple[str, tuple[Any, ...]]
-"""The name of an axis, and a word or number for each place along it."""
+"""The name of an axis, and a string or number for each index along this axis."""
 
 _CONFIDENCE = 0.95
 _MOST_ROWS = 60  # In HTML.
@@ -27,9 +27,11 @@ class Labels:
 
     Attributes:
         statistic: the statistic with its columns, such as "mean of price".
-        groups: the first axes of every array.
-        axes: the other axes of each array, by its name; "" names an array that stands alone.
-        moments: "dates", "times" or "durations" if the numbers are such, as `Moments` counts them.
+        groups: the labels of the first axes, which all arrays share.
+        axes: for the name of each array, the labels of its other axes. The name is "" if the value
+            is a single array.
+        moments: "dates", "times" or "durations" if the numbers represent such, as in `Moments`;
+            "" for other numbers.
     """
 
     statistic: str
@@ -43,7 +45,7 @@ class Labels:
         return [*known, *[None] * (ndim - len(known))]
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Short texts of numbers, such as the ends of a range; moments by their days."""
+        """Short strings of numbers, such as the ends of a range. Dates and times show the day."""
         if self.moments in ("", "durations"):
             return [f"{number:g}" for number in numbers]
         return np.datetime_as_string(Moments(self.moments).exact(numbers), unit="D").tolist()
@@ -65,9 +67,9 @@ def _axes(stored: list[Any]) -> tuple[Axis, ...]:
 
 
 def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
-    """One dict for each number: its labels, the number, and the ends of its interval."""
+    """One dict for each number of a release: its labels, the number, and its interval."""
     if hasattr(value, "columns"):
-        raise TypeError("value of the release is a table already: use release.value")
+        raise TypeError("the value of the release is already a table: use release.value")
     for leaf in jax.tree.leaves(value):
         _checks.host_only("to_frame", leaf, "the value")
     if isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value):
@@ -80,17 +82,17 @@ def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dic
 
 
 def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
-    """Integers unchanged, and other numbers in float64."""
+    """The numbers that intervals are about. Integers keep their dtype; others are float64."""
     found = estimate(value, accuracy)
     exact = jax.tree.map(np.asarray, value)
     return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)
 
 
 def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
-    """The ends of the intervals of each array."""
+    """For each array, the ends of the intervals of its numbers; None if no interval is known."""
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval follows from this release; `interval` says why.
+    except ValueError:  # No interval is known, and the message would say why.
         return [None] * arrays
     return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
 
@@ -121,7 +123,7 @@ def _moment(kind: str, number: float) -> np.generic:
 
 
 def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:
-    """A short name for each number, in the order of `rows_of`; "" for a number alone."""
+    """A short name for each number, in the order of `rows_of`; "" if it has no labels."""
     return [
         ", ".join(str(word) for column, word in row.items() if column not in _NUMBERS)
         for row in rows_of(value, accuracy, labels)
@@ -132,7 +134,8 @@ def frame_of(rows: list[dict[str, Any]]) -> Any:
     """Rows as a pandas DataFrame, with the labels of the numbers as its index."""
     pandas = _checks.extra("pandas", "sweep")
     titles = titles_of(rows)
-    # A part without an axis gets an empty string there, because NaN would turn other labels into
+    # Arrays of a pytree may have different axes. If a row has no label in a column, the label is an
+    # empty string: pandas would fill in NaN, which turns the integer labels of other rows into
     # floats.
     frame = pandas.DataFrame([{title: row.get(title, "") for title in titles} for row in rows])
     places = [title for title in titles if title not in _NUMBERS]
@@ -140,7 +143,7 @@ def frame_of(rows: list[dict[str, Any]]) -> Any:
 
 
 def titles_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The titles of all rows, the places of numbers before the numbers."""
+    """The column titles of all rows: labels first, and then value, low and high."""
     found = dict.fromkeys(title for row in rows for title in row)
     return sorted(found, key=lambda title: title in _NUMBERS)
 
@@ -148,7 +151,7 @@ def titles_of(rows: list[dict[str, Any]]) -> list[str]:
 def html_of(
     titles: Sequence[str], rows: Sequence[Sequence[Any]], above: str, below: str = ""
 ) -> str:
-    """Rows under titles as a table of HTML, between two lines of text."""
+    """An HTML table of rows with column titles, between two lines of text."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     lines = ["".join(f"<td>{_cell(entry)}</td>" for entry in row) for row in rows[:_MOST_ROWS]]
     if (left_out := len(rows) - _MOST_ROWS) > 0:
@@ -168,11 +171,11 @@ _DRAWN_BY: list[Callable[..., Any]] = []
 
 
 def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers the function that plots a release, because this room must not import plotting."""
+    """Registers the function that plots a release, because `_core` must not import plotting."""
     _DRAWN_BY.append(function)
     return function
 
 
 def drawn(release: Any, **settings: Any) -> Any:
-    """The axes with a plot of a release."""
+    """Plots a release, and returns the matplotlib axes."""
     return _DRAWN_BY[-1](release, **settings)

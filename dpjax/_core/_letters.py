@@ -1,4 +1,4 @@
-"""Texts as the codes of their letters."""
+"""Encodes strings as arrays of letter codes: 1 for a to 26 for z."""
 
 import string
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ ALPHABET = string.ascii_lowercase
 
 
 def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
-    """The first letters of each text, 1 for a to 26 for z, and 0 after the end: (n, width)."""
+    """The codes of the first `width` letters of each string, padded with 0: shape (n, width)."""
     texts = list(texts)
     codes = np.zeros((len(texts), width), np.uint8)
     for row, text in zip(codes, texts, strict=True):
@@ -19,6 +19,6 @@ def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
 
 
 def letters_of(text: object) -> list[int]:
-    """The codes of all letters of a text; none for anything else."""
+    """The codes of all letters a to z in a string, ignoring case; empty for other objects."""
     folded = text.casefold() if isinstance(text, str) else ""
     return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

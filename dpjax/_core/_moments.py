@@ -1,4 +1,7 @@
-"""Dates, times and durations as float64, in one unit for all libraries and resolutions."""
+"""Conversion of dates, times and durations to float64 numbers, and back.
+
+The unit of the numbers does not depend on the library or on the resolution of a column.
+"""
 
 import dataclasses
 import datetime
@@ -8,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NOTHING = np.iinfo(np.int64).min  # NumPy's representation of a missing time.
-# Units per second, or seconds per unit. Years and months are left out, because their lengths vary.
+# How many of these units a second has, and how many seconds these units have. Years and months are
+# not supported, because their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
@@ -16,7 +20,14 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _Unit(NamedTuple):
-    """A unit in which an error prints; times beside it are cut to a resolution, a step of it."""
+    """A unit in which an error is printed.
+
+    Attributes:
+        name: the name of the unit.
+        seconds: its length in seconds.
+        resolution: NumPy's code for the resolution to which times next to the error are cut.
+        step: this resolution, in the unit.
+    """
 
     name: str
     seconds: float
@@ -37,16 +48,17 @@ class Moments:
     """How a column of dates, times or durations is converted to numbers.
 
     Attributes:
-        kind: "dates" count as days since 1970-01-01, "times" as seconds since then in UTC, and
-            "durations" as seconds.
+        kind: "dates" become days since 1970-01-01, "times" become seconds since 1970-01-01 in UTC,
+            and "durations" become seconds.
     """
 
     kind: str
 
     def number(self, moment: Any) -> float:
-        """A date, time or duration as the column's number; numbers are unchanged.
+        """Converts a date, time or duration as its column was converted; returns numbers as is.
 
-        A time without a time zone counts as UTC. Days may have fractions.
+        A time without a time zone counts as UTC. For a column of dates, a time becomes a fraction
+        of a day.
         """
         if isinstance(moment, (np.datetime64, np.timedelta64)):
             (seconds,) = seconds_of(np.array([moment]))
@@ -64,23 +76,29 @@ class Moments:
         return float(seconds) / (_DAY if self.kind == "dates" else 1)
 
     def moments(self, numbers: Any) -> np.ndarray:
-        """Numbers as days of datetime64 or microseconds; NaN becomes NaT."""
+        """Converts numbers to NumPy: dates in days, times and durations in microseconds.
+
+        NaN becomes NaT.
+        """
         numbers = np.asarray(numbers, np.float64)
         unit, per = ("D", 1.0) if self.kind == "dates" else ("us", 1e6)
-        # Clipped to the range of 64-bit integers.
+        # Larger numbers would not fit into 64-bit integers.
         whole = np.clip(np.round(numbers * per), -(2.0**62), 2.0**62)
         known = ~np.isnan(whole)
         integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
 
     def exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers as times or durations of microseconds, so that a day may have fractions."""
+        """Like `moments`, but dates become times, so that fractions of days are kept."""
         if self.kind == "dates":
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)
 
     def with_reach(self, numbers: np.ndarray, reach: float, most: int) -> str:
-        """The first numbers as dates, times or durations, and the error of the worst of all."""
+        """Prints the first `most` numbers as dates, times or durations, plus or minus an error.
+
+        `reach` is the largest error of all numbers.
+        """
         reach *= _DAY if self.kind == "dates" else 1.0
         unit = next((unit for unit in _PRINTED if reach >= 2 * unit.seconds), _PRINTED[-1])
         first = numbers.ravel()[:most]
@@ -91,7 +109,7 @@ class Moments:
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
         left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
         shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
-        # Times are cut to the resolution, and the reach covers the cut part.
+        # Printed times are cut to the resolution, so the printed error is larger by one step.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 
@@ -108,7 +126,7 @@ def _seconds(duration: datetime.timedelta) -> float:
 
 
 def moments_of_numpy(dtype: np.dtype) -> Moments | None:
-    """How NumPy's dates, times or durations are converted; None for units of varying length."""
+    """The `Moments` of a NumPy dtype; None for units that are not supported, such as months."""
     unit, count = np.datetime_data(dtype)
     if count != 1 or unit not in (*_PER_SECOND, *_SECONDS):
         return None
@@ -118,13 +136,13 @@ def moments_of_numpy(dtype: np.dtype) -> Moments | None:
 
 
 def numbers_of_numpy(moments: Moments, array: np.ndarray) -> np.ndarray:
-    """NumPy's dates, times or durations as float64."""
+    """Converts NumPy's dates, times or durations to float64."""
     seconds = seconds_of(array)
     return seconds / _DAY if moments.kind == "dates" else seconds
 
 
 def seconds_of(array: np.ndarray) -> np.ndarray:
-    """NumPy's times as seconds."""
+    """Converts NumPy's times or durations to seconds."""
     unit, _ = np.datetime_data(array.dtype)
     integers = array.astype(array.dtype.newbyteorder("=")).view(np.int64)
     return in_seconds(integers, integers != _NOTHING, unit)
@@ -133,7 +151,8 @@ def seconds_of(array: np.ndarray) -> np.ndarray:
 def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray:
     """Converts integers of a unit to seconds, with NaN for missing entries.
 
-    The same time has the same bits in every unit: whole seconds and the rest are divided apart.
+    Whole seconds and the remainder are converted separately, so that the same time has the same
+    bits, whatever the unit.
     """
     if unit in _SECONDS:
         seconds = integers * _SECONDS[unit]

@@ -1,4 +1,4 @@
-"""The open ledgers that every release notifies: ledgers of keys, and one ledger of a budget."""
+"""Open ledgers, which every release notifies: ledgers of keys, and ledgers of privacy budgets."""
 
 import abc
 import contextlib
@@ -18,22 +18,25 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
-# A program that was compiled while no ledger was open would release without telling a ledger opened
-# later. So this setting, which is part of JAX's cache key, changes while a ledger is open: JAX then
-# traces such a program again, and the release in it refuses to be traced.
+# A program that was compiled while no ledger was open would release without notifying a ledger that
+# was opened later. So this setting, which is part of the key of JAX's cache, changes while a ledger
+# is open. Then JAX traces the program again, and the release in it raises an error.
 _TELLING = jax.make_user_context(False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A `with ledger:` block that has begun, or a ledger that pays if no other budget does."""
+    """A `with ledger:` block that is open.
+
+    If `last` is true, it stands for a ledger that pays only if no other budget pays.
+    """
 
     ledger: "OpenLedger"
     last: bool = False
 
 
 class _Process:
-    """The blocks that are open in any thread of this process, in the order in which they began."""
+    """All open blocks of this process, of all threads, in the order in which they were opened."""
 
     def __init__(self) -> None:
         self.start_with(())
@@ -53,8 +56,8 @@ class _Process:
             _TELLING.set_global(bool(self.blocks))
 
 
-# The `with ledger:` blocks around the code that is running, outermost first. A task of asyncio
-# inherits the blocks of the code that created it, and a new thread starts with none.
+# The `with ledger:` blocks around the running code, outermost first. An asyncio task inherits the
+# blocks of the code that created the task. A new thread starts without blocks.
 _AROUND: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
@@ -62,7 +65,7 @@ _PROCESS = _Process()
 
 
 def _after_fork() -> None:
-    """A fork inherits the blocks of all threads: a pool may fork from threads of its own."""
+    """Lets a forked process inherit the blocks of all threads, because a pool may fork anywhere."""
     _PROCESS.start_with(_PROCESS.blocks)
 
 
@@ -71,12 +74,12 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks.
 
 
 class Request(NamedTuple):
-    """A request for a release, in public terms.
+    """A description of a requested release, which contains nothing private.
 
     Attributes:
         name: the user's name for the records.
-        fingerprint: equal only for equal requests.
-        outputs: structure, shapes and dtypes of the value of its release.
+        fingerprint: a hash of the request; different requests have different hashes.
+        outputs: structure, shapes and dtypes of the value of the release.
     """
 
     name: str
@@ -89,7 +92,7 @@ class Drawing(NamedTuple):
 
     Attributes:
         mechanism: the mechanism that draws.
-        numbers: how many numbers get noise.
+        numbers: how many numbers the value has; each gets noise.
     """
 
     mechanism: Any
@@ -97,18 +100,19 @@ class Drawing(NamedTuple):
 
     @classmethod
     def of(cls, mechanism: object, value: TreeSpec) -> "Drawing":
-        """The draw for a value of these shapes."""
+        """The draw of a mechanism for a value of these shapes."""
         return cls(mechanism, sum(leaf.size for leaf in value.leaves))
 
 
 class Payment(NamedTuple):
-    """What open ledgers are told about a release before it is drawn.
+    """The information that open ledgers receive about a release before its noise is drawn.
 
     Attributes:
-        key: the key that draws it; None if dpjax does not draw it.
+        key: the key that draws the noise; None if dpjax does not draw it.
         guarantee: the guarantee of the release.
-        what: describes it in the history.
-        request: the request under which a ledger stores it; None without a name.
+        what: the description of the release in the ledger's history.
+        request: the request under which a ledger stores the release; None if the release has no
+            name.
         drawing: the draw, which may cost less than the guarantee; None if the release is not a
             single draw.
     """
@@ -121,7 +125,7 @@ class Payment(NamedTuple):
 
 
 class OpenLedger(abc.ABC):
-    """A ledger for `with ledger:`. Each release inside tells it before noise is drawn."""
+    """A ledger for `with ledger:`. Each release in the block notifies it before drawing noise."""
 
     def __enter__(self) -> Self:
         block = _Block(self)
@@ -130,8 +134,9 @@ class OpenLedger(abc.ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Threads may share a ledger, so each of them leaves its own block. A generator may be
-        # closed in a different context from the one in which it began, so the block is looked up.
+        # Several threads may have opened this ledger, so only one block of it is closed. A
+        # generator may be closed in another context than the one in which it opened the block. So
+        # the block is looked up in the process, too.
         around = _AROUND.get()
         blocks = (*_PROCESS.blocks, *around)
         block = next(one for one in reversed(blocks) if one.ledger is self and not one.last)
@@ -140,14 +145,15 @@ class OpenLedger(abc.ABC):
 
     @abc.abstractmethod
     def record(self, release: Payment) -> None:
-        """Takes note of a release that is about to be drawn, or refuses it."""
+        """Records a release that is about to be drawn, or raises an error to refuse it."""
 
 
 class Account(OpenLedger):
-    """A ledger of a budget, which also remembers releases.
+    """A ledger of a privacy budget, which also stores releases.
 
     Attributes:
-        relation: which databases are neighbors; mechanisms made inside of `with` inherit it.
+        relation: which databases are neighbors. Mechanisms that are made inside of a `with` block
+            use this relation by default.
     """
 
     @property
@@ -156,11 +162,11 @@ class Account(OpenLedger):
 
     @abc.abstractmethod
     def released(self, request: Request) -> Release | None:
-        """The release under a request, if there was one."""
+        """The release that is stored for a request; None if there is none."""
 
     @abc.abstractmethod
     def keep(self, request: Request, release: Release) -> Release:
-        """Stores a release, unless the request already has one. Returns the stored one."""
+        """Stores a release unless the request has one already. Returns the stored release."""
 
 
 @contextlib.contextmanager
@@ -175,10 +181,11 @@ def paying_for_the_rest(ledger: Account) -> Generator[None]:
 
 
 def told(given: OpenLedger | None = None) -> list[OpenLedger]:
-    """The ledgers that a release at this place notifies.
+    """The ledgers that a release of the running code notifies.
 
-    A given one and those around this code come first. If none of them is a budget, budgets that are
-    open elsewhere in the process are added; likewise for ledgers of keys.
+    These are the ledgers of the `with` blocks around the code, and the given ledger. If none of
+    these is a ledger of a budget, all budgets that are open elsewhere in the process are added. If
+    none is a ledger of keys, all ledgers of keys are added in the same way.
     """
     own = [block.ledger for block in _AROUND.get()]
     own += [] if given is None else [given]
@@ -196,7 +203,7 @@ def relation_or_inherited(
     *,
     payer: OpenLedger | None = None,
 ) -> NeighboringRelation:
-    """A given relation; without one, the relation of the budget that pays, or else a default."""
+    """The given relation, or else the relation of the budget that pays, or else a default."""
     if relation is not None:
         return NeighboringRelation(relation)
     stated = {ledger.relation for ledger in told(payer) if isinstance(ledger, Account)}
@@ -204,19 +211,19 @@ def relation_or_inherited(
 
 
 def fingerprint_of_key(key: Key) -> str:
-    """A name for a key. It reveals nothing about a key of 256 random bits."""
+    """A hash that identifies a key, and reveals nothing about a key of 256 random bits."""
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
 
 def refuse_traced(used: PyTree) -> None:
-    """Refuses tracers, and a release that a compiled program would repeat."""
+    """Refuses a release inside of `jit` or `vmap`, which could run many times with one key."""
     if _checks.is_staging() or _checks.any_traced(used):
         raise TypeError(
-            "a ledger records keys on the host, not inside jit or vmap, where one key may serve"
-            " many releases: there, use jax.debug_key_reuse"
+            "a ledger records keys on the host, not inside jit or vmap, where many releases may use"
+            " one key: inside of jit, use jax.debug_key_reuse"
         )
 
 
 def untold_programs() -> contextlib.AbstractContextManager[None]:
-    """For code that tells no ledger, so that it can use programs compiled while none was open."""
+    """A context for code without releases, which may run programs compiled without a ledger."""
     return _TELLING(False)

@@ -1,4 +1,4 @@
-"""Records in parts, which a query adds up one by one, so they need not fit into memory together."""
+"""Records in several chunks, which a query adds up one by one, so that memory suffices."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -13,14 +13,15 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """Records in parts, each of which fits into memory; every record is in one part.
+    """Records in several parts. Each part fits into memory, and each record is in one part.
 
     Attributes:
-        each: maps a function of an iterator of parts to the function's results, which together
-            cover all parts. The function may run in other processes.
-        like: a part, for structure, shapes and dtypes.
-        slots: a public number that is known to be enough for the records of all parts.
-        holds_whole_people: whether all records of a person are in one part, in their order.
+        each: calls a function of an iterator of parts, perhaps several times and in other
+            processes, and returns an iterator of the results. Together, the calls see every part
+            once.
+        like: an example of a part, with its structure, shapes and dtypes.
+        slots: a public number, which is at least the number of records of all parts together.
+        holds_whole_people: whether each part contains all records of its people, in their order.
     """
 
     each: Callable[[Callable[[Iterator[PaddedRecords]], Any]], Iterator[Any]]
@@ -31,10 +32,12 @@ class Parts:
 
 @frozen_pytree
 class Summed:
-    """The totals of a query, which it accepts in place of records. They are as private as these.
+    """Totals that a query has added up over all parts, and accepts in place of the records.
+
+    The totals are as private as the records.
 
     Attributes:
-        totals: the totals of the query.
+        totals: the totals.
         slots: the number of slots, as in `Parts`.
     """
 
@@ -44,11 +47,11 @@ class Summed:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsummed:
-    """A pass over parts that runs only after the release is paid for.
+    """A pass over all parts, which has not run yet. It runs only after a ledger has paid.
 
     Attributes:
-        shapes: the shapes of the result.
-        compute: makes the pass.
+        shapes: the shapes and dtypes of the result.
+        compute: runs the pass and returns the result.
     """
 
     shapes: Summed
@@ -57,8 +60,8 @@ class Unsummed:
 
 @runtime_checkable
 class AddsUp(Protocol):
-    """A target whose value on records is a function of totals of their parts."""
+    """A target whose value is a function of totals, which can be added up part by part."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass that adds up these parts."""
+        """The pass that adds up the totals of these parts."""
         ...

@@ -1,4 +1,4 @@
-"""The part of a proof that a sensitivity keeps: its steps, and the clamp that it assumes."""
+"""Proofs of sensitivities as text, and the bounds on records that a proof assumes."""
 
 import dataclasses
 import functools
@@ -14,11 +14,12 @@ from dpjax._core._types import Database, Value
 class Proof:
     """The steps of a proof, as text.
 
-    All proofs compare equal, so that they do not affect JAX's caches.
+    All proofs compare equal, so that JAX's caches ignore them.
 
     Attributes:
         steps: one line for each step.
-        losses: measures how much each step loosens the bound, and annotates the lines.
+        losses: a function that measures how much each step loosens the bound, and adds this to the
+            lines; None after its first call.
     """
 
     def __init__(
@@ -30,16 +31,16 @@ class Proof:
         self.losses = losses
 
     def explained(self) -> str:
-        """All steps, with how much they loosen the bound.
+        """The steps as text, with the factor by which each step loosens the bound.
 
-        This is measured at the first call, then cached.
+        The first call measures these factors and stores the result.
         """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None
         return "\n".join(self.steps)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leaves out the program, which cannot be pickled."""
+        """Drops `losses`, because the program that it contains cannot be pickled."""
         return {"steps": self.steps, "losses": None}
 
     def __eq__(self, other: object) -> bool:
@@ -51,17 +52,17 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Every coordinate lies in [low, high], or is missing.
+    """The bound that every coordinate is in [low, high], or missing.
 
     Attributes:
-        low: public, a number of the array's own dtype.
-        high: public, above `low`.
-        missing: whether a coordinate may also be NaN. Then the target sees NaN, and decides how a
-            missing number counts, as `jnp.nansum` does. Otherwise NaN becomes `low`.
+        low: a public number that the dtype of the array can represent.
+        high: a public number above `low`.
+        missing: whether a coordinate may also be NaN. If so, NaN is passed to the target, which
+            must handle missing numbers, for example by `jnp.nansum`. Otherwise NaN becomes `low`.
 
     Formal guarantees:
-        A release of a proved sensitivity clamps each number to [low, high]. A record may change
-        from NaN to any number, and back. A target whose value may be NaN is refused.
+        A release with a proved sensitivity clamps each number to [low, high]. Neighboring databases
+        may differ by a NaN in place of a number. A target whose value may be NaN is refused.
     """
 
     low: float
@@ -70,13 +71,14 @@ class Interval:
 
     @property
     def empty(self) -> float:
-        """A public number within the bounds, which fills empty slots."""
+        """The public number within the bounds that fills empty slots."""
         return min(max(0.0, self.low), self.high)
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """NaN and subnormal numbers become public numbers: low, and 0 or the nearer end.
+        """Clamps numbers to [low, high]. Subnormal numbers count as 0, and NaN becomes `low`.
 
-        If numbers may be missing, NaN stays NaN, but loses the bits that it carries.
+        If numbers may be missing, every NaN becomes the same NaN, so that its payload bits are
+        lost.
         """
         if x.dtype == bool:
             return (x & bool(self.high)) | bool(self.low)
@@ -84,7 +86,7 @@ class Interval:
         if jnp.issubdtype(x.dtype, jnp.floating):
             tiny = float(np.finfo(x.dtype).tiny)
             x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
-        # NaN >= low is false.
+        # For NaN, the outer condition is false, so NaN becomes `low`.
         inside = jnp.where(x >= low, jnp.where(x <= high, x, high), low)
         if not self.missing:
             return inside
@@ -93,14 +95,14 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Ball:
-    """The l2 norm of a record, over all its coordinates in this array, is at most a radius.
+    """The bound that the l2 norm of a record, within an array, is at most a radius.
 
     Attributes:
-        radius: public, from 2^-40 to 2^40.
+        radius: a public number from 2^-40 to 2^40.
 
     Formal guarantees:
         A release with a proved sensitivity scales longer records down to the radius. The proof
-        covers the rounding of this. NaN becomes 0.
+        covers the rounding error of the scaling. NaN becomes 0.
     """
 
     radius: float
@@ -118,10 +120,10 @@ class Ball:
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """Every coordinate is one of a few numbers.
+    """The bound that every coordinate is one of a few numbers.
 
     Attributes:
-        values: public numbers that the dtype of the records holds.
+        values: public numbers that the dtype of the records can represent.
 
     Formal guarantees:
         A release with a proved sensitivity replaces any other number, including NaN, by the first
@@ -132,7 +134,7 @@ class Categories:
 
     @property
     def empty(self) -> float:
-        """The first of the values, which fills empty slots."""
+        """The number that fills empty slots: 0 if it is one of the values, else the first one."""
         return 0.0 if 0.0 in self.values else self.values[0]
 
     def clamp(self, x: jax.Array) -> jax.Array:
@@ -148,11 +150,11 @@ Bound = Interval | Ball | Categories
 
 @dataclasses.dataclass(frozen=True)
 class RecordBounds:
-    """Bounds on all records, one for each array of a database; hashable, so it can be static.
+    """Bounds on all records, one for each array of a database. Hashable, so it can be static.
 
     Formal guarantees:
-        `clamp` maps any database of the right structure, NaN and infinities included, to one within
-        the bounds, record by record.
+        `clamp` maps any database of the right structure, even with NaN or infinities, to a database
+        within the bounds. It maps each record separately.
     """
 
     leaves: tuple[Bound, ...]
@@ -164,9 +166,9 @@ class RecordBounds:
         return jax.tree.unflatten(structure, clamped)
 
     def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
-        """The target on the clamped database.
+        """The target composed with `clamp`.
 
-        This function is proved, fingerprinted and released.
+        The sensitivity is proved for this function, and releases evaluate this function.
         """
 
         @functools.wraps(target, updated=())
@@ -181,8 +183,8 @@ class PaddedRecordBounds(RecordBounds):
     """Bounds on `PaddedRecords`. The last entry of `leaves` is the bound on `present`.
 
     Formal guarantees:
-        `clamp` also fills every empty slot with the same public row, so its old contents have no
-        effect.
+        `clamp` also fills every empty slot with the same public row, so the old contents of the
+        slot have no effect.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are pytrees, and descriptions of trees of arrays."""
+"""Frozen dataclasses that are JAX pytrees, and descriptions of pytrees of arrays."""
 
 import dataclasses
 import math
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A dataclass field that is part of the tree's structure: it is compared, never traced."""
+    """A dataclass field that is part of the pytree's structure: it is compared, never traced."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 def up(**options: Any) -> Any:
-    """A dataclass field whose float64 is rounded up when flattening makes it a float32 leaf."""
+    """A dataclass field that is rounded up when flattening turns its float64 into float32."""
     return dataclasses.field(metadata={"toward": math.inf}, **options)
 
 
 def down(**options: Any) -> Any:
-    """A dataclass field whose float64 is rounded down when flattening makes it a float32 leaf."""
+    """A dataclass field that is rounded down when flattening turns its float64 into float32."""
     return dataclasses.field(metadata={"toward": -math.inf}, **options)
 
 
@@ -36,9 +36,9 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
 
     Instances are compared by identity: an `__eq__` over arrays would make them unhashable, and
-    `jit(instance)` would fail. JAX runs `__post_init__` again at every unflatten, so checks belong
-    in a factory. Only classes with fields that are `up()` or `down()` may check there: their
-    unflatten does not run it.
+    `jit(instance)` would fail. JAX runs `__post_init__` at every unflatten, so checks belong in a
+    factory function. Only a class with fields that are `up()` or `down()` may have checks in
+    `__post_init__`, because its unflatten does not run `__post_init__`.
     """
     frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
@@ -50,18 +50,19 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
 )
 def made_by_factory(cls: type[T]) -> type[T]:
-    """A `frozen_pytree` whose fields must fit together, so only a factory makes one, by `made`.
+    """A `frozen_pytree` whose constructor raises: a factory function makes instances by `made`.
 
-    It needs a field that is `up()` or `down()`, so that unflattening skips the check.
+    The fields must fit together, so users must not set them one by one. The class needs a field
+    that is `up()` or `down()`, because only then unflattening does not run the constructor.
     """
 
     def refuse(self: object) -> None:
         # `dataclasses.replace(mechanism, epsilon=0.1)` would change the guarantee, but not the
         # noise.
         raise TypeError(
-            f"a {type(self).__name__} must be made by its factory, and its fields cannot be"
-            " replaced, because its noise fits its epsilon, delta and sensitivity; make another"
-            " one"
+            f"a {type(self).__name__} must be made by its factory function, and its fields cannot"
+            " be replaced, because its noise is calibrated to its epsilon, delta and sensitivity:"
+            " call the factory function with the new values"
         )
 
     cls.__post_init__ = refuse  # type: ignore[attr-defined]
@@ -87,8 +88,8 @@ def _register_rounded(cls: type[T]) -> type[T]:
         return list(zip(keys, leaves, strict=True)), metadata
 
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
-        # Built without __init__, whose checks would refuse the axes of vmap and the results of
-        # tree.map.
+        # `__init__` is not called, because its checks would refuse the in_axes of `vmap` and the
+        # results of `tree.map`, which are not numbers.
         return made(cls, **dict(zip((*toward, *constants), (*leaves, *metadata), strict=True)))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -96,9 +97,9 @@ def _register_rounded(cls: type[T]) -> type[T]:
 
 
 def made(cls: type[T], *parts: Any, **named: Any) -> T:
-    """An instance with these fields, in order or by name; others have their defaults.
+    """Makes an instance without checks, for code that knows that the fields fit together.
 
-    It runs no checks. It is for code that knows that the fields fit together.
+    Fields are given in order or by name. Other fields have their defaults.
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     value = object.__new__(cls)
@@ -109,29 +110,29 @@ def made(cls: type[T], *parts: Any, **named: Any) -> T:
 
 
 def changed(value: T, **fields: Any) -> T:
-    """A copy with some fields changed, also without checks."""
+    """Copies an instance with some fields changed, also without checks."""
     return made(type(value), **(vars(value) | fields))
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeSpec:
-    """Structure, shapes and dtypes of a tree of arrays; hashable, so it can be static."""
+    """Structure, shapes and dtypes of a pytree of arrays. Hashable, so it can be static."""
 
     structure: TreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     @classmethod
     def of(cls, tree: PyTree) -> "TreeSpec":
-        """The description of a tree of arrays, tracers or shape structs."""
+        """The description of a pytree of arrays, tracers or `jax.ShapeDtypeStruct`."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
 
     def tree(self) -> PyTree:
-        """The same tree with a `jax.ShapeDtypeStruct` at every leaf."""
+        """The pytree with a `jax.ShapeDtypeStruct` at every leaf."""
         return jax.tree.unflatten(self.structure, self.leaves)
 
     def argument(self, index: int) -> "TreeSpec":
-        """The description of one of the items of a tuple."""
+        """The description of one item, if the pytree is a tuple."""
         return TreeSpec.of(self.tree()[index])
 
     def __repr__(self) -> str:

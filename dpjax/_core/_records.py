@@ -1,4 +1,4 @@
-"""Databases as users pass them: trees of arrays with a common leading axis of records."""
+"""Conversion and checks of databases: pytrees of arrays with a common leading axis of records."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ from dpjax._core._types import Database, PyTree
 
 @frozen_pytree
 class PaddedRecords:
-    """Records in a public number of slots; an empty slot counts as no record in any query.
+    """Records in a public number of slots; queries ignore empty slots.
 
     `dpjax.queries.padded_records` and `parts` make them from a capacity. If you make one yourself,
-    you promise that its number of slots is public: it must not come from the number of records.
+    you promise that its number of slots is public. It must not depend on the number of records.
 
     Attributes:
         records: a pytree of arrays, whose leading axis is the slots. The contents of an empty slot
             do not matter.
-        present: booleans of shape (slots,), which of them hold a record.
+        present: booleans of shape (slots,): whether each slot contains a record.
 
     Formal guarantees:
-        Shapes, time and refusals of a release depend on the number of slots, never on how many hold
-        a record.
+        Shapes, running time and errors of a release depend on the number of slots, never on how
+        many slots contain a record.
     """
 
     records: Database
@@ -36,10 +36,10 @@ class PaddedRecords:
 
 
 def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """A database without any rounding, and its number of records.
+    """Converts a database without rounding. Returns it with its number of records.
 
-    A table becomes a dict of its columns. Columns whose dtype JAX lacks become `Numbers`. Refusals
-    depend on structure, dtypes and sizes alone.
+    A table becomes a dict of its columns. Columns whose dtype JAX lacks become `Numbers`. Errors
+    depend only on structure, dtypes and sizes.
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
@@ -47,7 +47,8 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     leaves = jax.tree.leaves(tree, is_leaf=is_column)
     if not leaves:
         _refuse_nothing(name, tree)
-    # Checked before conversion, because a list of numbers has a leaf for each number.
+    # This check comes before the conversion: a list of numbers has a leaf for each number, and
+    # converting each leaf would take long.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
             f"{wanted}, got {_checks.described(tree)}; if it is a list of numbers, pass"
@@ -85,9 +86,9 @@ def _refuse_nothing(name: str, tree: Database) -> None:
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """The arrays of a database in JAX's dtypes, and its number of records.
+    """Converts a database to JAX arrays. Returns it with its number of records.
 
-    Numbers outside the range of a dtype are clamped to it; missing numbers become NaN.
+    Numbers out of the range of JAX's dtype are clamped to the range. Missing numbers become NaN.
     """
     records, n = exact_records(name, database, least=least)
 
@@ -98,7 +99,7 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Like `record_arrays`, for public records: integers outside of JAX's range are refused."""
+    """Like `record_arrays`, but for public records: refuses integers that JAX cannot represent."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         columns(name, records), is_leaf=is_column
     ):
@@ -108,14 +109,14 @@ def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Data
             if np.any(numbers < limits.min) or np.any(numbers > limits.max):
                 raise ValueError(
                     f"{place_of(name, path)} must be integers from {limits.min} to {limits.max},"
-                    f" got larger ones of {numbers.dtype}: JAX does not hold them without x64; make"
-                    ' floats of them, by .astype("float64")'
+                    f" got {numbers.dtype} integers outside of this range, which JAX cannot"
+                    ' represent without x64: convert them to floats by .astype("float64")'
                 )
     return record_arrays(name, records, least=least)
 
 
 def shapes_of_columns(name: str, records: Database) -> Database:
-    """The records, with the shapes of JAX arrays in place of columns of table libraries."""
+    """The records, with a `jax.ShapeDtypeStruct` in place of each converted column."""
 
     def shape(leaf: PyTree) -> PyTree:
         is_numpy = isinstance(leaf, np.ndarray) or is_numbers(leaf)
@@ -126,7 +127,7 @@ def shapes_of_columns(name: str, records: Database) -> Database:
 
 
 def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
-    """Numbers in a dtype, clamped to its range: within their kind, or integers as floats."""
+    """Casts numbers to a dtype, and clamps them to its range. Floats stay floats."""
     with in_64_bits(leaf):
         array = leaf.array() if isinstance(leaf, Numbers) else leaf
         if np.dtype(dtype).kind == "b":
@@ -137,7 +138,7 @@ def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
 
 
 def _exact(place: str, leaf: Any) -> PyTree:
-    """A column on the device."""
+    """Converts a column to an array on the device, or to `Numbers`."""
     if is_column(leaf):
         return jax.tree.map(jnp.asarray, leaf)
     found = _wide(place, leaf)

@@ -1,4 +1,4 @@
-"""A published value with its guarantee: how it prints, and how it is saved."""
+"""`Release`, a published value with its guarantee: printing, intervals, JSON and tables."""
 
 import hashlib
 import json
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CONFIDENCE = 0.95
-_MOST_SIMULATED = 500  # The most numbers in a release whose intervals are simulated for printing.
+_MOST_SIMULATED = 500  # Printing simulates intervals of at most this many numbers.
 _MOST_SHOWN = 6
 
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
-    """The printed value: plain, or like `3.2 ± 0.4 (95%)`."""
+    """The text of a value, with its interval if one is known, such as `3.2 ± 0.4 (95%)`."""
     if accuracy.kind == "" and labels is not None and labels.moments and np.size(value) > 0:
         return f"[{' '.join(labels.texts(np.ravel(value)[:_MOST_SHOWN]))}]"
     measured = jax.tree.leaves(accuracy.measured)
@@ -49,7 +49,7 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
         return repr(value)
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval follows from this release; `interval` says why.
+    except ValueError:  # No interval is known, and the message would say why.
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
     texts = jax.tree.map(_printer(labels), centers, low, high)
@@ -64,7 +64,7 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
 
 
 def _printer(labels: Labels | None) -> Callable[..., str]:
-    """Prints an array with the ends of its intervals."""
+    """The function that prints an array with its intervals; dates and times are converted."""
     if labels is None or not labels.moments:
         return _with_ends
 
@@ -79,7 +79,7 @@ def _printer(labels: Labels | None) -> Callable[..., str]:
 
 
 def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
-    """Numbers with the largest distance to an end, or with both ends if these are asymmetric."""
+    """Prints an array with its largest error, or one number with an asymmetric interval."""
     below, above = center - low, high - center
     reach = float(np.max(np.maximum(below, above), initial=0.0))
     if not math.isfinite(reach):
@@ -93,7 +93,8 @@ def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         )
         return f"{_rounded(float(center), step, round)} in {ends}"
     shown = _array(center, step)
-    # Numbers are printed to the nearest step, so the printed interval must cover half a step more.
+    # Printed numbers are rounded to a multiple of the step, so the printed error is larger by half
+    # a step.
     exact = step == 0 or bool(np.all(np.round(center / step) * step == center))
     sign = "±" if np.all(np.maximum(below, above) > 0.9 * reach) else "± up to"
     return f"{shown} {sign} {_rounded(reach + (0 if exact else step / 2), step, math.ceil)}"
@@ -103,7 +104,8 @@ def _rounded(number: float, step: float, rounding: Callable[[float], int]) -> st
     """A number as a multiple of a power of ten."""
     if step == 0:
         return f"{number:g}"
-    # A number that already has these digits is such a multiple, even if the division is rounded.
+    # If the quotient is an integer up to the rounding error of the division, it counts as an
+    # integer, and rounding outward must not change it.
     times = number / step
     near = round(times)
     whole = near if abs(times - near) < 1e-9 * max(1, abs(times)) else rounding(times)
@@ -120,8 +122,8 @@ def _array(center: np.ndarray, step: float) -> str:
     return f"[{' '.join(flat[:3])} ...] of shape {center.shape}"
 
 
-# In format 1, values of sums were integers. Format 3 states a privacy unit other than a record,
-# which a reader of format 2 would overlook.
+# In format 1, which is not read any more, values of sums were integers. Format 3 has a privacy unit
+# other than a record. Older versions of dpjax read format 2 and would ignore the unit.
 _OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -131,7 +133,7 @@ _PRINTED = 0.95
 def saved(
     value: Value, guarantee: Guarantee, accuracy: Accuracy, labels: Labels | None
 ) -> dict[str, Any]:
-    """A release as a dict that JSON can hold."""
+    """A release as a dict that can be written as JSON."""
     parts: dict[str, Any] = {
         "format": _OF_RECORDS if guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
         "dpjax": __version__,
@@ -145,13 +147,14 @@ def saved(
         "interval": _interval_to_json(value, accuracy),
     }
     if labels is not None:
-        # Converted as JSON would return it, so that the digest matches what is read later.
+        # After a round trip through JSON, tuples are lists. So the digest here is equal to the
+        # digest of the dict that is read later.
         parts["labels"] = json.loads(json.dumps(labels.to_json()))
     return {**parts, "sha256": _digest(parts)}
 
 
 def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
-    """The parts of a release. Refuses a dict that was changed, or made by a newer dpjax."""
+    """Reads the dict of `saved`. Refuses a dict that was changed, or made by a newer dpjax."""
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
     if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
@@ -164,7 +167,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
     if set(parts) - {"labels"} != set(_PARTS) or saved["sha256"] != _digest(parts):
         raise ValueError(
             "saved was changed after Release.to_dict made it, or lost a part: its guarantee cannot"
-            " be trusted"
+            " be trusted. Save the release again"
         )
     try:
         about = parts["accuracy"]
@@ -177,11 +180,11 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
             Labels.from_json(parts["labels"]) if "labels" in parts else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"saved holds no release: {error}") from error
+        raise ValueError(f"saved does not contain a release: {error}") from error
 
 
 def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee with every digit."""
+    """A guarantee as a dict for JSON, with all digits of its numbers."""
     known = concrete(guarantee)
     numbers = {name: _number_to_json(getattr(known, name)) for name in _NUMBERS}
     events = [
@@ -205,7 +208,7 @@ _NUMBERS = ("epsilon", "delta", "gamma", "confidence")
 
 
 def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
-    """A guarantee whose numbers are checked, also against those of its samplings."""
+    """Reads the dict of `guarantee_to_json`, and checks all numbers."""
     epsilon, delta, gamma, confidence = (_number_from_json(stored[name]) for name in _NUMBERS)
     guarantee = Guarantee(
         epsilon,
@@ -220,7 +223,9 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
         stored.get("privacy_unit", RECORD),
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
-        raise ValueError("guarantee promises a smaller gamma than one of its samplings")
+        raise ValueError(
+            "the gamma of the guarantee is smaller than the gamma of one of its events"
+        )
     return concrete(guarantee)
 
 
@@ -232,7 +237,7 @@ def _replacing(stored: Any) -> tuple[float, float, float, float] | None:
 
 
 def tree_to_json(tree: PyTree) -> Any:
-    """A tree of dicts, lists and tuples as JSON, with the dtype and shape of arrays."""
+    """A pytree of dicts, lists and tuples as JSON, with the dtype and shape of arrays."""
     if isinstance(tree, str):
         return {"text": str(tree)}
     if tree is None or isinstance(tree, (bool, int, float)):
@@ -247,14 +252,14 @@ def tree_to_json(tree: PyTree) -> Any:
         if type(tree) is kind:
             return {kind.__name__: [tree_to_json(part) for part in tree]}
     raise TypeError(
-        "value must be made of arrays, numbers, texts, lists, tuples and dicts with names as keys,"
-        f" to be saved as JSON, got {type(tree).__name__}: take its arrays by"
+        "value must consist of arrays, numbers, strings, lists, tuples and dicts with strings as"
+        f" keys, to be saved as JSON, got {type(tree).__name__}: extract its arrays by"
         " dpjax.accounting.post_process, or pickle the release"
     )
 
 
 def tree_from_json(stored: Any) -> PyTree:
-    """The inverse of `tree_to_json`. Arrays are JAX's if JAX has their dtype now, else NumPy's."""
+    """The inverse of `tree_to_json`. Arrays whose dtype JAX lacks without x64 are NumPy arrays."""
     if not isinstance(stored, dict):
         return _number_from_json(stored)
     if "dtype" in stored:
@@ -287,7 +292,7 @@ def _check_real(dtype: np.dtype) -> None:
 
 
 def _number_to_json(number: Any) -> Any:
-    """A JSON number, or the name of a number that JSON lacks."""
+    """A number for JSON; NaN and infinities, which JSON lacks, become strings."""
     if not isinstance(number, float):
         return number
     if math.isnan(number):
@@ -304,9 +309,9 @@ def _number_from_json(stored: Any) -> Any:
 
 
 def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
-    """The interval, for readers in other languages.
+    """The 95% interval, for programs that are not written in Python.
 
-    dpjax does not read it back, but recomputes it.
+    `Release.from_dict` ignores it, because dpjax can compute it again.
     """
     try:
         low, high = interval(value, accuracy, _PRINTED, simultaneous=False)
@@ -328,9 +333,9 @@ class Release:
     Attributes:
         value: the noisy value.
         guarantee: the guarantee of publishing it.
-        accuracy: how far the value may be off; used by `interval`.
-        labels: public labels of its numbers, which `to_frame` and `plot` show; None if there are
-            none.
+        accuracy: a description of the error of the value; used by `interval`.
+        labels: public labels of the numbers, which `to_frame` and `plot` show; None if there are
+            no labels.
 
     It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with an interval for each single number. It
         prints `± up to 0.4` if intervals differ in length, `3.2 in [2.5, 3.6]` if an interval is
@@ -338,8 +343,9 @@ class Release:
         only the value prints.
 
     Formal guarantees:
-        Holds neither the database nor the target's exact value, so it may be stored and sent.
-        `accuracy` holds public parameters, and noisy numbers that the guarantee covers.
+        A release contains neither the database nor the target's exact value, so it may be stored
+        and sent. `accuracy` contains public parameters, and noisy numbers that the guarantee
+        covers.
     """
 
     value: Value
@@ -363,32 +369,37 @@ class Release:
         Args:
             confidence: the probability that an interval contains the truth, in (0, 1).
             simultaneous: whether the confidence is for all intervals at once, instead of for each.
-            at_least: for quantiles of a private number of records: a lower bound on that number, or
-                one for each group, from public knowledge or from a release of counts. The interval
-                holds if this bound does.
+            at_least: for quantiles of a private number of records: a lower bound on this number, or
+                an array with a lower bound for each group, from public knowledge or from a release
+                of counts. The interval is valid if the lower bound is true.
 
         Returns:
-            The low ends and the high ends, in float64 and of the structure of the value.
+            The lower ends and the upper ends, in float64, each with the structure of the value.
 
         Raises:
-            TypeError: if the release is traced, or the confidence not a number.
+            TypeError: if the release is traced, or the confidence is not a number.
             ValueError: if the confidence is out of range, or the error is unknown.
 
         Formal guarantees:
-            Post-processing of the release and of public things. Each interval contains the truth
-            with probability `confidence` at least, over the noise. Averages under
-            add-or-remove-one, variances and covariances are functions of several noisy numbers.
-            Their intervals follow from simultaneous intervals of these numbers. The intervals of
-            `private_linear_regression` and `private_pca` are simulated: a parametric bootstrap of
-            the release, which is valid if the noise is small enough: compared with the gap between
-            a component's variance and the next one, or, for weights, with the least eigenvalue of
-            the system. If the released gap is below three times the error of the eigenvalues,
-            intervals are conservative: [-1, 1] for a component, the value plus or minus that error
-            for a variance (Weyl), and infinite for weights. `quantile_scores` needs several
-            quantiles, n or `at_least`, and every record a number of the grid.
+            An interval is post-processing of the release and of public facts. Each interval
+            contains the truth with probability at least `confidence` over the noise.
+
+            Averages under add-or-remove-one, variances and covariances are functions of several
+            noisy numbers. Their intervals follow from simultaneous intervals of these numbers.
+
+            The intervals of `private_linear_regression` and `private_pca` come from a parametric
+            bootstrap of the release. They are valid if the noise is small: for components, compared
+            with the gap between a component's variance and the next variance; for weights, compared
+            with the least eigenvalue of the system. If the released gap is below three times the
+            error of the eigenvalues, intervals are conservative: [-1, 1] for a component, the value
+            plus or minus this error for a variance (Weyl), and infinite for weights.
+
+            Intervals of `quantile_scores` need several quantiles, and n or `at_least`. They assume
+            that every record is a number of the grid.
 
         Source:
-            Efron and Tibshirani, "An introduction to the bootstrap" (1993), for simulated ones.
+            Efron and Tibshirani, "An introduction to the bootstrap" (1993), for simulated
+            intervals.
 
         Example:
             >>> import dpjax
@@ -400,21 +411,21 @@ class Release:
         return interval(self.value, self.accuracy, confidence, simultaneous, at_least)
 
     def to_dict(self) -> dict[str, Any]:
-        """The release as a dict that JSON holds: `json.dumps(release.to_dict())`.
+        """The release as a dict that can be written as JSON: `json.dumps(release.to_dict())`.
 
         Returns:
-            A dict of value, guarantee, accuracy (what is publicly known of the mechanism and its
-            noise), interval (of 95%, None if unknown), dpjax (the version), format, and sha256 (of
-            the other parts).
+            A dict with the keys value, guarantee, accuracy (public facts about the mechanism and
+            its noise), interval (95%; None if unknown), dpjax (the version), format, labels (only
+            if there are labels), and sha256 (a hash of the other entries).
 
         Raises:
-            TypeError: if the release is traced, or its value holds something else than numbers,
-                texts, arrays, lists, tuples, and dicts with names as keys.
-            ValueError: if the release is a batch, or its guarantee holds NaN.
+            TypeError: if the release is traced, or if its value contains anything but numbers,
+                strings, arrays, lists, tuples, and dicts with strings as keys.
+            ValueError: if the release is a batch, or if its guarantee contains NaN.
 
         Formal guarantees:
-            Holds nothing private. `Release.from_dict` gives the same bits: floats are written with
-            all digits, arrays with their dtypes, and NaN and infinities by name.
+            The dict contains nothing private. `Release.from_dict` restores the same bits: floats
+            are written with all digits, arrays with their dtypes, and NaN and infinities by name.
 
         Source:
             None.
@@ -433,16 +444,16 @@ class Release:
         """The numbers as a pandas DataFrame: one row for each, with its 95% interval.
 
         Returns:
-            A DataFrame of the columns value, low and high. Its index identifies each number: the
-            keys of its group, the part of the value, and the position along other axes. If no
-            interval is known, low and high are left out.
+            A DataFrame with the columns value, low and high. Its index identifies each number by
+            the keys of its group, the name of its array in the value, and the position along other
+            axes. If no interval is known, there are no columns low and high.
 
         Raises:
             ModuleNotFoundError: if pandas is not installed.
             TypeError: if the release is traced.
 
         Formal guarantees:
-            Post-processing of the release, as `interval`.
+            This is post-processing of the release, like `interval`.
 
         Source:
             None.
@@ -457,7 +468,7 @@ class Release:
         return frame_of(rows_of(self.value, self.accuracy, self.labels))
 
     def plot(self, *, ax: "Axes | None" = None) -> "Axes":
-        """Plots the numbers with their 95% intervals, as `dpjax.plotting.release_with_error`.
+        """Plots the numbers with their 95% intervals by `dpjax.plotting.release_with_error`.
 
         Args:
             ax: matplotlib axes to draw on; None makes a figure.
@@ -470,7 +481,7 @@ class Release:
             TypeError: if the value is not an array of numbers.
 
         Formal guarantees:
-            Post-processing of the release, as `interval`.
+            This is post-processing of the release, like `interval`.
 
         Source:
             None.
@@ -505,15 +516,17 @@ class Release:
             saved: the dict made by `to_dict`, of this version of the format.
 
         Returns:
-            A `Release`. Arrays are NumPy's where JAX lacks their dtype: float64 without x64.
+            A `Release`. Arrays whose dtype JAX lacks, such as float64 without x64, are NumPy
+            arrays.
 
         Raises:
-            ValueError: if the dict was changed, or was made by a newer dpjax, or holds no release.
+            ValueError: if the dict was changed, was made by a newer dpjax, or does not contain a
+                release.
 
         Formal guarantees:
-            The numbers of the guarantee are checked as `Guarantee` checks them, and its gamma
-            against its samplings. The sha256 detects accidental changes. Nothing is signed: anyone
-            who can write the file can write another release.
+            The numbers of the guarantee are checked as in `Guarantee`. Its gamma must not be below
+            the gamma of any of its events. The sha256 detects accidental changes. Nothing is
+            signed: anyone who can write the file can write another release.
 
         Source:
             None.

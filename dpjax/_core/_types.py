@@ -1,4 +1,4 @@
-"""Names for values that JAX leaves without a type of their own: pytrees, and keys among arrays."""
+"""Type aliases for pytrees, keys and other values for which JAX has no types."""
 
 from typing import Any, TypeAlias
 
@@ -8,7 +8,7 @@ Key: TypeAlias = jax.Array
 """A typed key of JAX, or an array of keys where a function says so."""
 
 PyTree: TypeAlias = Any
-"""Arrays in nested containers, or something else that JAX takes apart into leaves."""
+"""A JAX pytree: nested containers of arrays or other leaves."""
 
 Database: TypeAlias = PyTree
 """Arrays with a common leading axis of n records, in a pytree."""

@@ -1,4 +1,4 @@
-"""The interfaces of dpjax and the values that travel between its parts."""
+"""The main types of dpjax: targets, oracles, sensitivities, mechanisms and operating points."""
 
 import abc
 import dataclasses
@@ -61,17 +61,17 @@ class Oracle(Protocol):
 
 
 Norm = Literal["l1", "l2", "linf", "hamming", "range"] | Callable[[Value], jax.Array]
-"""The name of a norm, or a function that takes the difference of two target values, a pytree of
+"""The name of a norm, or a function that maps the difference of two target values, a pytree of
 float arrays, to a scalar."""
 
 Positions = Literal["last", "average", "each"]
 """Which record of a pair of databases changes, see `dpjax.sample_sensitivity`."""
 
 Method = Literal["exact", "dkw", "anytime"]
-"""How an operating point is found, see `dpjax.operating_point`."""
+"""How an operating point is computed, see `dpjax.operating_point`."""
 
 NoiseKind = Literal["exact", "float"]
-"""Integer noise, or noise in floats, for sweeps where nothing is published."""
+"""Exact integer noise, or float noise for simulations where nothing is published."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +80,15 @@ class OperatingPoint:
 
     Attributes:
         m: number of random pairs of neighboring databases.
-        k: the order statistic, counted from 1, that becomes the estimate of the sensitivity.
-        gamma: the probability over random pairs that may be left uncovered.
-        rho: the free parameter of Theorem 15 (method "dkw"), else None.
+        k: the rank, counted from 1, of the distance that becomes the estimate.
+        gamma: the probability that a random pair is not covered.
+        rho: the free parameter of Theorem 15 for method "dkw"; None for other methods.
         method: "exact", "dkw" or "anytime".
-        confidence: the probability over the samples that gamma holds, or None if the statement is
-            marginal: over the samples and a fresh pair together.
+        confidence: the probability over the samples that the statement about gamma is true. None
+            if the statement is marginal: over the samples and a fresh pair together.
 
     Formal guarantees:
-        Those of `dpjax.operating_point`, which makes it.
+        As for `dpjax.operating_point`, which makes operating points.
     """
 
     m: int
@@ -108,46 +108,51 @@ class OperatingPoint:
 
 @frozen_pytree
 class Sensitivity:
-    """How far the target's value moves when one record changes: sampled, or a known bound.
+    """How much the target's value changes when one record changes: sampled, or a known bound.
 
     Made by `dpjax.sample_sensitivity` or `dpjax.assume_sensitivity`, never by hand.
 
     Attributes:
         value: the estimate, or the bound, in the units of the target's output.
-        gamma: the probability over random pairs that the true distance exceeds it.
-        confidence: the probability over the samples that gamma holds; None where marginal.
-        norm: how distances between outputs were measured.
-        n: number of records of a database; None where the bound holds for any.
+        gamma: the probability that the distance of a random pair exceeds `value`.
+        confidence: the probability over the samples that the statement about gamma is true; None
+            if the statement is marginal.
+        norm: the norm in which distances between outputs were measured.
+        n: number of records of a database; None if the bound is valid for any number.
         relation: which databases are neighbors.
         m: number of pairs sampled; None for a bound.
-        k: the order statistic taken; None for a bound.
-        method: "exact", "dkw" or "anytime" of a sample; "assumed", "known" or "proved" of a bound.
+        k: the rank of the selected distance; None for a bound.
+        method: "exact", "dkw" or "anytime" for a sample; "assumed", "known" or "proved" for a
+            bound.
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
-        deciding_records: how many independent draws of the oracle decide the distance of a pair;
-            None if all of its records may.
+        deciding_records: how many independently drawn records determine the distance of a pair;
+            None if all records of the pair may matter.
         zero_allowed: whether a value of 0, and so a release without noise, was explicitly allowed.
-        identity: names the sampling (key, target, oracle, norm, operating point); None for a bound.
+        identity: a hash of the sampling: key, target, oracle, norm and operating point; None for a
+            bound.
         target: fingerprint of the traced target; None for a bound.
         records: structure, shapes and dtypes of a database; None for a bound.
         outputs: structure, shapes and dtypes of the target's value; None for a bound.
         distance: fingerprint of the traced norm; None for a bound, and for a norm that has a name.
-        bounds: the clamp that a release applies to the database first, if the bound was proved for
-            clamped records; `target` is the fingerprint of both together.
+        bounds: if the bound was proved for clamped records, the clamp that a release applies to the
+            database first. Then `target` is the fingerprint of the clamp and the target together.
         proof: the steps of the proof, if there is one; for a sampled sensitivity, a line that says
             that a proof exists.
-        known_by: the type of query or target whose method `sensitivity` made it; None for others.
-            If it is set, a release requires a target that knows its own sensitivity.
-        inside: whether it bounds the integers that `dpjax.privatize` computes internally, rather
-            than the floats that the target returns.
-        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
-        notes: other facts about the target that a guarantee must name, such as "at most 4 rows
+        known_by: the type of the query or target whose method `sensitivity` made this object; None
+            if it was made in another way. If it is set, a release requires a target that knows its
+            own sensitivity.
+        inside: whether `value` bounds the integers that `dpjax.privatize` computes internally,
+            rather than the floats that the target returns.
+        privacy_unit: whose data neighboring databases differ in, as in `Guarantee`.
+        notes: other facts about the target that a guarantee must mention, such as "at most 4 rows
             each".
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, a random pair of neighboring
-        databases lies further apart than `value` with probability at most `gamma`; if `confidence`
-        is None, with probability at most `gamma` over both. A bound has gamma 0 and confidence 1.
+        With probability at least `confidence` over the samples, the distance of a random pair of
+        neighboring databases exceeds `value` with probability at most `gamma`. If `confidence` is
+        None, the distance exceeds `value` with probability at most `gamma` over the samples and the
+        pair together. A bound has gamma 0 and confidence 1.
     """
 
     value: Scalar
@@ -176,13 +181,13 @@ class Sensitivity:
     notes: tuple[str, ...] = static(default=())
 
     def explain(self) -> str:
-        """The proof as a tree: how far every step of the program moves its value.
+        """The proof as text: a bound for every operation of the target's program.
 
         Returns:
-            One line for each operation, indented where it is part of an inner function. The program
-            also runs on random pairs of neighbors. If an operation loosens the bound, a line gives
-            the factor and a remedy. For a sampled sensitivity, it returns one line that says that a
-            proof exists.
+            One line for each operation, indented for operations of inner functions. To measure how
+            tight the bounds are, the program also runs on random pairs of neighbors. If an
+            operation loosens the bound, its line gives the factor and a remedy. For a sampled
+            sensitivity, the text is one line that says that a proof exists.
 
         Raises:
             ValueError: if no proof is known.
@@ -204,11 +209,12 @@ class Sensitivity:
 
 
 class Mechanism(Protocol):
-    """A keyed randomized map from target values to releases, calibrated to a sensitivity.
+    """A randomized function of a key and a target's value, calibrated to a sensitivity.
 
-    A frozen pytree: epsilon, delta and the sensitivity's value are leaves, norm and sizes are
-    static, so a mechanism passes through `jit` and `vmap` like an array. Mechanisms that add noise
-    also have `error(confidence=...)`, a bound on the distance of a release from the true value.
+    A mechanism is a frozen pytree: epsilon, delta and the sensitivity's value are leaves, and norm
+    and sizes are static. So you can pass a mechanism to functions under `jit` and `vmap`.
+    Mechanisms that add noise also have a method `error(confidence=...)`, which bounds the distance
+    of a release from the true value.
     """
 
     @property
@@ -228,37 +234,37 @@ class Mechanism(Protocol):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """The cost of one release: rho and delta of approximate zCDP."""
+        """The privacy cost of one release in approximate zCDP: rho and delta."""
         ...
 
     @property
     def dp_event(self) -> Any:
-        """The epsilon-delta part of one release, for the accountants of dp-accounting."""
+        """One release as a `DpEvent` for the package dp-accounting; gamma is not part of it."""
         ...
 
     def __call__(self, key: Key, value: Value, /) -> Release:
-        """Releases a value of the target. Open ledgers pay for it first."""
+        """Releases a value of the target. Open ledgers pay for the release first."""
         ...
 
     def unpaid_draw(self, key: Key, value: Value, /) -> Value:
-        """The value of a release, for code that has already paid: this draw tells no ledger."""
+        """Draws the value of a release without notifying ledgers, for code that has paid."""
         ...
 
     def log_prob(self, output: Value, value: Value, /) -> jax.Array:
-        """Log density (log probability where outputs are discrete) of a released value."""
+        """The log density of a released value; the log probability if outputs are discrete."""
         ...
 
     def clamped(self, value: Value, /) -> Value:
-        """The value that is released in place of this one: finite and in range."""
+        """The value after clamping, to which the mechanism adds noise: finite and in range."""
         ...
 
     def grids(self, value: Value, /) -> PyTree:
-        """The spacing of each array of a release (0 for none); an empty tree if unknown."""
+        """The grid spacing of each array of a release, or 0; an empty pytree if unknown."""
         ...
 
 
 def guarantee_in(candidate: object) -> Guarantee | None:
-    """The guarantee of a mechanism, a release, or another object with a guarantee."""
+    """The guarantee of a mechanism, a release or another object; None if it has none."""
     found = candidate if isinstance(candidate, Guarantee) else getattr(candidate, "guarantee", None)
     return found if isinstance(found, Guarantee) else None
 
@@ -270,14 +276,14 @@ def norm_name(norm: Norm) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Inside:
-    """How a release of a target is computed internally.
+    """How `dpjax.privatize` computes the release of a target internally.
 
     Attributes:
         target: the function that is evaluated on the database.
-        mechanism: the mechanism that adds noise to its value.
-        published: maps the drawn value to the published value, using public facts; None if they are
+        mechanism: the mechanism that adds noise to the value of this function.
+        published: maps the noisy value to the published value, using public facts; None if both are
             the same.
-        read: maps the published value back to the drawn value, for `mechanism.log_prob`.
+        read: maps the published value back to the noisy value, for `mechanism.log_prob`.
     """
 
     target: Any
@@ -287,15 +293,15 @@ class Inside:
 
 
 class KnowsSensitivity(abc.ABC):
-    """A target whose own docstring proves a bound on how far one record moves it.
+    """A target that knows a bound on its sensitivity. The docstring of the target proves the bound.
 
     Attributes:
         norms: the norms in which a bound is known.
         relations: the neighboring relations under which a bound is known.
-        reads: how it reads 64-bit columns without x64: as exact "numbers", as "floats", as
-            "integers" clamped to int32, or as "arrays", which refuse such integers.
-        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it.
-        notes: other facts that a guarantee must name.
+        reads: how the target gets 64-bit columns without x64: as exact "numbers", as "floats", as
+            "integers" clamped to int32, or as "arrays", for which 64-bit integers are refused.
+        privacy_unit: whose data neighboring databases differ in, as in `Guarantee`.
+        notes: other facts that a guarantee must mention.
     """
 
     norms: tuple[Any, ...]
@@ -306,15 +312,15 @@ class KnowsSensitivity(abc.ABC):
 
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
-        """The bound, rounded up; 0 if no record moves the value."""
+        """The bound, rounded up; 0 if no record can change the value."""
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound holds for a release's internal integers, but not for the value."""
+        """Whether the bound is true of the integers inside a release, but not of the value."""
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:
-        """How the mechanism releases the target."""
+        """How `dpjax.privatize` releases the target with a mechanism."""
         return Inside(self, mechanism)
 
     def _bound_on(self, norm: Any, relation: NeighboringRelation, records: Database) -> float:

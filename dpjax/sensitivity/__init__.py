@@ -1,1 +1,1 @@
-"""Sensitivities: sampled from an oracle, or assumed by the user."""
+"""Sensitivities of targets: estimated from samples of an oracle, or assumed by the user."""

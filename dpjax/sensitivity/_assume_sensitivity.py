@@ -19,9 +19,10 @@ def assume_sensitivity(
     Args:
         value: the bound, in the units of the target's output; finite, above 0.
         norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
-        n: the number of records for which the bound holds; None for any. Under add-or-remove-one,
-            the public number of slots.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        n: the number of records for which the bound is valid; None if it is valid for any number.
+            Under add-or-remove-one, n is the public number of slots.
+        relation: which databases are neighbors. None takes the relation of an open ledger, or
+            replace-one if no ledger is open.
         allow_zero: accepts a bound of 0; the target is then released without noise.
 
     Returns:

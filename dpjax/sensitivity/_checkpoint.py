@@ -14,19 +14,21 @@ from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
 
 _KIND = "checkpoint"
-# Writing checkpoints takes at most a twentieth of the time.
+# The loop waits this many times as long as the last save took before it saves again. So writing
+# checkpoints takes at most a twentieth of the time.
 _SHARE = 20
 
 
 class Seen(NamedTuple):
-    """The findings of probes in a chunk.
+    """What the probes measured on one chunk. Probes are the extra checks in `_probes.py`.
 
     Attributes:
-        probes: how many pairs were probed: the first ones of the chunk.
-        permuted: the largest distance by which rotating the records moves a value.
-        alone: the largest distance between a database's values when evaluated alone and in the
-            batch.
-        elsewhere: for each pair, how far replacing the record at a random position moves the value.
+        probes: number of probed pairs, which are the first pairs of the chunk.
+        permuted: the largest change of a value when the records of its database are rotated.
+        alone: the largest difference between the value of a database that is evaluated alone, and
+            the value of the same database in the batch.
+        elsewhere: for each probed pair, how much the value changes when the record at a random
+            position is replaced.
     """
 
     probes: int = 0
@@ -47,11 +49,12 @@ class Checkpoint:
     """The finished chunks of one run, in one file for each host.
 
     Attributes:
-        path: the path of the file; with several hosts each has its own, "PATH.0-of-2" and so on.
+        path: the path of this host's file. With several hosts, the files are called "PATH.0-of-2",
+            "PATH.1-of-2" and so on.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Json) -> None:
-        """Reads the files of any number of hosts; refuses files of another run."""
+        """Reads the files that any number of hosts have written; refuses files of another run."""
         named = pathlib.Path(os.fspath(path))
         hosts = jax.process_count()
         self.path = named

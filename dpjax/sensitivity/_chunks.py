@@ -1,8 +1,9 @@
-"""The work of devices: each computes the chunks of its own block of pairs.
+"""Compiled programs that compute distances chunk by chunk, on one or several devices.
 
-Distances stay on the device that computed them. To select the order statistic, devices exchange
-counts alone. The first pairs of a sampling are also probed: their chunks evaluate the target on
-rotated records as well, and return some databases and values.
+Each device computes the chunks of its own block of pairs, and keeps their distances in its memory.
+To select the order statistic, devices exchange only counts. The first pairs of a sampling are also
+probed: their chunks also evaluate the target on rotated records, and return some databases and
+values.
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ T = TypeVar("T")
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
 # For up to this many distances, the host selects the order statistic, which saves a compilation.
 _FEW = 2**16
-# If lanes do not touch, `vmap` changes only the rounding, and it does so on nearly all databases.
-# So this many databases are enough to measure the change.
+# If no operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding of the values.
+# It does so on nearly all databases, so this many databases are enough to measure the change.
 LEAST_ALONE = 8
 
 
@@ -43,8 +44,8 @@ class Probing:
     """How much a chunk probes, besides computing distances.
 
     Attributes:
-        rotated: how many of the first pairs are also evaluated with rotated records.
-        kept: for how many of the first pairs database and value are returned to the host.
+        rotated: number of first pairs that are also evaluated with rotated records.
+        kept: number of first pairs whose database and value are returned to the host.
     """
 
     rotated: int = 0
@@ -57,13 +58,13 @@ class Probing:
 
 
 class Probed(NamedTuple):
-    """The findings on the first pairs of a chunk.
+    """What the probes measured on the first pairs of a chunk.
 
     Attributes:
-        permuted: how far rotating the records moves the value.
-        elsewhere: how far replacing the record at a random position moves the value.
+        permuted: how much the value changes when the records are rotated.
+        elsewhere: how much the value changes when the record at a random position is replaced.
         databases: the databases D of the first pairs.
-        values: the target's values on them, computed in the batch of the chunk.
+        values: the target's values on these databases, computed in the batch of the chunk.
     """
 
     permuted: jax.Array
@@ -81,11 +82,11 @@ class Block:
     """The distances that the devices of this host have computed.
 
     Attributes:
-        distances: shape (devices * (chunks of a device + 1), size): a row for each chunk of the
-            block, and a spare row for devices that have nothing to do. Places without a pair are
-            infinite, so selection can ignore them. There is a third axis if a pair has several
-            numbers.
-        resolution: shape (devices,), the coarsest so far.
+        distances: shape (devices * (chunks of a device + 1), size). Each chunk of a device has a
+            row, and each device has a spare row that it writes to when no chunk is left. Entries
+            without a pair are infinite, so that selection ignores them. There is a third axis if
+            each pair yields several distances.
+        resolution: shape (devices,), the coarsest resolution of a value so far on each device.
     """
 
     distances: jax.Array
@@ -110,8 +111,8 @@ def chunk_distances(
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
     """Distances and resolutions of the pairs from `start` on, and the findings of probes."""
-    # Indices count pairs across chunks, because pair i must not depend on how pairs are cut into
-    # chunks. In the last chunk indices run past m, and the caller masks those distances.
+    # Indices count pairs across chunks, because pair i must not depend on the chunk size. The
+    # indices of the last chunk may exceed m, and the caller masks the distances of these pairs.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     if rotations is None:
         return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
@@ -140,7 +141,7 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """How far a rotation moves the value, and how far replacing the last rotated record does."""
+    """How much the value changes under a rotation, and if then the last record is replaced."""
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
     # Under `vmap`, one copy of the target computes both values. Two copies would take twice as long
@@ -185,7 +186,7 @@ def empty_block(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
-    # One compiled program makes all arrays, because each separate call takes a tenth of a
+    # One compiled program allocates both arrays, because each separate call takes a tenth of a
     # millisecond.
     return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
 
@@ -201,14 +202,24 @@ def compute_chunks(
     probing: Probing = NOTHING,
     rotations: np.ndarray | None = None,
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """One chunk on every device of this host; None for a device that has nothing left.
+    """Computes one chunk on every device of this host.
+
+    Args:
+        block: the distances so far; its buffers are donated.
+        key: the key of the sampling.
+        position: the changed record, for positions="each".
+        chunks: the number of each device's chunk; None for a device that has no chunk left.
+        layout: which device computes which chunks.
+        pair: one random pair.
+        probing: how much to probe.
+        rotations: by how many places to rotate the records of the probed databases.
 
     Returns:
-        The block, in the buffers of the given one; the chunks' distances, shape (devices, size);
-        their resolutions; and the findings of probes, concatenated over devices.
+        The updated block; the chunks' distances, shape (devices, size); their resolutions; and the
+        results of the probes, concatenated over devices.
     """
-    # A device without a chunk computes chunk 0 into its spare row. So all devices run one program
-    # in every step, and no device waits for another.
+    # A device without a chunk computes chunk 0 again and writes it to its spare row. So all devices
+    # run the same program in every step, and no device waits for another.
     work = [
         (0, 0, layout.block)
         if chunk is None
@@ -233,10 +244,10 @@ def compute_chunks(
 def bytes_of_a_chunk(
     key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
 ) -> int:
-    """The bytes that a chunk takes on a device, besides the distances of all chunks.
+    """The bytes that computing a chunk takes on a device, without the block of distances.
 
-    XLA compiles the program that `compute_chunks` runs, with the same arguments. So it is compiled
-    only once.
+    This compiles the program of `compute_chunks` with the same arguments, so `compute_chunks` does
+    not compile it again.
     """
     mesh, count = layout.local_mesh, len(layout.local)
     device = next(iter(layout.local.values()))
@@ -269,7 +280,7 @@ def bytes_of_a_chunk(
 def _compiled_step(
     *arrays: Any, pair: RandomPair, size: int, mesh: Mesh | None, probing: Probing
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """`_chunk_step` on every device of a mesh; block, work and rotations are spread over them."""
+    """`_chunk_step` on every device of a mesh; block, work and rotations are sharded over it."""
     step = partial(_chunk_step, pair=pair, size=size, probing=probing)
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
 
@@ -285,13 +296,16 @@ def _chunk_step(
     size: int,
     probing: Probing,
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """`work` has a row for each device: its first pair, its number of pairs, and their row."""
+    """Computes one chunk on one device.
+
+    `work` has one row: the chunk's first pair, its number of pairs, and its row in the block.
+    """
     start, count, place = work[0]
     distances, resolutions, probed = chunk_distances(
         key, start, position, rotations, pair=pair, size=size, probing=probing
     )
-    # Every chunk has the same size, even the last one: another size would need another program,
-    # with other roundings.
+    # Every chunk has the same size, even the last one. Another size would need another compiled
+    # program, which may round differently.
     places = jnp.arange(size, dtype=jnp.uint32).reshape(-1, *(1 for _ in pair.numbers))
     new = jnp.where(places < count, distances, jnp.inf)[None]
     coarsest = jnp.max(resolutions)[None]
@@ -346,7 +360,8 @@ def spread_chunks(
     chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
 ) -> T:
     """Maps a function of one chunk over chunks and devices, within a larger program."""
-    # Devices share a program, so all get equally many chunks. The padding is cut off afterwards.
+    # All devices run the same program, so each computes the same number of chunks. The results of
+    # the padding are dropped at the end.
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
@@ -360,7 +375,7 @@ def on_every(
     in_specs: PartitionSpec | tuple[PartitionSpec, ...],
     out_specs: PartitionSpec = SPREAD,
 ) -> Callable[P, T]:
-    """Runs a function on every device of a mesh, each on its part of the spread arrays."""
+    """Runs a function on every device of a mesh, each on its own shard of the arrays."""
     if mesh is None:
         return function
     # `check_vma` is off, because it would reject loops in targets whose initial carry does not vary
@@ -371,7 +386,7 @@ def on_every(
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
-    """Makes one array from this host's parts, on the devices of a mesh."""
+    """Makes one array of this host's shards, which lie on the devices of a mesh."""
     if mesh is None:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])

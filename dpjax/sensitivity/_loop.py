@@ -1,4 +1,4 @@
-"""The host's side of sampling: it sends chunks to devices, and keeps finished chunks."""
+"""The sampling loop on the host: it sends chunks to devices and saves finished chunks."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes
 
-# The number of pairs grows by this fraction between two looks at the distances.
+# The number of drawn pairs grows by this fraction between two tests of the stopping rule.
 _GROWTH = 0.1
 # A chunk for each device of this host (None for no chunk), and how much is probed in it.
 _Task: TypeAlias = tuple[list[int | None], Probing]
@@ -26,17 +26,18 @@ _Task: TypeAlias = tuple[list[int | None], Probing]
 
 @dataclasses.dataclass(eq=False)
 class Watch:
-    """Looks at the distances while they are drawn, which an "anytime" operating point allows.
+    """A stopping rule that looks at the distances while pairs are drawn.
 
     Attributes:
         point: the operating point of method "anytime", at the largest number of pairs that may be
             drawn.
-        until: drawing ends when the upper over the lower order statistic falls to this ratio; 1 for
-            never.
+        until: drawing ends when the upper order statistic is at most this many times the lower one.
+            With 1, drawing never ends early.
         drawn: number of pairs drawn so far.
 
     Formal guarantees:
-        None of its own: the operating point holds at every number of pairs.
+        None of its own. Stopping early is valid because an "anytime" operating point is valid at
+        every number of pairs at once.
     """
 
     point: OperatingPoint
@@ -44,7 +45,7 @@ class Watch:
     drawn: int = 0
 
     def parts(self, tasks: list[_Task], drawn: int, layout: Layout) -> Iterator[list[_Task]]:
-        """Groups the tasks between two looks."""
+        """Groups the tasks that run between two tests of the stopping rule."""
         part, new = list[_Task](), 0
         for task in tasks:
             part.append(task)
@@ -58,7 +59,7 @@ class Watch:
     def has_seen_enough(
         self, distances: jax.Array, drawn: int, count: Callable[..., object]
     ) -> bool:
-        """Whether the drawing may end, with this many distances drawn."""
+        """Whether sampling may end after this many distances."""
         self.drawn = drawn
         confidence = self.point.confidence
         assert confidence is not None
@@ -108,11 +109,11 @@ def sample_block(
 ) -> tuple[Block, Findings]:
     """Draws the distances of this host's pairs, chunk by chunk.
 
-    Probed chunks come first; after them the target may be refused. A watch may end the drawing
-    early; distances of pairs that were not drawn are infinite.
+    Chunks with probes run first, and then the probes may refuse the target. A watch may end
+    sampling early. Distances of pairs that were not drawn are infinite.
 
     Returns:
-        The distances, and what the probes have found on this host.
+        The distances, and the results of the probes on this host.
     """
     pair, layout, team = sampling.pair, sampling.layout, sampling.team
     programs, device = pair.programs, layout.devices[0]
@@ -128,7 +129,7 @@ def sample_block(
     block = empty_block(layout, known, pair.distance_dtype, pair.numbers)
 
     def judge() -> tuple[()]:
-        """Refuses the target if the probes show that it must be. It adds no tasks."""
+        """Raises if the probes refuse the target. Returns no tasks, so it can stand in a chain."""
         nonlocal findings
         if probes is not None:
             findings = probes.judged(findings)
@@ -166,8 +167,9 @@ def sample_block(
             count(drawn)
 
         def run(tasks: list[_Task], judged_after: int) -> None:
-            # Devices keep working while the host judges. `finish` must not judge, because after an
-            # error it also runs for the steps that are still in flight.
+            # The host judges the probes as an item of the chain, so that devices keep working
+            # meanwhile. `finish` cannot do it: after an error, `finish` still runs for every step
+            # that was already started.
             parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
             steps = itertools.chain.from_iterable(part() for part in parts)
             run_in_flight(steps, start, finish, programs=programs, device=device)
@@ -178,20 +180,20 @@ def sample_block(
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            if pair.sums is None:  # The checkpoint may already hold all findings.
+            if pair.sums is None:  # The checkpoint may already contain the results of all probes.
                 judge()
             if pair.calls_host or watch is not None:
-                # Judging evaluates single databases, in another program than the chunks. Code on
-                # the host must run for one program at a time, so each chunk finishes before it is
-                # judged.
+                # Judging evaluates single databases in a second program. Host code must run for
+                # one program at a time, so each chunk finishes before its probes are judged.
                 for part in [[task] for task in probed] if pair.calls_host else [probed]:
                     run(part, len(part))
                 probed = []
             for part in [rest] if watch is None else watch.parts(rest, total - missing, layout):
                 if enough():
                     break
-                # Judge when the last probed chunk is finished, with two more chunks on their way.
-                # The probes of a sum are judged after the first finished chunk.
+                # Two more chunks are in flight when the last probed chunk is judged, so devices do
+                # not wait for the host. A sum has no probed chunks, and its probes are judged after
+                # the first finished chunk.
                 run(probed + part, max(len(probed) + 2, 3))
             enough()
         finally:

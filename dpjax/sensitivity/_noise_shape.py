@@ -1,4 +1,4 @@
-"""The shape of noise that fits a target, learned from a public sample of differences."""
+"""`noise_shape`: learns the covariance of Gaussian noise from sampled differences of a target."""
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,12 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# Eigenvalues of W are raised to at least this fraction of the largest one. So the noise in any
-# direction is at least .03 of that in the noisiest direction.
+# Eigenvalues of W are raised to at least this fraction of the largest one. So the standard
+# deviation of the noise in any direction is at least .03 of the largest standard deviation.
 _FLOOR = 1e-6
-# Rounding to the fine grid moves a value by at most this fraction of a typical difference, and
-# sampled distances include this move. The grid extends to at least 2^4 times the largest sampled
-# value.
+# Rounding to the fine grid changes a value by at most this fraction of a typical difference.
+# Sampled distances are between rounded values, so they include this change. The grid extends to at
+# least 2^4 times the largest sampled value.
 _FINE, _HEADROOM_BITS = 2.0**-8, 4
 
 
@@ -43,8 +43,9 @@ def noise_shape(
     delta = f(D) - f(D'). Eigenvalues of W below 1e-6 times the largest one are raised to that
     floor. The shape is A = W^(1/4). The noise is A z, with z normal and calibrated to ||A^-1
     delta||_2. Its expected squared error is proportional to tr(A A') times the mean of ||A^-1
-    delta||^2. A = W^(1/4) minimizes this product, at (tr W^(1/2))^2. Isotropic noise, A = I, has d
-    tr W, and so has noise that whitens the differences, A = W^(1/2).
+    delta||^2. A = W^(1/4) minimizes this product, and the minimum is (tr W^(1/2))^2. Isotropic
+    noise, A = I, gives the product d tr W. Noise that whitens the differences, A = W^(1/2), gives
+    d tr W, too.
 
     Args:
         key: a typed key, for this call alone: `dpjax.sample_sensitivity` refuses the same key.
@@ -91,7 +92,7 @@ def noise_shape(
     if not pair.is_concrete:
         raise TypeError(
             "target or oracle closes over a traced value, but noise_shape runs on the"
-            " host: make the shape outside of jit and vmap"
+            " host: call noise_shape outside of jit and vmap"
         )
     size = sum(leaf.size for leaf in pair.target.outputs.leaves)
     if size > MOST_COORDINATES:
@@ -110,7 +111,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """W, estimated from finite differences; and the largest coordinate of a value."""
+    """W, averaged over the pairs whose differences are finite; and the largest coordinate."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):

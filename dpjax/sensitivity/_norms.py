@@ -1,4 +1,4 @@
-"""Norms of target values, and the distance between two of them."""
+"""Norms, and distances between two values of a target."""
 
 from collections.abc import Callable
 
@@ -92,11 +92,11 @@ def check_norm(sensitivity: Sensitivity) -> None:
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
-    """The norm of a vector with ones in a value's float coordinates and zeros in its integers.
+    """The norm of a vector that is 1 in float coordinates and 0 in integer coordinates.
 
-    It bounds the norm of rounding errors of at most 1 in every float coordinate of a difference, if
-    the norm is homogeneous, subadditive, and monotone in the magnitudes of the coordinates. The
-    range is not monotone, but it is at most twice linf.
+    If every float coordinate has a rounding error of at most 1, this bounds the norm of the errors.
+    The norm must be homogeneous, subadditive, and monotone in the magnitudes of the coordinates.
+    The norm "range" is not monotone, but it is at most twice linf.
     """
     if norm == "range":
         return 2 * rounding_norm("linf", value)
@@ -110,7 +110,7 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
 
 
 def grid_dtype(value: Value) -> np.dtype:
-    """The dtype in which the common grid of all leaves is computed."""
+    """The dtype in which the grid that all leaves share is computed."""
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
@@ -160,8 +160,9 @@ def refuse_integers(value: Value) -> None:
     """Refuses integers under the norm "range": a cast to floats may hide a small range."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
-            "the norm range is for floats, because casting large integers to floats may hide a"
-            f" small range, got {_checks.described(value)}: return floats"
+            'norm="range" needs a target that returns floats, because casting large integers to'
+            f" floats may hide a small range, got {_checks.described(value)}: let the target return"
+            " floats"
         )
 
 
@@ -173,10 +174,10 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 
 
 def resolution(norm: Norm, value: Value) -> jax.Array:
-    """The norm of a unit in the last place of every coordinate of a value; 0 for integers.
+    """The norm of the vector of one unit in the last place per coordinate; 0 for integers.
 
-    It takes the norm of the values themselves, and then scales it down. Scaling the values first
-    would be wrong for norms such as "hamming", where any nonzero coordinate counts.
+    The function computes the norm of the values, and then scales it down. Scaling the values first
+    would be wrong for norms such as "hamming", which counts every nonzero coordinate as 1.
     """
     if norm == "range":
         return 2 * resolution("linf", value)

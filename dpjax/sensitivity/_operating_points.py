@@ -1,4 +1,4 @@
-"""Operating points: how many pairs, which order statistic, and the gamma that follows.
+"""Operating points: the number of pairs, the rank of the order statistic, gamma and confidence.
 
 docs/proofs/sampled-sensitivity.md has the proofs.
 """
@@ -17,13 +17,13 @@ from dpjax._core._values import Method, OperatingPoint
 from dpjax._exact._numerics import bisect, round_up
 
 MOST_PAIRS = 10**10
-# One, in fixed point. The unit 2^-1280 divides every float.
+# The number 1 in fixed point. Every float is a multiple of the unit 2^-1280.
 _ONE = 2**1280
 # SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons are
 # undecided in floats. For few pairs, rational arithmetic is used instead.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
-# Bounds the relative error of SciPy's functions and of the sums of logarithms, with room to spare.
+# A generous bound on the relative error of SciPy's functions and of sums of logarithms.
 _ERROR = 1e-12
 # Bounds the error of the log gamma functions that SciPy adds up for `betaln`.
 _ERROR_OF_A_LOG = 1e-15
@@ -36,7 +36,7 @@ def operating_point(
     method: Method = "exact",
     confidence: float | Literal["default"] | None = "default",
 ) -> OperatingPoint:
-    """The least m, k or gamma so that a sampled sensitivity covers random pairs except for gamma.
+    """The least m, k or gamma for which the k-th of m distances covers all but gamma of the pairs.
 
     Let Phi be the distribution function of the distance G of a random pair. Method "exact" uses
     that Phi(G_(k)) is stochastically at least Beta(k, m - k + 1):
@@ -44,20 +44,22 @@ def operating_point(
     - with `confidence` C, the least k with P(Binomial(m, 1 - gamma) <= k - 1) >= C;
     - with `confidence=None`, k = ceil((1 - gamma)(m + 1)), by exchangeability.
 
-    Method "dkw" is Table 1 of the paper. It holds for all thresholds at once, so k is larger.
-    Method "anytime" holds at every m at once, so you may look at the samples and decide whether to
-    draw more. This costs a few ranks: at gamma .05 and confidence .99, k is 876 instead of 871 of
-    900, and the least m is 126 instead of 90.
+    Method "dkw" is Table 1 of the paper. Its statement is true for all thresholds at once, so k is
+    larger. The statement of method "anytime" is true at every m at once, so you may look at the
+    samples and decide whether to draw more. This raises k by a few ranks: at gamma .05, confidence
+    .99 and m = 900, k is 876 instead of 871. The least m is 126 instead of 90.
 
-    Given gamma alone, m is the least feasible number and k = m, the largest sampled distance. Given
-    m alone, gamma is the least feasible one and k = m. Given both, k is the least feasible rank.
+    If only gamma is given, m is the least feasible number of pairs and k = m, which selects the
+    largest distance. If only m is given, gamma is the least feasible gamma and k = m. If both are
+    given, k is the least feasible rank.
 
     Args:
         m: number of pairs, at most 10^10.
-        gamma: probability over random pairs that may be left uncovered, in (0, 1).
+        gamma: probability that a random pair is not covered, in (0, 1).
         method: "exact", "dkw" or "anytime".
-        confidence: probability C over the samples, in (0, 1); None for the marginal statement.
-            The default is 0.99, and None for "dkw", whose statement is marginal.
+        confidence: probability C over the samples, in (0, 1); None for the marginal statement,
+            which is about the samples and a fresh pair together. The default is 0.99, or None for
+            "dkw", whose statement is marginal.
 
     Returns:
         The `OperatingPoint`.
@@ -71,11 +73,12 @@ def operating_point(
     Formal guarantees:
         Assumes that the m pairs are independent draws. If a confidence C is given, then
         Phi(G_(k)) >= 1 - gamma with probability at least C over the samples. Without a confidence,
-        P(G_new <= G_(k)) >= 1 - gamma over the samples and a fresh pair together. Holds for any
-        Phi, continuous or not. Fix m, gamma and C before you look at the samples. To choose among J
-        such settings afterwards, use confidence 1 - (1 - C)/J for each. With "anytime", you may
-        choose m after you look at the samples, by any rule, but not gamma or C: with probability at
-        least C, Phi(G_(k)) >= 1 - gamma for the k of every m, over the first m pairs.
+        P(G_new <= G_(k)) >= 1 - gamma over the samples and a fresh pair together. Both statements
+        are true for any Phi, continuous or not. Choose m, gamma and C before you look at the
+        samples. To choose among J such settings afterwards, use confidence 1 - (1 - C)/J for each.
+        With "anytime", you may choose m by any rule after you look at the samples, but not gamma
+        or C. Then, with probability at least C, Phi(G_(k)) >= 1 - gamma at every m, where k is the
+        rank for m and G_(k) is taken over the first m pairs.
 
     Source:
         Wilks (1941) for "exact"; Rubinstein and Aldà (2017), Theorem 15 and Table 1, for "dkw";
@@ -101,8 +104,9 @@ def operating_point(
     if method == "dkw":
         if confidence not in ("default", None):
             raise ValueError(
-                f'confidence must be None with method="dkw", got {confidence!r}: the statement of'
-                " Theorem 15 is marginal, over the samples and a fresh pair together"
+                f'confidence must be None with method="dkw", got {confidence!r}: Theorem 15 gives'
+                " no confidence over the samples alone, but a probability over the samples and a"
+                " fresh pair together"
             )
         return _dkw(m, gamma)
     if confidence == "default":
@@ -144,7 +148,7 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 def _point(
     m: int | None, gamma: float | None, method: Method, confidence: float | None
 ) -> OperatingPoint:
-    """The point of "exact" or "anytime": finds the least m, gamma or k that was not given."""
+    """The operating point of "exact" or "anytime", with the least m, gamma or k not given."""
     least_m, least_gamma, least_k = _LEAST["marginal" if confidence is None else method]
     if gamma is None:
         assert m is not None
@@ -213,7 +217,7 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
 
 
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
-    """As `_least_k`, in exact integers: for few pairs this is faster than importing SciPy."""
+    """`_least_k` in exact integers, which for few pairs is faster than importing SciPy."""
     lost, whole = gamma.as_integer_ratio()
     # `ways` counts the outcomes with exactly k of m pairs covered, among whole^m outcomes.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
@@ -224,8 +228,9 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     return k + 1
 
 
-# Method "exact", marginal. Arithmetic is exact for the float gamma, not for the decimal that it
-# prints. The float .3 is slightly below 3/10, and may need one more rank.
+# Method "exact" without a confidence: the marginal statement. The arithmetic is exact for the
+# binary value of the float gamma. For example, the float .3 is slightly below 3/10, so it may need
+# one more rank than 3/10 would.
 
 
 def _least_marginal_m(gamma: float, _: None) -> int:
@@ -245,13 +250,13 @@ def _least_marginal_gamma(m: int, _: None) -> float:
 
 
 def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
-    """The least rank whose order statistic covers 1 - gamma; None if even the largest does not."""
+    """The least rank whose order statistic covers 1 - gamma; None if no rank up to m does."""
     return _least(m, lambda k: _excess(k, m, gamma, scipy.special.betainc) >= _needed(confidence))
 
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
-    """The largest rank whose order statistic is below the quantile of 1 - gamma; 0 for none."""
-    # The excess grows as the rank falls, so the search counts ranks from above.
+    """The largest rank whose order statistic is below the 1 - gamma quantile; 0 for no rank."""
+    # The excess grows as the rank falls, so the search counts ranks down from m.
     found = _least(
         m, lambda j: _excess(m - j, m, gamma, scipy.special.betaincc) >= _needed(confidence)
     )
@@ -259,7 +264,7 @@ def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
 
 
 def _least_anytime_m(gamma: float, confidence: float) -> float:
-    """The least number of pairs whose largest distance covers 1 - gamma; infinite for too many."""
+    """The least m whose largest distance covers 1 - gamma; infinite if it is above `MOST_PAIRS`."""
     found = _least(MOST_PAIRS, lambda m: _anytime_covers(m, gamma, confidence))
     return math.inf if found is None else found
 
@@ -279,7 +284,7 @@ def _needed(confidence: float) -> float:
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number from 1 to `most` from which a property holds; None if there is none."""
+    """The least number up to `most` with a monotone property; None if no number has it."""
     if not holds(most):
         return None
     low, high = 0, most
@@ -312,8 +317,8 @@ def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], 
     return math.fsum(terms) - error
 
 
-# For each kind of statement, functions for the least m, the least gamma and the least k; they
-# return None if m is too small.
+# For each kind of statement, the functions that compute the least m, the least gamma and the least
+# k. The function for k returns None if m is too small.
 _LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[..., Any]]] = {
     "exact": (_least_m, _least_gamma, _least_k),
     "marginal": (_least_marginal_m, _least_marginal_gamma, _marginal_k),
@@ -348,7 +353,7 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
 
 
 def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
-    """Parameter rho and the least m, not yet rounded up; infinite if gamma^2 would underflow."""
+    """Rho and the least m as a float; m is infinite if gamma^2 would underflow."""
     if gamma < 1e-100:
         return 0.0, math.inf
     rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)

@@ -1,4 +1,4 @@
-"""Exact selection of an order statistic in linear time."""
+"""Exact selection of the k-th smallest of many floats in linear time."""
 
 import functools
 
@@ -9,16 +9,17 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# A CPU reads memory at full speed only in blocks that fit its cache. So above this number of
-# distances, a CPU first narrows them to a few. An accelerator searches all of them just as fast.
+# Each step of a bisection reads all distances, which is slow on a CPU if they do not fit its cache.
+# So from `_MANY` distances on, a CPU first selects the few distances near the result, and bisects
+# only among these. An accelerator bisects among all distances just as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
 _BLOCK = 2**15
 _GROUP = 64  # Below 2^16, so that two counts of a group fit into 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Bit patterns low and high, and how many distances lie below each of them. The number below low is
-# less than the rank, and the number below high is at least the rank.
+# Two bit patterns, low and high, and how many distances are below low and below high. Fewer
+# distances than the rank are below low, and at least as many as the rank are below high.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 # Two patterns, and the counts of `_counts_of_groups` for them.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
@@ -28,11 +29,11 @@ _Looked = tuple[_Bracket, _Seen]
 def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
     """The exact k-th smallest of m distances, in O(m) and without sorting.
 
-    Non-negative floats are ordered like their bit patterns. So the k-th smallest is the largest
-    pattern with fewer than k distances below it. Bisection finds it, with one counting pass for
-    each bit (31 in float32, 63 in float64). On a CPU, if there are many distances, a sample first
-    brackets the result, and later passes only read the distances in the bracket. Works under `jit`
-    and `vmap`.
+    Non-negative floats sort like their bit patterns, read as unsigned integers. So the k-th
+    smallest distance is the largest bit pattern with fewer than k distances below it. Bisection
+    finds this pattern, with one pass over the distances for each bit (31 in float32, 63 in
+    float64). If there are many distances, a CPU first brackets the result by a sample, and later
+    passes read only the distances in the bracket. The function works under `jit` and `vmap`.
 
     Args:
         distances: shape (m,), non-negative; NaN and negative numbers count as infinite.
@@ -46,7 +47,7 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         ValueError: if `distances` is not a non-empty vector or k is not between 1 and m.
 
     Formal guarantees:
-        None of its own. With the k of a `dpjax.operating_point`, the result is the estimated
+        None of its own. If k comes from `dpjax.operating_point`, the result is the estimated
         sensitivity. But a mechanism treats a bare number as a global bound, so use
         `dpjax.sample_sensitivity` for anything that is published.
 
@@ -81,7 +82,7 @@ def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
 def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
     """The k-th smallest element of an array, or of all shards along a mesh axis.
 
-    Only counts are added up over the axis; distances stay on their devices.
+    Devices add up only counts over the axis. Distances stay on their devices.
     """
     flat, rank = distances.reshape(-1), k.astype(jnp.uint32)
     search = functools.partial(_search, axis=axis)
@@ -110,9 +111,9 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """The pattern of a rank, found by one count of all distances for each bit."""
-    # The number of steps is fixed, because a loop with a data-dependent end would wait for the host
-    # after each step on an accelerator.
+    """The bit pattern of a rank, by bisection with one pass over all distances for each bit."""
+    # The number of steps is constant. On an accelerator, a loop whose end depends on data would
+    # wait for the host after each step.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
 
@@ -127,7 +128,8 @@ def _search_among(
 ) -> jax.Array:
     """The largest pattern from low to high - 1 with fewer than `rank` patterns below it.
 
-    Halving a bracket with one pattern changes nothing, so `halvings` may be larger than needed.
+    Halving a bracket that contains one pattern does not change it, so `halvings` may be larger than
+    needed.
     """
 
     def halve(_: jax.Array, bracket: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -140,10 +142,10 @@ def _search_among(
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """As `_search`, but starts from a bracket found by a sample and narrows it by interpolation.
+    """`_search` for a CPU, which brackets the result by a sample and then by interpolation.
 
-    The distances left in the bracket are gathered and searched. If ties leave too many, all
-    distances are counted until the bracket is a single pattern.
+    Then it gathers the distances in the bracket, and bisects among them. If ties leave too many
+    distances in the bracket, it keeps reading all distances until the bracket is a single pattern.
     """
 
     def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
@@ -168,7 +170,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 
     def thirds(bracket: _Bracket) -> _Bracket:
         low, high, _, _ = bracket
-        # A pass counts below two patterns, so it leaves a third of the bracket instead of a half.
+        # One pass counts the distances below two patterns, so it leaves a third of the bracket.
         third = jnp.maximum((high - low) // 3, 1)
         return narrowed(bracket, low + third, high - third)[0]
 
@@ -206,10 +208,11 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Patterns around the rank, by interpolation as if distances lay evenly in the bracket.
+    """Two patterns around the rank, by linear interpolation in the bracket.
 
-    The margin is 1/64 of the bracket, for a density that is not flat, plus 3 / sqrt(inside), which
-    is six standard deviations of chance.
+    Interpolation assumes uniformly distributed patterns. The margin on either side is 1/64 of the
+    bracket, for densities that are not uniform, plus a fraction 3 / sqrt(inside), which is at least
+    six standard deviations of the rank's place.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)
@@ -224,10 +227,11 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
 
 
 def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """How many distances of each group lie below the first pattern, and between both patterns.
+    """How many distances of each group are below the first pattern, and between both patterns.
 
-    A group is every `_BLOCK // _GROUP`-th distance of a block. The second count is in the upper 16
-    bits. Distances beyond the last whole block are in no group.
+    A group consists of every `_BLOCK // _GROUP`-th distance of a block. Both counts share one
+    uint32, with the second count in the upper 16 bits. The distances after the last whole block
+    belong to no group.
     """
 
     def count(index: jax.Array) -> jax.Array:
@@ -258,9 +262,9 @@ def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
 def _gather(
     distances: jax.Array, low: jax.Array, high: jax.Array, seen: _Seen
 ) -> tuple[jax.Array, jax.Array]:
-    """The patterns from low to high - 1, padded with high, and whether some did not fit.
+    """Gathers the patterns from low to high - 1, padded with high; and whether some did not fit.
 
-    Whole groups are kept if they have such a pattern.
+    It reads only the groups that contain such a pattern, and all distances outside of groups.
     """
     first, second, groups = seen
     groups = lax.cond(

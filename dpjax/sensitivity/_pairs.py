@@ -1,4 +1,4 @@
-"""Random pairs of neighboring databases, and how far apart the target's values on each pair are."""
+"""Random pairs of neighboring databases, and the distance of the target's values on each pair."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,8 @@ from dpjax.sensitivity._norms import (
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sums import Summable, SumOfRecords
 
-# Pair i uses fold_in(key, i). The last index is reserved for the keys of random positions.
+# Pair i is drawn with fold_in(key, i). The last uint32 is reserved: it derives the keys of random
+# positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
@@ -50,7 +51,7 @@ def neighboring_pair(
 
     Args:
         records: a pytree of arrays with leading axis n + 1, from one call of the oracle.
-        position: index of the replaced record, from 0; None for the last, as in the paper.
+        position: index of the replaced record, from 0; None for the last record, as in the paper.
 
     Returns:
         D and D', pytrees with leading axis n.
@@ -60,8 +61,8 @@ def neighboring_pair(
     def replaced(leaf: jax.Array) -> jax.Array:
         n = leaf.shape[0] - 1
         changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
-        # A selection rather than a scatter, because accelerators do not fuse a scatter with the
-        # steps around it.
+        # `where` rather than a scatter, because accelerators do not fuse a scatter with other
+        # operations.
         here = jnp.arange(n, dtype=jnp.int32) == changed
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
@@ -69,10 +70,10 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """By how many places to rotate the records of each database: uniform over 1 to n - 1.
+    """Numbers of places by which to rotate the records of databases, uniform over 1 to n - 1.
 
-    The host draws them from the words of the key, because drawing them in the compiled program
-    would double its compile time.
+    The host draws these numbers from the words of the key, because drawing them in the compiled
+    program would double its compile time.
     """
     seed = int(digest("rotations", words), 16)
     drawn = np.random.Philox(key=seed).random_raw(count)
@@ -80,15 +81,15 @@ def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:
-    """The database with its records moved by some places, the last ones to the front."""
+    """The database with its records shifted by some places; the last records come first."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
 
 
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
-    """The rotated first n of n + 1 records, and the same with the spare record in the last place.
+    """The rotation of the first n of n + 1 records, also with its last record replaced.
 
-    Both are stacked along a new axis, by one gather. On a CPU, stacking two arrays would take as
-    long as drawing the records.
+    Record n + 1 is the replacement. One gather makes both databases along a new axis. On a CPU,
+    stacking two arrays would take as long as drawing the records.
     """
 
     def both(leaf: jax.Array) -> jax.Array:
@@ -108,16 +109,16 @@ class RandomPair:
     Its hash comes from the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: maps n records to the value; if the norm is a `NoiseShape`, to the mapped value A^-1
+        target: maps n records to the value f. If the norm is a `NoiseShape`, it maps them to A^-1
             f.
         oracle: maps a key to n + 1 records.
         norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
-        sums: the target as a function of a sum over records, if it is one.
-        two_records: maps a key and a position to the record at that position and the spare record;
-            only if records are independent and these two records determine the distance.
-        shape: the shape of the noise, if the norm has one.
-        unmapped: the target before its map, if the norm has a shape.
+        sums: the target as a function of a sum over records; None for other targets.
+        two_records: maps a key and a position to the record at that position and its replacement.
+            None unless records are independent and these two records determine the distance.
+        shape: the norm, if it is a `NoiseShape`; None otherwise.
+        unmapped: the target without the multiplication by A^-1, if the norm is a `NoiseShape`.
         in_range: whether the norm is "range". Its resolution is then measured by "linf".
     """
 
@@ -156,8 +157,8 @@ class RandomPair:
         if isinstance(norm, NoiseShape):
             _check_shape(norm, key, target_program)
             shape, unmapped = norm, target_program
-            # Noise is added to mapped values. Distances are between the same numbers, so they
-            # include the rounding of the map.
+            # A release multiplies f by A^-1 and adds noise to the product. Distances are between
+            # the same products, so they include the rounding of the multiplication.
             target_program = target_program.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
@@ -174,21 +175,20 @@ class RandomPair:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # The shortcut for sums ends at `finish`, but a shaped norm maps the value after that.
+        # The shortcuts stop after `finish`, but a `NoiseShape` transforms the result of `finish`.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
         """The pair with shortcuts, which compute distances without two whole databases."""
-        # Code on the host needs whole databases and the number of their pair, so it has no
-        # shortcut.
+        # A target that runs on the host needs whole databases, so there is no shortcut for it.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
             return self._traced_shortcuts(key, target, oracle, database)
-        # Keyed by program, because equal programs have equal parts: a program includes the values
-        # that its function closes over at this time.
+        # Shortcuts are cached by program, not by function, because a program contains the values
+        # that its function closed over when it was traced. So equal programs have equal shortcuts.
         kept = _kept_shortcuts(self.target, self.oracle, isinstance(oracle, IndependentRecords))
         if not kept:
             kept.append(self._traced_shortcuts(key, target, oracle, database))
@@ -198,16 +198,17 @@ class RandomPair:
         self, key: Key, target: Summable, oracle: Oracle, database: Database
     ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
-        # Two sums share the statistics of n - 1 records. That would be wrong if the statistic of
-        # one record depended on other records.
+        # Both sums use the same statistics of the n - 1 records that do not change. This would be
+        # wrong if the statistic of one record depended on other records under `vmap`.
         if touching(sums.statistic.jaxpr):
             return self
         pair = dataclasses.replace(self, sums=sums)
         if not (sums.affine and isinstance(oracle, IndependentRecords)) or self.oracle.calls_host:
             return pair
 
-        # An affine function of the sum moves by the old and the new record only. An oracle of
-        # independent records draws just these two, with the bits that they have in the database.
+        # The change of an affine function of the sum depends on the old and the new record only.
+        # An oracle of independent records can draw these two records alone, with the same bits as
+        # in the whole database.
         def two(key: Key, position: jax.Array) -> tuple[Database, Database]:
             records = oracle.at(key, jnp.stack([position, jnp.full_like(position, self.n)]))
             old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], records) for i in (0, 1))
@@ -218,17 +219,17 @@ class RandomPair:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The programs of the caller."""
+        """The programs of the functions that the caller passed."""
         return self.target, self.oracle, self.norm
 
     @property
     def released(self) -> Program:
-        """The target as a release calls it."""
+        """The target as a release calls it: without the multiplication by A^-1."""
         return self.target if self.unmapped is None else self.unmapped
 
     @property
     def is_concrete(self) -> bool:
-        """Whether every constant is known."""
+        """Whether no program has a traced value among its constants."""
         return all(program.is_concrete for program in self.programs)
 
     @property
@@ -246,7 +247,7 @@ class RandomPair:
     def bytes_of_a_database(self, device: Device | None) -> int:
         """The memory that the target needs for one more database."""
         terms = 0
-        # The sums for both databases of a pair need the terms of n + 1 records.
+        # The sums over both databases of a pair need the statistics of n + 1 records.
         if self.sums is not None and self.two_records is None:
             terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
         return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
@@ -295,7 +296,7 @@ class RandomPair:
         return self.distance_by_sums(key, index, self._changed(key, index, position))
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """The numbers of pair `index`, from its two values."""
+        """The distance of pair `index`, from its two values; a subclass may return several."""
         del key, index
         return distance(self.norm, value, other)
 
@@ -345,9 +346,10 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """As `distance`, by a shortcut.
+        """The distance of pair `index` by a shortcut, and the resolution of its value.
 
-        From two records the resolution is unknown, so it is 0 here.
+        Two records do not determine the value, so with `two_records` the resolution is returned
+        as 0.
         """
         assert self.sums is not None
         if self.two_records is None:
@@ -374,9 +376,9 @@ class RandomPair:
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """An empty list, for the caller to keep the pair of these programs with traced shortcuts.
+    """A cache entry: a list that is empty until the caller appends the pair with its shortcuts.
 
-    Programs are equal if they compute the same.
+    Programs compare equal if they compute the same function.
     """
     del target, oracle, independent
     return []
@@ -397,7 +399,7 @@ def _spec(key: Key) -> jax.ShapeDtypeStruct:
 
 
 def _traced_oracle(oracle: Oracle, key: Key, n: int) -> Program:
-    """The oracle's program for n records and one to spare."""
+    """The oracle's program for n + 1 records: a database and a replacement record."""
     try:
         program = Program.trace("oracle", lambda key: oracle(key, n + 1), _spec(key))
     except Exception as error:
@@ -434,11 +436,11 @@ def _check_oracle(program: Program, n: int) -> None:
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
-    """Refuses a shape for other values, or one learned from the very pairs to be drawn."""
+    """Refuses a shape for other values, or a shape learned from the pairs that are to be drawn."""
     shape.check_fits(target.outputs.tree())
     if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
         raise ValueError(
-            "key must differ from the key that the shape of the noise was sampled with: a shape"
-            " that was fitted to the pairs that also set its scale covers fewer other pairs than"
-            " gamma says"
+            "key must differ from the key that the shape of the noise was sampled with: if the same"
+            " pairs determine the shape and the scale of the noise, more than a fraction gamma of"
+            " other pairs may exceed the estimate. Split the key"
         )

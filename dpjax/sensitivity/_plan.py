@@ -1,6 +1,7 @@
-"""A sampling before anything is drawn: its programs, its identity, and the size of its chunks.
+"""Plans of samplings: traced programs, operating point, chunk size and identity.
 
-A chunk is the unit of work and of memory, and the bits of its distances are reproducible.
+A chunk is a number of pairs that a device computes at once. The bits of its distances are
+reproducible.
 """
 
 import dataclasses
@@ -29,14 +30,15 @@ from dpjax.sensitivity._chunks import bytes_of_a_chunk, probing_of
 from dpjax.sensitivity._operating_points import confidence_of_each, operating_point
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
-# Given gamma alone, the default m is this many times the least one. With the least m, the estimate
-# would be the largest of all distances, which costs utility.
+# If only gamma is given, the default m is this many times the least feasible m. With the least m,
+# the estimate would be the largest of all distances, so the noise would be larger.
 PAIRS_OVER_LEAST = 10
-# Code on the host is slow. So its chunks are small, for progress bars and checkpoints.
+# Code on the host is slow. Its chunks are small, so that progress bars advance and checkpoints are
+# written often.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
-_STEPS = 32  # The most sizes of a chunk, because every size compiles a program of its own.
-# XLA's error for a program that does not fit into memory. On a TPU, compilation itself fails with
-# it.
+_STEPS = 32  # The largest number of chunk sizes, because every size compiles another program.
+# The code of XLA's error for a program that does not fit into memory. On a TPU, even the
+# compilation of such a program fails.
 _TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 
@@ -45,8 +47,8 @@ class Sampling:
     """Pairs to draw on the devices of one or several processes.
 
     Attributes:
-        key: the key a threefry key, placed where this host's devices can use it.
-        pair: one random pair, and how far the target moves on it.
+        key: a threefry key, placed where this host's devices can use it.
+        pair: one random pair of databases, and the distance of the target's values.
         layout: which device computes which pairs.
         team: the processes that sample together.
     """
@@ -88,7 +90,7 @@ class Sampling:
             "norm": self.pair.norm.fingerprint,
             "positions": self.pair.positions,
             "shortcut": self.pair.shortcut,
-            "probes": "at two positions",  # Older files had other probes.
+            "probes": "at two positions",  # Older versions wrote results of other probes.
             "n": self.pair.n,
             "m": self.layout.m,
             "chunk size": self.layout.size,
@@ -101,8 +103,9 @@ class Plan(Sampling):
     """A sampling from which one distance is selected.
 
     Attributes:
-        point: the number of pairs of each position, and the order statistic of their distances.
-        confidence: the confidence for all positions at once; None for the marginal statement.
+        point: the operating point of each position.
+        confidence: the confidence of the statement about all positions together; None for the
+            marginal statement.
     """
 
     point: OperatingPoint
@@ -110,7 +113,7 @@ class Plan(Sampling):
 
     @functools.cached_property
     def identity(self) -> str:
-        """A hash: equal for samplings that draw the same pairs and select the same rank."""
+        """A hash, which is equal for samplings that draw equal pairs and select the same rank."""
         programs = (program.fingerprint for program in self.pair.programs)
         return digest(self.words, *programs, self.pair.positions, self.point)
 
@@ -125,9 +128,10 @@ def point_of_each(
     over_least: int = PAIRS_OVER_LEAST,
     most: int = MOST_SAMPLED_PAIRS,
 ) -> tuple[OperatingPoint, float | None]:
-    """The operating point of each position, and the confidence in all of them together."""
+    """The operating point of each position, and the confidence of all positions together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # A union bound covers all positions at once, so also the worst one.
+    # By a union bound, the statements about all positions are true together, so the statement about
+    # the worst position is true.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
@@ -141,7 +145,7 @@ def point_of_each(
 def pairs_in_a_chunk(
     pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
 ) -> int:
-    """Pairs in a chunk, at most m; a function of programs, m, shapes and device alone."""
+    """The number of pairs in a chunk, at most m. It depends on programs, m and device alone."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
@@ -149,8 +153,8 @@ def pairs_in_a_chunk(
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)
-    # If there are few chunks, they are nearly equal, so that the last one has little padding. Sizes
-    # are multiples of a step, so that calls with many chunks share a size and its program.
+    # A few chunks get nearly equal sizes, so that the last chunk needs little padding. Sizes are
+    # multiples of a step, so that calls with many chunks use one size and one compiled program.
     step = max(1, most // _STEPS)
     return min(m, -(-_even_part(m, most) // step) * step)
 
@@ -162,14 +166,14 @@ def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | Non
     if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
         raise ValueError(
             "mesh must be None or one device for a target, oracle or norm that calls"
-            " jax.shard_map: it spreads its own work, so pairs cannot be spread as well, over"
-            f" {len(devices)} devices"
+            " jax.shard_map: it shards its own work, so dpjax cannot shard the pairs, too, got a"
+            f" mesh of {len(devices)} devices"
         )
     return layout
 
 
 def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
-    """The size of parts of `count` pairs, at most `most`; even parts for code on the host."""
+    """The size of chunks of `count` pairs, at most `most`; equal sizes for code on the host."""
     if pair.calls_host:
         return _even_part(count, most)
     return min(count, most)
@@ -182,11 +186,11 @@ def _even_part(count: int, most: int) -> int:
 def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
     """The layout, with smaller chunks if a chunk takes too much memory.
 
-    The first size is an estimate from shapes. It nearly always fits, and then the compiled program
-    is the one that will run. XLA may need several times as much memory, and then smaller chunks are
-    compiled until one fits. Chunks never grow: compiling another program costs more time than a
-    larger chunk saves. If pairs are probed, the probing program is measured, because it needs the
-    most memory and runs first.
+    The first chunk size is an estimate from shapes. It nearly always fits, and then the program
+    compiled here is the one that will run. Sometimes XLA needs several times as much memory. Then
+    programs with smaller chunks are compiled until one fits. Chunks never grow, because compiling
+    another program takes more time than a larger chunk saves. If pairs are probed, the memory of
+    the program with probes is measured, because it needs the most memory and runs first.
     """
     if layout.size <= LEAST:
         return layout
@@ -204,7 +208,8 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     room = share_of_memory(layout.local.values())
     if used <= room:
         return layout
-    # Some memory does not shrink with the chunk, so half of the room is left free for that.
+    # Part of the memory does not depend on the chunk size. So the next chunk aims at half of the
+    # free memory.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
 
 

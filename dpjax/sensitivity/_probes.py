@@ -1,26 +1,30 @@
-"""Probes: checks of a target on a few random databases, beyond what distances show.
+"""Probes: checks of the sampler's assumptions about a target, on a few random databases.
 
-Distances rest on three facts, up to rounding. The target ignores the order of the records. A
-database has the same value alone, as in a release, and in the sampler's batch. The shortcut for
-sums computes what the target computes. The probes test each fact. If only rounding breaks a fact,
-the estimate is raised by that much. Otherwise the target is refused.
+The sampled distances are valid under three assumptions:
 
-The test of order rotates records by uniform random places. That suffices if only the last record is
-replaced: a rotation takes any position to the last one, and the oracle's records are exchangeable.
-Both databases of a pair may move, so twice the largest move under rotations is added to the
-estimate. The proof in docs/proofs/sampled-sensitivity.md bounds how often a rotation moves a
-database by more than half of the added amount. A target that passes, such as a sum over neighbors
-in a ring, may still move under reversals, exchanges of two records and odd permutations. Such a
-target treats all positions alike.
+- the target ignores the order of the records;
+- the value of a database is the same alone, as in a release, and in the sampler's batch;
+- the shortcut for sums computes the same distances as the target.
 
-The oracle's records may not be exchangeable, though. So the probes also replace the last record of
-the rotated database, which is a record at a random position. A rank test refuses the oracle if
-these distances are larger than those at the last position.
+The probes test each assumption. If it fails by no more than rounding explains, the estimate is
+raised by the observed difference. Otherwise the target is refused.
 
-The probed databases are those of the first pairs, so these pairs are used twice: for the estimate
-and for the probes. Both statements still hold, because each is about independent draws, and a
-refusal returns nothing (docs/proofs/shorter.md). Only sums are probed on separate databases,
-because pairs of a sum are never drawn as whole databases.
+The test of order rotates the records by a random number of places. Rotations suffice if the sampler
+replaces only the last record: a rotation can bring any position to the end, and the oracle's
+records are exchangeable. A rotation may change the values of both databases of a pair, so twice the
+largest change is added to the estimate. The proof in docs/proofs/sampled-sensitivity.md bounds how
+often a rotation changes a value by more than half of the added amount. A target that passes, such
+as a sum over neighbors in a ring, may still depend on reversals, exchanges of two records and odd
+permutations. But it treats all positions alike.
+
+The oracle's records may not be exchangeable. So the probes also replace the last record of the
+rotated database, which comes from a random position. A rank test refuses the oracle if these
+distances are larger than the distances at the last position.
+
+The probes use the databases of the first pairs, which are also used for the estimate. Both
+statements remain true, because each is about independent draws, and a refusal returns nothing
+(docs/proofs/shorter.md). Only sums are probed on separate databases, because the sampler never
+draws the whole databases of a sum.
 """
 
 import json
@@ -57,34 +61,35 @@ from dpjax.sensitivity._norms import difference, distance, length
 from dpjax.sensitivity._pairs import RandomPair, neighboring_pair, random_rotations, rotated
 from dpjax.sensitivity._plan import Plan, size_of_parts
 
-# How far rounding may move a target that sums in another order, or in a batch of another size: in
-# units in the last place, or as a fraction of how far a replaced record moves the target.
+# Rounding may change a value if its terms are added in another order, or in a batch of another
+# size. These are the largest changes that the probes accept as rounding: in units in the last
+# place, and as a fraction of the change that a replaced record causes.
 _ROUNDED_UNITS, _ROUNDED_SHARE = 16, 2**-8
 # A defect that occurs on a fraction gamma of all databases escapes 5 / gamma probes with a
 # probability of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# Probes of a sum only measure its rounding. More of them would cost more time than the shortcut
-# saves.
+# The probes of a sum only measure its rounding. More probes would cost more time than the shortcut
+# for sums saves.
 _MOST_SUM_PROBES = 4096
-# Independent records are refused by chance with a probability of at most 10^-8.
+# `refuse_places` refuses an oracle of independent records with a probability of at most 10^-8.
 _CERTAIN = math.log(1e8)
-# Each of the three tests of exchangeable records refuses them by chance with this probability.
+# The false-alarm rate of each of the three tests that records are exchangeable.
 _CHANCE = 3e-7
 
 
 class Findings(NamedTuple):
-    """The findings of probes: for each distance below, its largest value on a probed database.
+    """The results of all probes. Every number is the largest one over the probed databases.
 
     Attributes:
-        resolution: a unit in the last place of the value.
-        permuted: how far rotating the records moves the value.
-        replaced: how far replacing a record moves the value; over all positions, if each is
-            sampled.
-        disagreement: between distances computed by the shortcut for sums and from two databases.
-        alone: between the value of a database alone and in a batch.
-        largest: how far replacing the last record moves the value, where NaN counts as infinite.
-        elsewhere: maps the number of a chunk, as a string, to distances: for each database of the
-            chunk, how far replacing the record at a random position moves the value.
+        resolution: the norm of one unit in the last place of the value.
+        permuted: the change of the value when the records are rotated.
+        replaced: the finite change of the value when a record is replaced, at any sampled position.
+        disagreement: the difference between the distance by the shortcut for sums and the distance
+            computed from two databases.
+        alone: the difference between the values of a database alone and in a batch.
+        largest: the change of the value when the last record is replaced; NaN counts as infinite.
+        elsewhere: maps the number of a chunk, as a string, to one number for each probed database
+            of the chunk: the change of the value when the record at a random position is replaced.
     """
 
     resolution: float = 0.0
@@ -105,7 +110,7 @@ class Findings(NamedTuple):
         return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
 
     def of_all(self, team: Team) -> "Findings":
-        """The findings of all processes together."""
+        """Combines the findings of all processes."""
         found = self
         for text in team.meet(json.dumps(self)):
             found |= Findings(*json.loads(text))
@@ -113,13 +118,13 @@ class Findings(NamedTuple):
 
 
 class Probes:
-    """The probes of one sampling: which databases are probed, and what chunks compute for that.
+    """The probes of one sampling.
 
     The constructor starts the probes of a sum, so that devices run them before they draw pairs.
 
     Attributes:
-        chunks: the chunks whose program both draws and probes.
-        probing: how much that program probes.
+        chunks: the chunks whose compiled program both draws and probes.
+        probing: how many databases of a chunk this program probes.
     """
 
     def __init__(self, plan: Plan, *, progress: bool = False):
@@ -131,25 +136,26 @@ class Probes:
             self._sum = _ProbesOfSum(plan, _databases(pair, plan.point), progress=progress)
             return
         needed = -(-self._count // layout.size)
-        # Probing a few chunks too many takes less time than compiling two programs.
+        # If there are few chunks, all run the program with probes. That takes less time than
+        # compiling a second program without probes.
         few = not pair.calls_host and layout.chunks <= 2 * needed
         self.chunks = range(layout.chunks if few else needed)
         self.probing = probing_of(pair, layout.size, self._count)
         self._rotations = random_rotations(plan.words, pair.n, self._count)
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
-        """By how many places each device's chunk rotates the records of its first databases."""
+        """For each device, by how many places to rotate the records of the probed databases."""
         starts = np.array([self._layout.size * (chunk or 0) for chunk in chunks])[:, None]
         indices = starts + np.arange(self.probing.rows)
         return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
 
     def look(self, chunks: list[int | None], probed: Probed) -> list[Seen]:
-        """Reads the findings of each device's chunk, and evaluates databases alone."""
+        """Collects the results of each device's chunk, and evaluates databases alone."""
         rows, kept = self.probing.rows, self.probing.kept
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
-        # Rounding differs on nearly all databases, so the databases of the first chunk are enough
-        # to see it.
+        # If only rounding differs between a database alone and in a batch, it differs on nearly all
+        # databases. Then the databases of the first chunk are enough.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
         found = list[Seen]()
@@ -166,7 +172,7 @@ class Probes:
         return found
 
     def sufficient(self, finished: dict[int, Finished]) -> dict[int, Finished]:
-        """The chunks of a checkpoint that were probed enough."""
+        """The chunks of a checkpoint, except those with fewer probes than are needed now."""
         return {
             chunk: x
             for chunk, x in finished.items()
@@ -174,7 +180,7 @@ class Probes:
         }
 
     def findings(self, finished: dict[int, Finished]) -> Findings:
-        """The findings in finished chunks."""
+        """Combines the findings of finished chunks."""
         found = Findings()
         for chunk, (row, resolution, seen) in finished.items():
             if count := self._in(chunk):
@@ -190,7 +196,7 @@ class Probes:
         return found
 
     def at_another_position(self, block: Block) -> Findings:
-        """How far replacing a record at another position moves the probed databases."""
+        """The largest finite change of a probed database's value, at another sampled position."""
         layout, found = self._layout, Findings()
         for place, d in enumerate(layout.local):
             for chunk in layout.chunks_of(d):
@@ -201,11 +207,11 @@ class Probes:
         return found
 
     def judged(self, found: Findings) -> Findings:
-        """Adds the findings on a sum, then refuses the target if the findings call for it.
+        """Adds the findings on a sum, and refuses the target or the oracle if a test fails.
 
         Raises:
-            ValueError: if the probes show that the target or the oracle cannot be sampled.
-            RuntimeError: if the shortcut for sums computes something else.
+            ValueError: if the target or the oracle breaks an assumption of the sampler.
+            RuntimeError: if the shortcut for sums disagrees with the target.
         """
         if self._sum is not None:
             found |= self._sum.findings()
@@ -218,26 +224,26 @@ class Probes:
         return found
 
     def rounding(self, found: Findings) -> float:
-        """How much to add to the estimate, see `rounding_of_releases`."""
+        """The amount to add to the estimate for rounding, see `rounding_of_releases`."""
         return rounding_of_releases(found, is_sum=self._sum is not None)
 
     @staticmethod
     def _distances(row: np.ndarray, count: int) -> np.ndarray:
-        """How far replacing a record moves the first databases of a chunk."""
+        """The distances of the first pairs of a chunk; of several norms, those of the first."""
         return row[:count].reshape(count, -1)[:, 0]
 
     def _in(self, chunk: int) -> int:
-        """How many pairs of a chunk are among the probed ones."""
+        """The number of probed pairs in a chunk."""
         return min(max(self._count - chunk * self._layout.size, 0), self._layout.size)
 
 
 def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
-    """How many of the first pairs are probed."""
+    """The number of pairs whose databases are probed; 0 for a sum, which has its own databases."""
     return 0 if pair.sums else _databases(pair, point)
 
 
 def _databases(pair: RandomPair, point: OperatingPoint) -> int:
-    """How many databases are probed."""
+    """The number of databases that are probed."""
     if not (pair.sums or pair.positions == "last" or touching(pair.target.jaxpr)):
         return min(point.m, LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
@@ -245,7 +251,7 @@ def _databases(pair: RandomPair, point: OperatingPoint) -> int:
 
 
 def _as_sampled(distances: np.ndarray) -> np.ndarray:
-    """Distances as the order statistic reads them: NaN and negative numbers become infinite."""
+    """Replaces NaN and negative distances by infinity, as the order statistic does."""
     return np.where(distances >= 0, distances, np.inf)
 
 
@@ -253,11 +259,11 @@ def _largest_finite(distances: np.ndarray) -> float:
     return float(distances[np.isfinite(distances)].max(initial=0.0))
 
 
-# Comparing a database alone with the same database in a batch.
+# Comparing the value of a database alone with its value in a batch.
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
-    """How far values in a batch are from the values of the same databases alone."""
+    """The largest distance between values from a batch and values of the same databases alone."""
     if pair.positions == "last":
         refuse_places(databases)
     leaves, structure = jax.tree.flatten(databases)
@@ -288,7 +294,7 @@ def _compiled_distances(values: Value, others: Value, equal: PyTree, *, norm: Pr
     return jax.vmap(moved)(values, others, equal)
 
 
-# Sums, on databases of their own.
+# Probes of sums, which use databases of their own.
 
 
 class _ProbesOfSum:
@@ -297,7 +303,8 @@ class _ProbesOfSum:
     def __init__(self, plan: Plan, count: int, *, progress: bool):
         """Starts the first chunk of every device."""
         pair, layout = plan.pair, plan.layout
-        # Lanes of a sum do not touch, so the chunk size may differ from the sampler's.
+        # No operation of a sum mixes the lanes of a `vmap`, so its probes may use another chunk
+        # size than the sampler.
         device = layout.devices[0]
         most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
@@ -311,7 +318,7 @@ class _ProbesOfSum:
 
     @host_errors()
     def _started(self, start: int) -> tuple[dict[str, jax.Array], Database, Value]:
-        """Starts a chunk on every device; its results may not be ready yet."""
+        """Starts a chunk on every device, without waiting for the results."""
         starts = start + self._size * np.arange(len(self._devices), dtype=np.uint32)
         indices = starts[:, None] + np.arange(self._size, dtype=np.uint32)
         indices = np.minimum(indices, self._count - 1)  # The last chunk repeats the last database.
@@ -326,7 +333,7 @@ class _ProbesOfSum:
 
     @host_errors()
     def findings(self) -> Findings:
-        """The findings in all chunks."""
+        """Computes the remaining chunks, and combines the findings of all chunks."""
         if self._found is not None:
             return self._found
         plan, together = self._plan, self._size * len(self._devices)
@@ -370,7 +377,7 @@ def _compiled_probes(
 ) -> tuple[dict[str, jax.Array], Database, Value]:
     """For every device, the distances of a chunk, its first databases, and all of its values.
 
-    `work` holds the numbers of pairs, and by how much to rotate the records of each.
+    `work` contains the indices of the pairs, and by how many places to rotate each database.
     """
 
     def probe(index: jax.Array, steps: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
@@ -391,8 +398,8 @@ def _compiled_probes(
 
     def probe_chunk(work: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         numbers, databases, values = jax.vmap(probe)(work[0], work[1].astype(jnp.int32))
-        # The barrier makes the program return the very databases that the target saw. Without it,
-        # XLA would draw them a second time, possibly with other rounding.
+        # The barrier makes the program return the same bits that the target got. Without it, XLA
+        # would draw the databases a second time, possibly with different rounding.
         databases = lax.optimization_barrier(databases)
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
@@ -402,38 +409,39 @@ def _compiled_probes(
 def permuted(
     pair: RandomPair, steps: jax.Array, index: jax.Array, database: Database, value: Value
 ) -> jax.Array:
-    """How far a rotation of its records moves the value of a database."""
+    """How much the value of a database changes when its records are rotated."""
     other = pair.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
     return moved_if_finite(pair, value, other)
 
 
-# Refusals.
+# Tests that refuse a target or an oracle.
 
 
 def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
-    """How much to add to the estimate for rounding that distances do not show.
+    """The amount to add to the estimate for rounding that the sampled distances do not contain.
 
-    Both values of a pair may be off. So the result is twice the largest change of the target's
-    value when a database is evaluated alone or, for targets that ignore the order, when its records
-    are permuted. For a sum it is at least twice the resolution, plus the disagreement of the
-    shortcut.
+    The result is twice the largest change of a value, because both values of a pair may have
+    changed. The changes are between a database alone and in a batch and, for targets that ignore
+    the order, under permutations of the records. For a sum, the result is at least twice the
+    resolution, plus the disagreement of the shortcut.
 
     Raises:
-        ValueError: if permuting records moves the target further than rounding could, because
-            replacing the last record then says nothing about other positions; or if a database has
-            different values alone and in a batch. Both are compared with how far replacing a record
-            moves the same databases, not with the estimate, which is far above most distances if
-            these have heavy tails.
-        RuntimeError: if the shortcut for sums computes something else.
+        ValueError: if permuting the records changes the value by more than rounding can, because
+            then distances at the last position say nothing about other positions; or if a
+            database's value alone differs from its value in a batch by more than rounding can. Both
+            changes are compared with the change when a record of the same database is replaced.
+            Comparing them with the estimate would be weaker: if distances have heavy tails, the
+            estimate is far above most distances.
+        RuntimeError: if the shortcut for sums disagrees with the target.
     """
     moved = max(found.permuted, found.alone)
     if not found.is_rounding(found.alone, found.resolution):
         raise ValueError(
             "target computes different values for many databases at once, as the sampler runs it,"
             " and for one database alone, as a release runs it: values differ by up to"
-            f" {found.alone:.3g}, and replacing a record moves them by up to {found.replaced:.3g}."
-            " The target may be a host function that is not deterministic. If rounding is the"
-            " cause, compute in float64"
+            f" {found.alone:.3g}, and replacing a record changes them by up to"
+            f" {found.replaced:.3g}. The target may be a host function that is not deterministic."
+            " If rounding is the cause, compute in float64"
         )
     if not is_sum:
         if not found.is_rounding(found.permuted, found.resolution):
@@ -451,8 +459,8 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
         raise RuntimeError(
             "the shortcut for sums over records disagrees with the target by"
             f" {found.disagreement:.3g} on random databases: sums may overflow, or `finish` may"
-            " amplify rounding errors. To avoid the shortcut, pass `lambda database:"
-            " target(database)`"
+            " amplify rounding errors. To turn the shortcut off, pass `lambda database:"
+            " target(database)` as target"
         )
     return rounding + found.disagreement
 
@@ -470,11 +478,12 @@ def refuse_rounding(found: Findings) -> None:
 
 
 def refuse_places(databases: Database) -> None:
-    """Refuses columns that depend only on a record's place, such as labels in a fixed order.
+    """Refuses columns that depend only on a record's position, such as labels in a fixed order.
 
-    Take k databases of n independent records. A column is equal in all of them, and not constant,
-    with probability at most n / (e n)^k. The worst case is a column that marks each record with
-    probability 1 / n, and happens to mark one record in each database.
+    The test looks for a column that is equal in all k databases, and not constant. If the n records
+    of each database are independent, this happens with probability at most n / (e n)^k. The worst
+    case is a column that marks each record with probability 1 / n, and marks the same single record
+    in each database.
     """
     for path, leaf in jax.tree.leaves_with_path(databases):
         k, n = leaf.shape[:2]
@@ -486,22 +495,22 @@ def refuse_places(databases: Database) -> None:
             raise ValueError(
                 "oracle must draw records in random order, for positions='last', got numbers at"
                 f" {jax.tree_util.keystr(path) or 'its only leaf'} that are the same in every"
-                " database and differ from record to record: the last record, which changes, would"
-                " get nearly the same number again. Shuffle all records by jax.random.permutation,"
-                " or ask for positions='average' or 'each'"
+                " database and differ from record to record: the sampler replaces the last record,"
+                " and the new record would have nearly the same number. Shuffle all records by"
+                " jax.random.permutation, or ask for positions='average' or 'each'"
             )
 
 
 def refuse_other_places(
     found: Findings, kth: Callable[[int], float], point: OperatingPoint, *, looks: int = 1
 ) -> None:
-    """Refuses an oracle whose last record moves the target less than other records do.
+    """Refuses an oracle if replacing other records changes the target more than the last record.
 
     Args:
         found: the findings of all processes.
         kth: maps k to the k-th smallest of all sampled distances.
-        point: the number of distances, and the share that may lie beyond an estimate.
-        looks: the largest number of sample sizes at which the drawing might have ended.
+        point: the operating point, for m and gamma.
+        looks: the number of sample sizes at which sampling might have ended, at most.
     """
     elsewhere = _all(found)
     if len(elsewhere):
@@ -514,20 +523,20 @@ def _all(found: Findings) -> np.ndarray:
 
 
 def _rounded_apart(found: Findings) -> float:
-    """How much two programs may differ by rounding in one distance."""
+    """A bound on how much rounding can change one distance between two compiled programs."""
     return 2 * max(found.permuted, _ROUNDED_UNITS * found.resolution)
 
 
 def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: int = 1) -> None:
-    """Refuses records if the last one moves the target less than others do.
+    """Refuses an oracle if too many distances at random positions exceed a limit.
 
     Args:
-        elsewhere: how far replacing the record at a random position moves the target, on the first
-            of m databases.
+        elsewhere: the change of the value when the record at a random position is replaced, on the
+            first of m databases.
         limit: the k-th smallest of all m distances at the last position, or any larger number.
         m: number of databases.
         k: rank of the limit.
-        looks: the largest number of sample sizes m that are tested.
+        looks: the number of tests, at most, over which the false-alarm rate is split.
     """
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
@@ -542,20 +551,23 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
 
 
 def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
-    """Bounds the chance that as many distances at random places exceed the k-th at the last place.
+    """Bounds the p-value of the rank test in `refuse_last`.
 
-    The bound holds for exchangeable records and any target (docs/proofs/shorter.md). Distances
-    equal to the limit do not count as beyond it, which only lowers the chance.
+    The limit is the k-th smallest of m distances at the last position. The p-value is the
+    probability that `beyond` or more of the distances at random positions exceed the limit. The
+    bound is valid for exchangeable records and any target (docs/proofs/shorter.md). Distances equal
+    to the limit do not count, which only lowers the probability.
 
     Args:
-        beyond: how many distances at random positions exceed that distance.
+        beyond: how many distances at random positions exceed the limit.
         probed: number of distances at random positions, one for each of the first pairs.
         m: number of pairs.
-        k: rank of the distance at the last position, among all m pairs.
+        k: rank of the limit.
     """
     by_signs = float(scipy.special.bdtr(min(m - k, beyond), beyond, 0.5))
     top = m - k + beyond
-    if k <= probed or beyond * m <= probed * top:  # In the second case, no more than expected.
+    # The second condition says that no more distances than expected exceed the limit.
+    if k <= probed or beyond * m <= probed * top:
         return by_signs
     of_top = np.arange(max(beyond, probed - (m - top)), min(probed, top) + 1)
     logs = _log_choose(top, of_top) + _log_choose(m - top, probed - of_top)

@@ -1,6 +1,6 @@
-"""Sampled sensitivities of regularized linear classifiers, from two records per pair, without fits.
+"""`record_bound`: sampled sensitivities of regularized linear classifiers, without training them.
 
-docs/proofs/record-bound.md has the proofs.
+Each pair needs only the two records that differ. docs/proofs/record-bound.md has the proofs.
 """
 
 import math
@@ -22,9 +22,9 @@ from dpjax.oracles._independent import IndependentRecords
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._plan import point_of_each
 
-# The pairs that are drawn at a time take about this many bytes.
+# Pairs are drawn in chunks of about this many bytes.
 _BYTES = 2**26
-# Covers the roundings of the last steps in float64.
+# This factor covers the rounding errors of the last steps in float64.
 _OUTWARD = 1 + 2.0**-40
 
 
@@ -43,16 +43,18 @@ def record_bound(
 ) -> Sensitivity:
     """The sampled sensitivity of logistic regression or a linear SVM, without fitting anything.
 
-    The target minimizes (1/n) sum_i loss(u_i'w) + (lambda / 2) ||w||^2, where u_i is the label, -1
-    or 1, times the features, and the loss is logistic or the hinge. Replacing a record with row u
-    by one with row v moves the minimizer by at most max(||u||, ||v||, ||u - v||) / (n lambda). So
-    millions of pairs take seconds, and gamma can be 10^-6.
+    The target minimizes (1/n) sum_i loss(u_i'w) + (lambda / 2) ||w||^2. The row u_i is the label,
+    -1 or 1, times the features. The loss is logistic or the hinge. If a record with row u is
+    replaced by a record with row v, the minimizer changes by at most max(||u||, ||v||, ||u - v||) /
+    (n lambda). This bound needs no training, so millions of pairs take seconds, and gamma can be
+    10^-6.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`.
         target: maps a database to the weights, shape (d,).
         oracle: an oracle of independent records, from `dpjax.oracles`.
-        row: maps a record to u, floats of shape (d,). If the target clips its rows, so must `row`.
+        row: maps a record to u, floats of shape (d,). If the target clips its rows, `row` must
+            clip them, too.
         regularization: lambda, above 0.
         residual: a bound on the norm of the objective's gradient at the returned weights, on every
             database, rounding included.
@@ -67,18 +69,19 @@ def record_bound(
     Raises:
         TypeError: if the oracle does not draw independent records, or target or row is not a
             function.
-        ValueError: if a number is out of range, rows under `vmap` may touch each other, as with
-            "rbg" keys, or the target's value has another shape than a row. For an intercept, append
-            a constant feature to every row, so that its weight is penalized. The bound is false for
-            an unpenalized intercept: even a record with row 0 would move the weights.
+        ValueError: if a number is out of range, if `row` contains an operation that may mix the
+            lanes of a `vmap`, such as draws with "rbg" keys, or if the target's value has another
+            shape than a row. For an intercept, append a constant feature to every row, so that its
+            weight is penalized. The bound is false for an unpenalized intercept, because then even
+            a record with row 0 changes the weights.
 
     Formal guarantees:
         As for `dpjax.sample_sensitivity`: with the stated confidence, P(G <= value) >= 1 - gamma,
-        because the bound holds on each pair (docs/proofs/record-bound.md). You vouch that the
+        because the bound is true on each pair (docs/proofs/record-bound.md). You vouch that the
         target minimizes this objective up to the residual.
 
     Source:
-        Chaudhuri, Monteleoni and Sarwate (2011), Lemma 7, at the pair.
+        Chaudhuri, Monteleoni and Sarwate (2011), Lemma 7, applied to the rows of each pair.
 
     Example:
         >>> import jax
@@ -104,8 +107,8 @@ def record_bound(
     _checks.host_only("record_bound", key, "your own formula")
     if not isinstance(oracle, IndependentRecords):
         raise TypeError(
-            "oracle must draw independent records, as those of dpjax.oracles do, got"
-            f" {_checks.shown(oracle)}"
+            "oracle must draw independent records, got"
+            f" {_checks.shown(oracle)}: make it with dpjax.oracles.independent"
         )
     n = _checks.integer("n", n, least=1)
     strength = float(_checks.positive("regularization", regularization))
@@ -119,7 +122,7 @@ def record_bound(
     point, stated = point_of_each(1, m=m, gamma=gamma, method="exact", confidence=confidence)
     lengths = _lengths(key, oracle, rows, n, point.m)
     (leaf,) = rows.outputs.leaves
-    # The computed length of d coordinates is off by at most (d / 2 + 3) eps.
+    # The computed length of a vector of d floats has a relative error of at most (d / 2 + 3) eps.
     margin = 1 + (leaf.size + 8) * float(jnp.finfo(leaf.dtype).eps)
     longest = float(np.partition(lengths, point.k - 1)[point.k - 1])
     if not math.isfinite(longest):
@@ -159,9 +162,9 @@ def _check_row(rows: Program, target: Program) -> None:
         raise ValueError(f"row must return floats of shape (d,), got {rows.outputs}")
     if [leaf.shape for leaf in target.outputs.leaves] != shapes:
         raise ValueError(
-            f"target must return weights like a row, of shape {shapes[0]}, got {target.outputs}."
-            " The bound is false for an intercept without a penalty: append a constant feature to"
-            " every row, so that its weight is penalized too"
+            f"target must return weights of the same shape as a row, {shapes[0]}, got"
+            f" {target.outputs}. The bound is false for an intercept without a penalty: append a"
+            " constant feature to every row, so that its weight is penalized too"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sampled distances, as a pure function for plots, sweeps and your own programs."""
+"""`sample_distances`: the distances of random pairs, as a pure function that can be jitted."""
 
 import jax
 import jax.numpy as jnp
@@ -48,23 +48,23 @@ def sample_distances(
         mesh: devices to spread the pairs over; by default the default device.
 
     Returns:
-        Shape (m,), in the order of the pairs, float32 or the float dtype of the target's value; for
-        positions="each" shape (n, m). NaN counts as infinite.
+        Distances of shape (m,), in the order of the pairs; for positions="each" of shape (n, m).
+        The dtype is float32 or the float dtype of the target's value. NaN counts as infinite.
 
     Raises:
         TypeError: if the key is not a typed key, target or oracle is not a function, or the target
             does not return real arrays.
         ValueError: if a size is out of range, the norm is unknown, or the oracle ignores its key or
             the number of records that it is asked for; if processes make different calls.
-        RuntimeError: if a host target fails, or another process of the call.
+        RuntimeError: if a target on the host fails, or if another process of the call fails.
 
     Formal guarantees:
-        The m pairs are independent draws. So the statement of `dpjax.operating_point` holds for an
-        order statistic of the distances, if m, gamma and confidence C are fixed before you look at
-        them. To choose among J gammas or reruns, use C' = 1 - (1 - C)/J for each, or the band of
-        method "dkw", which holds for all gammas at once. The checks of `dpjax.sample_sensitivity`
-        are not made. The bits are the same for one chunk size and backend. Inside a larger compiled
-        program the last bits may differ.
+        The m pairs are independent draws. So the statement of `dpjax.operating_point` is true of an
+        order statistic of the distances, if you choose m, gamma and confidence C before you look at
+        the distances. To choose among J gammas or reruns, use C' = 1 - (1 - C)/J for each, or
+        method "dkw", whose band is valid for all gammas at once. This function does not make the
+        checks of `dpjax.sample_sensitivity`. The bits are the same for one chunk size and backend.
+        Inside a larger compiled program the last bits may differ.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1.
@@ -97,7 +97,7 @@ def sample_distances(
 
 
 def _on_the_host(sampling: Sampling) -> jax.Array:
-    """Computes chunks with the compiled program of `sample_sensitivity`, for the same bits."""
+    """Runs the compiled program of `sample_sensitivity`, so that the bits are the same."""
 
     def at(position: int) -> jax.Array:
         block, _ = sample_block(sampling, position=position)

@@ -1,7 +1,7 @@
-"""The sensitivity sampler: an order statistic of sampled distances, and checks of it.
+"""`sample_sensitivity`: the estimate, an order statistic of sampled distances, and its checks.
 
-Nothing here is private, because the oracle draws all pairs. So the drawn numbers may decide whether
-a target is refused.
+Nothing here is private, because all databases are drawn from the oracle. So the checks may depend
+on sampled values.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ from dpjax.sensitivity._probes import (
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# With `until`: the largest number of pairs, as a multiple of the least m and in total; and the
-# least number of chunks, after each of which sampling can end. Memory for all distances is
-# allocated at the start: at most 256 MiB.
+# Defaults with `until`: the largest number of pairs, as a multiple of the least m and in total; and
+# the least number of chunks, because sampling can end only after a chunk. Memory for all distances
+# is allocated at the start: at most 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -69,12 +69,13 @@ def sample_sensitivity(
 ) -> Sensitivity:
     """Estimates the sensitivity of a target from random pairs of neighboring databases.
 
-    It draws m pairs (D, D') of databases that differ in one record. The estimate is G_(k), the k-th
-    smallest of the distances G_i = ||f(D) - f(D')||. A bound on rounding is added, the larger of:
+    The function draws m pairs (D, D') of databases that differ in one record. The estimate is
+    G_(k), the k-th smallest of the distances G_i = ||f(D) - f(D')||. To cover rounding, it adds the
+    larger of:
 
     - a unit in the last place of the largest f(D);
-    - twice the largest change of f(D) when the records are permuted, or when f runs on one database
-      alone, as in a release.
+    - twice the largest change of f(D) that the probes saw, when they permuted the records or
+      evaluated f on one database alone, as in a release.
 
     If records have public bounds, `dpjax.prove_sensitivity` may prove a global sensitivity instead.
     The printed result says so, for programs of at most 80 operations.
@@ -84,9 +85,9 @@ def sample_sensitivity(
             a threefry2x32 key, because sampling needs no secret randomness.
         target: a pure JAX function of a database, a pytree of arrays with leading axis n. A
             randomized learner closes over one fixed, public key.
-        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge, or a list of J
-            such functions. With an oracle of `dpjax.oracles.independent` and a target of
-            `dpjax.targets.summable`, a pair needs two records only.
+        oracle: `oracle(key, n)` draws n exchangeable records from public knowledge. A list of J
+            such functions is accepted, too. If the oracle comes from `dpjax.oracles.independent`
+            and the target from `dpjax.targets.summable`, a pair needs two records only.
         n: records of a database, at least 1.
         norm: the norm of the mechanism: "l1", "l2", "linf", "hamming", "range" (the largest
             coordinate minus the smallest), or a function of the difference of two values. A
@@ -94,35 +95,35 @@ def sample_sensitivity(
         m: number of pairs; by default ten times the least number for gamma. With `until`, it is the
             largest number of pairs: by default 1000 times the least number, but no more than 2^26
             unless the least number is larger.
-        gamma: probability that a random pair lies beyond the estimate; by default the least that m
-            allows.
+        gamma: probability that the distance of a random pair exceeds the estimate; by default the
+            least gamma that m allows.
         method: "exact", "dkw" or "anytime", see `dpjax.operating_point`.
         confidence: probability over the samples; None for the marginal statement.
-        until: a ratio above 1, such as 1.05. Sampling ends when the estimate is within this ratio
-            of the order statistic that bounds it from below, by method "anytime". The progress bar
-            shows both.
+        until: a ratio above 1, such as 1.05. Sampling ends when the estimate is at most this many
+            times the order statistic that is a lower bound on the quantile, by method "anytime".
+            The progress bar shows both numbers.
         positions: which record changes. "last", as in the paper, is for targets that ignore the
             order of records. The target is evaluated on 5 / gamma random databases with rotated
             records, and refused if a rotation changes its value. A rotation moves all records by a
-            random number of places, the last ones to the front. A target that passes treats all
-            positions alike, though it may still depend on reversals and exchanges of two records.
-            The oracle is refused if replacing a record at a random position moves the value further
-            than replacing the last record does. This finds sorted records, time series, and classes
-            one after the other. "average" draws the position uniformly, and the guarantee is
-            averaged over positions. "each" samples every position separately, and the worst one
-            counts; it takes n times the work.
+            random number of places, and the last records to the front. A target that passes treats
+            all positions alike, though it may still depend on reversals and exchanges of two
+            records. The oracle is refused if replacing a record at a random position changes the
+            value more than replacing the last record does. This test refuses sorted records, time
+            series, and records ordered by class. "average" draws the position uniformly, and the
+            guarantee is averaged over positions. "each" samples every position separately and
+            returns the worst estimate, which takes n times the work.
         chunk_size: pairs in a chunk; by default the number that fits the cache or the device. For
-            code on the host, it is the largest number of pairs in a chunk, and m is cut evenly,
-            because padding would cost evaluations.
-        mesh: devices to spread the pairs over; by default the default device. They belong to this
-            process, or to all processes that `jax.distributed.initialize` has joined, which then
-            make the same call. The bits are the same on any number of devices, unless `until` ends
-            the sampling after different pairs.
+            code on the host, it is an upper limit: m is split into chunks of equal size, because
+            padding the last chunk would cost evaluations.
+        mesh: devices to spread the pairs over; by default the default device. The devices belong to
+            this process, or to all processes that `jax.distributed.initialize` has joined. All of
+            these processes must make the same call. The bits are the same on any number of devices,
+            unless `until` ends sampling after different pairs.
         progress: shows progress bars of the pairs, and of the probes of a sum (needs tqdm).
         checkpoint: a file for finished chunks, so that the same call continues after an
             interruption. It is written when the run ends, and during the run as long as writing
             takes at most a twentieth of the time. With several processes, each adds its own suffix.
-        allow_zero: accepts an estimate of 0, provided that no probe moved the value either. The
+        allow_zero: accepts an estimate of 0, provided that no probe changed the value, either. The
             target is then released without noise.
         allow_cancellation: accepts an estimate below 8 times the resolution.
 
@@ -134,43 +135,47 @@ def sample_sensitivity(
             does not return real arrays.
         ValueError: if a parameter is out of range or infeasible; if a `NoiseShape` was sampled with
             this key, or for other values; if the oracle ignores its key or the number of records
-            that it is asked for; for positions="last", if the oracle gives records fixed numbers by
-            their places, or its last record moves the target less than others do (fewer than one in
-            10^6 oracles of exchangeable records is refused); if the target depends on the order of
-            the records, or has another value in a batch than alone; if a function contains
-            operations or keys that are not JAX's own; if databases under `vmap` may touch each
-            other in oracle or norm, as with "rbg" keys; if the estimate is infinite, 0, or mostly
-            rounding error; if the checkpoint is of another run, truncated or corrupted; if
+            that it is asked for; for positions="last", if a column of the oracle's records depends
+            only on the position of the record, or if replacing the last record changes the value
+            less than replacing other records (fewer than one in 10^6 oracles of exchangeable
+            records is refused); if the target depends on the order of the records, or has another
+            value in a batch than alone; if a function contains operations or keys that are not
+            JAX's own; if the oracle or the norm contains operations that may mix the lanes of a
+            `vmap`, such as draws with "rbg" keys; if the estimate is infinite, 0, or mostly
+            rounding error; if the checkpoint is from another run, truncated or corrupted; if
             processes make different calls.
-        RuntimeError: if a host target fails; if another process of the call fails, is interrupted
-            or ends. All processes learn of it within seconds.
+        RuntimeError: if a target on the host fails; if another process of the call fails, is
+            interrupted or ends. Then every process raises this error within seconds.
 
     Formal guarantees:
-        Replace-one neighbors. With probability at least `confidence` over the samples, a fresh pair
-        from the oracle lies further apart than the estimate with probability at most gamma. If
-        `confidence` is None, this probability is over samples and pair together. In plain words: at
-        gamma = .05 and n = 1000, on average over databases, up to 50 people may be less protected
-        than epsilon says, typically the outliers.
+        The neighboring relation is replace-one. With probability at least `confidence` over the
+        samples, the distance of a fresh pair from the oracle exceeds the estimate with probability
+        at most gamma. If `confidence` is None, the distance exceeds the estimate with probability
+        at most gamma over the samples and the pair together. In plain words: at gamma = .05 and
+        n = 1000, on average over databases, up to 50 people may be less protected than epsilon
+        says. These people are typically the outliers.
 
         Assumptions: the private database is a draw from the oracle
-        (`dpjax.accounting.under_distribution_shift` bounds the cost of a wrong oracle). m, gamma,
-        confidence and the key were fixed before anyone looked at the samples; with method
-        "anytime", m need not be. If oracle, n, target and tuning come from public knowledge, the
-        estimate may be published.
+        (`dpjax.accounting.under_distribution_shift` bounds the cost of a wrong oracle). You chose
+        m, gamma, confidence and the key before you looked at the samples; with method "anytime",
+        you may choose m later. If oracle, n, target and tuning come from public knowledge, you may
+        publish the estimate.
 
-        For positions="each" the statement holds for all positions at once: each is sampled at
-        confidence 1 - (1 - C)/n. For positions="last" it holds for the last record. For a record at
-        a uniformly drawn position it holds with gamma + 2 g. Here g is the fraction of databases on
-        which a random rotation moves the target by more than half of the added rounding. If g is
-        gamma or more, the probes refuse the target with probability at least 147/148. For a record
-        at a fixed position the statement holds with gamma + 4 g, where g is the fraction for a
-        quarter of the added rounding (docs/proofs/sampled-sensitivity.md). Both statements need
-        exchangeable records, which are tested, not proved: at gamma = .05 the test always finds an
-        oracle for which 30% of positions exceed the estimate, and may miss one with 10%.
+        For positions="each" the statement is true of all positions at once, because each position
+        is sampled at confidence 1 - (1 - C)/n. For positions="last" it is true of the last record.
+        For a record at a uniformly drawn position it is true with gamma + 2 g instead of gamma.
+        Here g is the fraction of databases on which a random rotation changes the value by more
+        than half of the amount added for rounding. If g is gamma or more, the probes refuse the
+        target with probability at least 147/148. For a record at a fixed position the statement is
+        true with gamma + 4 g, where g is the fraction for a quarter of the added amount
+        (docs/proofs/sampled-sensitivity.md). Both statements need exchangeable records, which are
+        tested, not proved. At gamma = .05 the test always refuses an oracle for which 30% of
+        positions exceed the estimate, and may accept an oracle with 10% of such positions.
 
-        With J oracles the statement holds for each of them, and for every mixture that draws one
-        oracle for the whole pair: each is sampled at confidence 1 - (1 - C)/J, and the largest
-        estimate counts. A mixture that draws an oracle for each record is another oracle.
+        With J oracles the statement is true of each oracle, and of every mixture that draws one
+        oracle for the whole pair. For this, each oracle is sampled at confidence 1 - (1 - C)/J, and
+        the largest estimate is returned. A mixture that draws an oracle for each record is not
+        covered.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1 and Theorem 15; Wilks (1941) for "exact".
@@ -201,8 +206,8 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement is not split among oracles: the largest estimate covers at least as
-        # many pairs of each.
+        # A marginal statement need not be split among oracles: for each oracle, the largest of all
+        # estimates covers at least as many pairs as the oracle's own estimate.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -211,7 +216,8 @@ def sample_sensitivity(
         path = checkpoint
         if several and checkpoint is not None:
             path = f"{os.fspath(checkpoint)}.oracle-{j}"
-        # Other processes of the mesh learn of an error inside this block.
+        # If an error is raised inside this block, the other processes of the mesh raise an error,
+        # too.
         with together(mesh) as team:
             own = sampling_key(key)
             _checks.host_only(
@@ -244,14 +250,14 @@ def sample_sensitivity(
 
 
 class _Sample(NamedTuple):
-    """An estimate, with all that the sensitivity reports about it.
+    """An estimate, and everything else that goes into the `Sensitivity`.
 
     Attributes:
         plan: the sampling, with its final operating point.
         identity: the identity of the sampling.
-        estimate: the largest k-th distance of a position.
+        estimate: the k-th smallest distance; the largest one over all positions.
         resolution: the coarsest resolution of the target's value.
-        rounding: how much to add for rounding, as measured by the probes.
+        rounding: the amount to add for rounding, as measured by the probes.
         findings: the findings of the probes.
     """
 
@@ -268,12 +274,13 @@ def _sampled(
 ) -> _Sample:
     """Draws the pairs of all positions, and selects the estimate of the worst one."""
     store = None if path is None else Checkpoint(path, plan.run)
-    # Looking at the distances, even for the progress bar, requires an "anytime" point.
+    # Distances may be looked at before sampling ends, even for the progress bar, only if the
+    # operating point is "anytime".
     may_look = plan.point.method == "anytime" and jax.process_count() == 1
     watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
     with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
         probes = Probes(plan, progress=progress)
-        identity = plan.identity  # Hashed while devices run the probes of a sum.
+        identity = plan.identity  # This takes time, so it runs while devices probe a sum.
         findings, estimate, resolution, block = Findings(), 0.0, 0.0, None
         for position in range(plan.pair.positions_sampled):
             block, found = sample_block(
@@ -314,11 +321,11 @@ def _sampled(
 
 
 def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
-    """The sensitivity: the estimate raised by all that rounding may hide, and its origin."""
+    """The sensitivity: the estimate plus all bounds on rounding, with a record of its origin."""
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
-    # An estimate of 0 gets here only with allow_zero, and if no probe moved the value.
+    # If the estimate is 0 here, the caller passed allow_zero, and no probe changed the value.
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,
@@ -360,11 +367,11 @@ def _worst(found: list[Sensitivity], confidence: float | None) -> Sensitivity:
 def _what_is_kept(plan: Plan, store: Checkpoint | None) -> str:
     if store is None:
         return (
-            "no pair is kept: with checkpoint=PATH, the same call would continue where it stopped"
+            "no pairs are saved: with checkpoint=PATH, the same call would have continued from here"
         )
     done = sum(plan.layout.pairs_in(chunk) for _, chunk in store.chunks)
     total = plan.pair.positions_sampled * plan.point.m
-    return f"{done} of {total} pairs are kept in {store.path}: the same call continues from there"
+    return f"{done} of {total} pairs are saved in {store.path}: the same call continues from there"
 
 
 def _check_until(until: float, gamma: float | None, method: Method, positions: Positions) -> None:
@@ -379,10 +386,11 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
 
 
 def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
-    """How far floats may round down the norm of a difference of integers.
+    """By how much the norm of a difference of integers may be rounded down in floats.
 
-    Integers that the float dtype holds are exact. Otherwise the cast of each nonzero coordinate may
-    round, and so may its addition. l2 adds a few more roundings.
+    Integers below 1 / eps are exact in floats, so there is no error except for l2. For larger
+    integers, the cast of each nonzero coordinate may round, and so may its addition. The l2 norm
+    adds a few more roundings.
     """
     outputs = plan.pair.released.outputs.leaves
     floats = [is_float(leaf) for leaf in outputs]
@@ -403,12 +411,13 @@ def _refuse_unusable(sample: _Sample, *, allow_zero: bool, allow_cancellation: b
     if math.isinf(estimate):
         raise ValueError(
             "the estimated sensitivity is infinite: on too many random databases the target's value"
-            " is infinite or NaN, or the norm is negative; make it finite, or clip the value"
+            " is infinite or NaN, or the norm is negative. Let the target return finite values, for"
+            " example by clipping them"
         )
     if estimate == 0 and not allow_zero:
         raise ValueError(
             "the estimated sensitivity is 0: no noise would be added. If the target is constant and"
-            " a release without noise is meant, pass allow_zero=True"
+            " you want a release without noise, pass allow_zero=True"
         )
     if 0 < estimate < _LEAST_RESOLVED * resolution and not allow_cancellation:
         outputs = sample.plan.pair.released.outputs.leaves

@@ -1,9 +1,9 @@
-"""A norm that weighs directions: the length of A^-1 x, computed exactly in integers.
+"""`NoiseShape`: a matrix A for correlated noise, and the norm ||A^-1 x||_2 in exact integers.
 
-A release with shaped noise adds noise to y = A^-1 f. So the sampler must compute the same y as a
-release. In floats, y is a small difference of large products, which every program may round
-differently. So f is rounded to a fine grid, and A^-1 is a matrix of integers. Then y depends on the
-bits of f alone, and neither on the batch nor on the compiler.
+A release with shaped noise computes y = A^-1 f and adds noise to y. So the sampler must compute the
+same y as a release. In floats, y is a small difference of large products, which every compiled
+program may round differently. So f is rounded to a fine grid, and A^-1 is a matrix of integers.
+Then y is a function of the bits of f, and depends neither on the batch nor on the compiler.
 """
 
 import dataclasses
@@ -24,21 +24,22 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
 
 MOST_COORDINATES = 2**12
-# Values are clamped to this many bits, in units of the fine grid, and split into digits. Then a row
-# of the matrix times a vector of digits stays below 2^31, and a row times a vector of values below
-# 2^61.
+# Values are clamped to this many bits, in units of the fine grid, and split into digits of 6 bits.
+# The product of a matrix row and a vector of digits is then below 2^31, so it fits int32. The
+# product of a matrix row and a vector of values is below 2^61.
 VALUE_BITS = 36
 _DIGIT_BITS, _ROW_BITS, _MOST_ENTRY_BITS = 6, 25, 15
-# The range of the grid's exponent, which is well within that of float32.
+# The range of the grid's exponent, which is well within the exponents of float32.
 _LEAST_UNIT, _LARGEST_UNIT = -80, 40
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NoiseShape:
-    """A matrix A that noise is multiplied by, and the norm ||A^-1 x||_2 that goes with it.
+    """A matrix A that multiplies the noise, and the norm ||A^-1 x||_2 of the sensitivity.
 
-    Made by `dpjax.noise_shape`. Pass it as `norm` to `dpjax.sample_sensitivity`, with another key,
-    and the sensitivity to `dpjax.shaped_gaussian`. Two shapes are equal if their contents are.
+    Made by `dpjax.noise_shape`. Pass it as `norm` to `dpjax.sample_sensitivity`, with another key.
+    Then pass the sensitivity to `dpjax.shaped_gaussian`. Two shapes are equal if all attributes are
+    equal.
 
     Attributes:
         matrix: A, float64 of shape (d, d), symmetric; the inverse of `inverse` / 2^bits.
@@ -104,9 +105,9 @@ class NoiseShape:
 
     @functools.partial(jax.jit, static_argnums=0)
     def mapped(self, value: Value) -> jax.Array:
-        """A^-1 f, exact after rounding f to the grid.
+        """A^-1 f, computed exactly after f is rounded to the grid.
 
-        NaN counts as 0, and too large numbers as the bound.
+        NaN counts as 0. Magnitudes above `largest_value` count as `largest_value`.
 
         Args:
             value: a pytree of real arrays, of the structure and shapes of `outputs`.
@@ -123,7 +124,7 @@ class NoiseShape:
         return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
-        """A value with the same y. NaN becomes 0, and too large numbers become the bound."""
+        """The value with NaN replaced by 0 and large numbers clamped; `mapped` is unchanged."""
         return jax.tree.map(lambda leaf: _clamped(leaf, self.largest_value), value)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -149,9 +150,9 @@ class NoiseShape:
         return jnp.matmul(inverse, numbers, precision="highest")
 
     def resolution(self, mapped: jax.Array) -> jax.Array:
-        """The length of A^-1 u, where u has a unit in the last place of every coordinate.
+        """A bound on the length of A^-1 u, if u is one unit in the last place per coordinate.
 
-        Magnitudes of all products are added, because u may have any signs.
+        The signs in u are arbitrary, so the magnitudes of all products are added.
         """
         floats = [x.dtype for x in self.outputs.leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         eps = max(float(jnp.finfo(dtype).eps) for dtype in (*floats, mapped.dtype))
@@ -164,7 +165,7 @@ class NoiseShape:
 def shape_of(
     matrix: np.ndarray, outputs: TreeSpec, unit: float, sampled_with: str | None
 ) -> NoiseShape:
-    """A shape near a symmetric positive definite matrix, on a grid no coarser than `unit`."""
+    """A `NoiseShape` near a positive definite matrix, on a grid no coarser than `unit`."""
     size = len(matrix)
     wanted = np.linalg.inv(matrix)
     most = min(_MOST_ENTRY_BITS, _ROW_BITS - (size - 1).bit_length())
@@ -173,18 +174,19 @@ def shape_of(
     exponent = int(np.floor(np.log2(unit)))
     if not (_LEAST_UNIT <= exponent <= _LARGEST_UNIT and abs(bits) <= _MOST_ENTRY_BITS + 8):
         raise ValueError(
-            f"differences of about {unit:.1g} and less are out of the range of float32: rescale the"
-            " target's value"
+            f"the target's values need a grid of {unit:.1g}, which is out of the range of float32:"
+            " rescale the target's value"
         )
     exact = np.linalg.inv(inverse / 2.0**bits)
     found = NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
-    for array in (found.matrix, found.inverse):  # Programs hold copies of them.
+    # Compiled programs contain copies of both arrays, so later changes would be ignored.
+    for array in (found.matrix, found.inverse):
         array.setflags(write=False)
     return found
 
 
 def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
-    """A matrix of integers times a vector of integers, in digits that int32 can add up."""
+    """The product of an integer matrix and a vector, digit by digit so that int32 suffices."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
     shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
@@ -201,7 +203,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    """Keeps narrow floats narrow. Integers become floats, because shaped noise has fractions."""
+    """Casts to float16 or bfloat16 if the target returned it. Integers become wider floats."""
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
 
@@ -212,7 +214,7 @@ def _mapped_dtype(leaves: list[jax.Array]) -> np.dtype:
 
 
 def flat(tree: Value) -> jax.Array:
-    """All numbers of a tree in a row, in its widest float dtype."""
+    """All leaves of a pytree as one vector, in the widest float dtype of a leaf."""
     leaves = jax.tree.leaves(tree)
     dtype = _mapped_dtype(leaves)
     return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])

@@ -1,6 +1,7 @@
-"""Targets that are a function of a sum over records, and the shortcut for their distances.
+"""Targets f(D) = finish(sum over records of a statistic), and a shortcut for their distances.
 
-If that function is affine, a distance depends on two records only: the old one and the new one.
+If `finish` is affine, the distance depends only on two records: the replaced record and its
+replacement.
 """
 
 import dataclasses
@@ -22,18 +23,18 @@ from dpjax._tracing._walks import Equation, aval, bind, called, run, specs
 from dpjax.sensitivity._norms import difference, distance, length
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-# Operations that move or copy the elements of one operand.
+# Primitives that move or copy the elements of their operand.
 _MOVES = frozenset(
     (
         *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
         *("copy", "copy_p"),
     )
 )
-# Operations that add up the elements of one operand.
+# Primitives that add, or negate, the elements of their operand.
 _LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
-# Operations that add several operands, or put them next to each other.
+# Primitives that add, subtract or concatenate several operands.
 _SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
-# Operations that take elements of their first operand, at places that constant operands give.
+# Primitives that select elements of their first operand, at indices in the other operands.
 _CHOICES = frozenset(("gather", "dynamic_slice"))
 # An array, and whether it depends on the inputs. If it does, the array is only the linear part of
 # the value.
@@ -55,8 +56,8 @@ class Summable:
         finish: maps the sum of the statistics, or their average, to the value.
         average: whether the sum is divided by the number of records first.
         largest: None, or a public bound on the magnitudes of all statistics. With a bound,
-            statistics must be floats and be averaged, and their sum is exact. The bound broadcasts
-            to the shape of each.
+            statistics must be floats and be averaged, and their sum is exact. The bound must
+            broadcast to the shape of the statistic.
 
     Formal guarantees:
         A sum ignores the order of the records: exactly if `largest` is given, otherwise up to
@@ -113,13 +114,13 @@ class SumOfRecords:
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
     def distance_of_records(self, norm: Norm, old: PyTree, new: PyTree) -> jax.Array:
-        """The distance if one record is replaced by another, for an affine finish."""
+        """The distance when `old` is replaced by `new`, for an affine finish."""
         statistics = self.statistic(new), self.statistic(old)
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
-        # If the sum of n such integers could exceed the range of its dtype, it may wrap. The
-        # distance is then unknown.
+        # A sum of n integers of this magnitude might exceed the range of its dtype and wrap around.
+        # Then the distance is unknown, and counts as infinite.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -135,8 +136,8 @@ class SumOfRecords:
     ) -> tuple[jax.Array, Value]:
         """The distance and the value for any finish, from all n + 1 records.
 
-        The sum over the records that both databases share is computed once. The old or the new
-        record is added last.
+        Both databases share n - 1 records, and the sum over these is computed once. Then the
+        replaced record is added for one database, and its replacement for the other.
         """
         statistics = jax.vmap(self.statistic)(records)
         n = jax.tree.leaves(records)[0].shape[0] - 1
@@ -161,13 +162,13 @@ class SumOfRecords:
 
 
 class NotAffineError(Exception):
-    """An operation is not known to be affine."""
+    """A primitive is not known to be affine. The message is its name."""
 
 
 def is_affine(program: jex.ClosedJaxpr) -> bool:
-    """Whether a program of real arrays is affine in all its inputs, by its operations.
+    """Whether every primitive of a program of real arrays is affine in the inputs.
 
-    Derivatives cannot show it: rounding has the derivative 0, but is not affine.
+    Derivatives cannot decide this: rounding has the derivative 0, but is not affine.
     """
     avals = map(aval, program.jaxpr.invars)
     inputs = [jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)) for x in avals]
@@ -179,7 +180,7 @@ def is_affine(program: jex.ClosedJaxpr) -> bool:
 
 
 def linear_part(program: jex.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
-    """Computes f(x) - f(0) for an affine program f. Neither value is computed, so nothing cancels.
+    """Computes f(x) - f(0) for an affine program f, without the rounding error of a subtraction.
 
     Args:
         program: an affine program.
@@ -216,23 +217,24 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
         old, new = aval(equation.invars[0]).dtype, parameters["new_dtype"]
         narrower = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
         narrower = narrower and jnp.finfo(new).nmant < jnp.finfo(old).nmant
-        # A conversion to fewer bits rounds, which is not affine.
+        # A conversion to fewer bits rounds, and rounding is not affine.
         if old != new and (narrower or not jnp.issubdtype(new, jnp.floating)):
             raise NotAffineError(name)
         return [(values[0] if old == new else values[0].astype(new), True)]
     if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
-        raise NotAffineError(name)  # Arithmetic of integers wraps, and division rounds.
-    # The linear part has floats even where the program has integers, so constants become floats.
+        raise NotAffineError(name)  # Integer arithmetic wraps around, and its division rounds.
+    # The linear part is in floats even if the program computes with integers, so constants become
+    # floats.
     dtype = next(x.dtype for x, d in operands if d)
     if name in _SUMS:
-        # Added constants drop out of f(x) - f(0).
+        # Added constants cancel in f(x) - f(0).
         values = [x if d else jnp.zeros_like(x, dtype) for x, d in operands]
     else:
         by_one = name in ("mul", "dot_general") and sum(depends) == 1
         by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
         if not (name in _LINEAR or by_one or by_first):
             raise NotAffineError(name)
-        # The other operands of choices are positions, which stay integers.
+        # The other operands of `_CHOICES` are indices, which stay integers.
         if name not in _CHOICES:
             values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
     return [(x, True) for x in bind(equation, parameters, values)]

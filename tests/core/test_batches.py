@@ -81,7 +81,9 @@ def test_what_is_in_memory_is_no_source():
 def test_names_and_tables_are_checked():
     with pytest.raises(ValueError, match=r"column must be one of .*'x', 't'.* of frame, got 'y'"):
         list(batches_of("frame", lambda: [FRAME]).each(["y"], ROWS, list))
-    with pytest.raises(ValueError, match="frame must give at least one table, which may have no"):
+    with pytest.raises(ValueError, match="frame must return an iterator of at least one table"):
         batches_of("frame", lambda: []).first(ROWS)
-    with pytest.raises(TypeError, match="frame must be a table with names of columns, or a dict"):
+    with pytest.raises(
+        TypeError, match="frame must be a table whose columns have strings as names, or"
+    ):
         batches_of("frame", lambda: [np.ones(3)]).first(ROWS)

@@ -461,7 +461,7 @@ def test_no_part_of_a_mechanism_is_replaced_without_the_noise(name, part, key):
     try:
         replaced = dataclasses.replace(made, **{part: getattr(other, part)})
     except TypeError as error:
-        assert "by its factory, and its fields cannot be replaced" in str(error)  # noqa: PT017
+        assert "by its factory function, and its fields cannot be replaced" in str(error)  # noqa: PT017
         return
     for one in jax.random.split(key, 5):
         drawn = (jax.tree.leaves(mechanism(one, value).value) for mechanism in (replaced, other))

@@ -66,7 +66,7 @@ def test_a_table_of_the_library_of_the_frame_comes_back(library):
     assert release.guarantee.epsilon == 50.0
     assert release.labels.statistic == "synthetic of site and x and k and flag and day"
     if kind is not dict:
-        with pytest.raises(TypeError, match="is a table already"):
+        with pytest.raises(TypeError, match="is already a table"):
             release.to_frame()
         assert "epsilon=50" in release._repr_html_()
     found = release.value

@@ -351,5 +351,5 @@ def test_keys_of_groups_are_published_for_people():
     assert found.value == ("a", "b", "c")
     assert found.guarantee.privacy_unit == "person (id)"
     assert queries.group_keys(key, column, **how).guarantee.privacy_unit == "record"
-    with pytest.raises(TypeError, match="privacy_unit must be a text, got 7"):
+    with pytest.raises(TypeError, match="privacy_unit must be a string, got 7"):
         queries.group_keys(key, column, privacy_unit=7, **how)

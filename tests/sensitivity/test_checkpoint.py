@@ -97,7 +97,7 @@ def test_what_is_finished_survives_an_interruption(sample, computed, monkeypatch
         context.setattr(_loop, "compute_chunks", interrupted)
         with pytest.raises(error) as ended:
             sample()
-    said = f"60 of {M} pairs are kept in {tmp_path / 'run'}: the same call continues from there"
+    said = f"60 of {M} pairs are saved in {tmp_path / 'run'}: the same call continues from there"
     assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
     assert computed == [(0, 0), (0, 1)]
     resumed = sample()
@@ -112,7 +112,7 @@ def test_without_a_file_an_interruption_says_that_nothing_is_kept(sample, monkey
     monkeypatch.setattr(_loop, "compute_chunks", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         sample(checkpoint=None)
-    assert "no pair is kept: with checkpoint=PATH" in ended.value.__notes__[0]
+    assert "no pairs are saved: with checkpoint=PATH" in ended.value.__notes__[0]
 
 
 def test_chunks_that_a_file_holds_with_fewer_probes_are_drawn_again(sample, computed):

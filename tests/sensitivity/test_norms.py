@@ -187,5 +187,5 @@ def test_the_range_is_the_largest_change_minus_the_smallest():
 def test_the_range_of_integers_is_refused():
     """In float32 the range of 2^30 + 1 and 2^30 would be 0."""
     value = jnp.array([2**30 + 1, 2**30])
-    with pytest.raises(ValueError, match="range is for floats"):
+    with pytest.raises(ValueError, match="needs a target that returns floats"):
         distance("range", value, jnp.zeros(2, value.dtype))

@@ -140,7 +140,7 @@ def test_ctrl_c_is_heard_while_xla_computes_in_threads_of_its_own(monkeypatch):
     with pytest.raises(KeyboardInterrupt) as ended:
         dpjax.sample_sensitivity(jax.random.key(0), target, oracle, n=N, norm="l1", m=200)
     assert len(calls) < 30
-    assert "no pair is kept" in ended.value.__notes__[0]
+    assert "no pairs are saved" in ended.value.__notes__[0]
 
 
 def test_another_thread_is_told_that_its_call_was_stopped():
