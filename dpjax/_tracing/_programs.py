@@ -98,7 +98,7 @@ class Program:
         with precision, needs_no_values(name):
             traced = _traced(fresh) if kept is None else kept.traced
             jaxpr, outputs = traced(*arguments)
-            kind = jaxpr.jaxpr, _configuration()
+            kind = jaxpr.jaxpr, configuration()
             if kept is not None and (program := kept.programs.get(kind)) is not None:
                 return program
             jaxpr = in_own_operations(name, jaxpr)
@@ -108,7 +108,7 @@ class Program:
                 jaxpr = in_own_operations(name, jaxpr)
         specs = TreeSpec.of(arguments), TreeSpec.of(outputs)
         own = with_own_arrays(jaxpr)
-        program = cls(with_views(jaxpr), own, *specs, _configuration(), tuple(settings))
+        program = cls(with_views(jaxpr), own, *specs, configuration(), tuple(settings))
         if kept is not None:
             if len(kept.programs) >= _MOST_KEPT:
                 kept.programs.clear()
@@ -131,7 +131,7 @@ class Program:
     @property
     def is_unchanged(self) -> bool:
         """Whether the caller's arrays and JAX's configuration are the same as at the trace."""
-        return digest(self.traced, _configuration()) == self.fingerprint
+        return digest(self.traced, configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
         """Raises if a constant, code on the host or JAX's configuration has changed."""
@@ -233,10 +233,10 @@ class Unchanging:
 
     def traced(self, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
         """The function traced on shape structs, and the shapes of its results."""
-        configuration = _configuration()
-        compiled = self._compiled.get(configuration)
+        settings = configuration()
+        compiled = self._compiled.get(settings)
         if compiled is None:  # `make_jaxpr` would make it at every call.
-            compiled = self._compiled[configuration] = jax.jit(_checked(self.__name__, self))
+            compiled = self._compiled[settings] = jax.jit(_checked(self.__name__, self))
         found = compiled.trace(*arguments)
         if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
             # Traced values that the function closes over became inputs.
@@ -326,12 +326,16 @@ class KeptJit(Generic[T]):
     """A compiled function, some of whose arguments by keyword are static."""
 
     def __init__(
-        self, function: Callable[..., T], static: tuple[str, ...], donate: tuple[int, ...]
+        self,
+        function: Callable[..., T],
+        static: tuple[str, ...],
+        donate: tuple[int, ...],
+        most: int,
     ):
         """Arguments at the `donate` places are used up by a call."""
         self._static = static
 
-        @functools.lru_cache(_MOST_KEPT)
+        @functools.lru_cache(most)
         def compiled(values: tuple[object, ...]) -> Any:
             known: Any = dict(zip(static, values, strict=True))
 
@@ -367,10 +371,10 @@ class KeptJit(Generic[T]):
 
 
 def kept_jit(
-    *static: str, donate: tuple[int, ...] = ()
+    *static: str, donate: tuple[int, ...] = (), most: int = _MOST_KEPT
 ) -> Callable[[Callable[..., T]], KeptJit[T]]:
-    """Compiles a function, and keeps the programs of the last 64 values of its static arguments."""
-    return lambda function: KeptJit(function, static, donate)
+    """Compiles a function, and keeps the programs of the last values of its static arguments."""
+    return lambda function: KeptJit(function, static, donate, most)
 
 
 # Fusion emitters and the last level of LLVM make programs of noise no faster. Integers have the
@@ -472,7 +476,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
         raise ValueError(f"{name} must be a pure function, but has side effects: {effects}")
 
 
-def _configuration() -> tuple[object, ...]:
+def configuration() -> tuple[object, ...]:
     """The settings of JAX that change the results of a traced program."""
     # With `disable_jit`, every operation is compiled and rounded separately.
     of_values = ("jax_enable_x64", "jax_disable_jit")

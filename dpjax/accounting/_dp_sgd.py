@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, Self, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import scipy
@@ -228,6 +228,15 @@ def dp_sgd_noise_multiplier(
     return _least(run.epsilon, target, about)
 
 
+class _Drawn(NamedTuple):
+    """The numbers of a sampling, as a key of kept results."""
+
+    kind: Literal["poisson", "fixed"]
+    n: int
+    rate: float
+    capacity: int
+
+
 class _Run(NamedTuple):
     """A run of DP-SGD, apart from its noise multiplier."""
 
@@ -238,7 +247,7 @@ class _Run(NamedTuple):
     relation: NeighboringRelation | None
     method: AccountingMethod
 
-    def checked(self) -> Self:
+    def checked(self) -> "_Run":
         """The same run with its relation filled in. Refuses parameters out of range."""
         relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", self.method, get_args(AccountingMethod))
@@ -257,7 +266,8 @@ class _Run(NamedTuple):
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
                 " poisson_sampling, or replace-one"
             )
-        return self._replace(steps=steps, delta=delta, dims=dims, relation=relation)
+        drawn = _Drawn(sampling.kind, sampling.n, sampling.rate, sampling.capacity)
+        return _Run(drawn, steps, delta, dims, relation, self.method)
 
     @property
     def replaced(self) -> bool:
@@ -292,6 +302,8 @@ class _Run(NamedTuple):
         cut = float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
         return self.missed_anyway + self.steps * cut
 
+    # `fit` asks several times, and a search takes a second. A run is a tuple of numbers.
+    @functools.lru_cache(1024)  # noqa: B019
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
         """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
 

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +34,17 @@ from dpjax.accounting._dp_sgd import (
     rare_enough,
 )
 from dpjax.accounting._ledger import Ledger
-from dpjax.learning._clipping import ClippedGradients, clipped_gradients
+from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, guarantee, rounded_down
 from dpjax.learning._people import of_people
-from dpjax.learning._sampling import BatchSampling, poisson_sampling
+from dpjax.learning._per_example import fixed_loss
+from dpjax.learning._sampling import RARE, poisson_sampling
+from dpjax.learning._training_step import Numbers, Training, fixed_update
+from dpjax.learning._training_step import step as training_step
 from dpjax.targets._optax_training import optax_promotion
 
 if TYPE_CHECKING:
     import optax
-
-
-class _Training(NamedTuple):
-    """The state between two steps; its keys are secret."""
-
-    parameters: PyTree
-    optimizer: PyTree
-    noise: NoiseState
-    batches: Key
 
 
 def fit(
@@ -80,6 +75,9 @@ def fit(
     Every step draws a batch by `poisson_sampling`, clips its gradients by `clipped_gradients`, adds
     noise by `gaussian_noise`, and hands the average to the optimizer. An epoch is n / batch_size
     steps, rounded up. For other batches or noise, write the loop yourself.
+
+    A second training with the same loss, shapes and optimizer compiles nothing, also if the key,
+    epsilon, clip norm or learning rate differ.
 
     n is public: it is the number of slots of the database, and the guarantee says so. Every row of
     an array is a slot with a record. If the number of records is private, put them into a public
@@ -198,7 +196,7 @@ def fit(
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
     # The fewest slots for which overflowing batches cost hardly any delta at this epsilon.
-    capacity = least_capacity(n, everyone.rate, rare_enough(reached, delta, steps))
+    capacity = least_capacity(n, everyone.rate, _rounded(rare_enough(reached, delta, steps)))
     sampling = dataclasses.replace(everyone, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
@@ -207,7 +205,7 @@ def fit(
     multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
-    step = _training_step(sampling, clipped, noise.update, optimizer)
+    one_loss = fixed_loss(loss, parameters, _example(records))
 
     # A dry run of one step, so that errors of the call are raised before anything is paid.
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
@@ -218,15 +216,25 @@ def fit(
         inner = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
         )
-    now = _Training(parameters, inner, unkeyed, key)
-    jax.eval_shape(step, now, records)
+    now = Training(parameters, inner, unkeyed, key)
+    update, of_optimizer = fixed_update(optimizer, inner, parameters)
+    size = float(batch_size)
+    numbers = Numbers(clipped.clip_norm, multiplier, float(least_noise), size, of_optimizer)
+    step = functools.partial(
+        training_step,
+        loss=one_loss,
+        update=update,
+        sampling=sampling,
+        microbatch_size=clipped.microbatch_size,
+    )
+    jax.eval_shape(step, now, records, numbers)
     last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
     promised = guarantee(last, sampling, delta=delta, relation=relation, privacy_unit=unit)
     promised = dataclasses.replace(promised, notes=(*notes, *promised.notes))
     run: Json = {}
     if checkpoint is not None:
         run = {
-            "loss": Program.trace("loss", loss, parameters, _example(records)).fingerprint,
+            "loss": one_loss.fingerprint,
             "parameters": digest(jax.tree.leaves(parameters)),
             "optimizer": _of_optimizer(optimizer, parameters, inner),
             "database": _shapes(records),
@@ -258,7 +266,7 @@ def fit(
             for epoch in range(first, epochs + 1):
                 if epoch > first:
                     for _ in range(in_an_epoch):
-                        now = step(now, records)
+                        now = step(now, records, numbers)
                         count(1)
                     file.write(epoch, now)  # Before anybody sees this epoch.
                 if epoch and evaluate is not None:
@@ -267,29 +275,12 @@ def fit(
     return Release(now.parameters, promised)
 
 
-def _training_step(
-    sampling: BatchSampling,
-    clipped: ClippedGradients,
-    with_noise: Callable[..., tuple[PyTree, PyTree]],
-    optimizer: "optax.GradientTransformation",
-) -> Callable[[_Training, Database], _Training]:
-    import optax  # Takes half a second.
+def _rounded(rare: float) -> float:
+    """A probability of 10^-15, 10^-20, 10^-25 and so on, that is at most the given one, or 0.
 
-    @jax.jit
-    def step(now: _Training, records: Database) -> _Training:
-        key, present = jax.random.fold_in(now.batches, now.noise.step), None
-        if isinstance(records, PaddedRecords):
-            records, present = records.records, records.present.astype(bool)
-        batch = sampling(key, present)
-        examples = jax.tree.map(lambda column: column[batch.indices], records)
-        total = clipped(now.parameters, examples, batch)
-        gradient, after = with_noise(total, now.noise)
-        with optax_promotion():
-            updates, inner = optimizer.update(gradient, now.optimizer, now.parameters)
-            parameters = optax.apply_updates(now.parameters, updates)
-        return _Training(parameters, inner, after, now.batches)
-
-    return step
+    Similar epsilons then have batches with equally many slots, and share a program.
+    """
+    return min(RARE, 10.0 ** (5 * math.floor(math.log10(rare) / 5))) if rare else 0.0
 
 
 def _example(records: Database) -> PyTree:

@@ -156,16 +156,27 @@ def gaussian_noise(
         updates: PyTree, state: NoiseState, params: PyTree = None
     ) -> tuple[PyTree, NoiseState]:
         del params
-        check_clipped(updates)
-        state.refuse_if_closed_over()
-        # Without x64, JAX would round these float64 numbers to nearest, which may be the unsafe
-        # direction.
-        bound, least = outward(updates.norm_bound, math.inf), outward(multiplier, -math.inf)
-        drawn_by = np.uint32(updates.drawn_by)
-        noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
-        return averaged(noisy, size), after
+        least = outward(multiplier, -math.inf)
+        return noisy_average(updates, state, multiplier, least, size, noise)
 
     return transformation(init, update)
+
+
+def noisy_average(
+    updates: PyTree,
+    state: NoiseState,
+    multiplier: Scalar,
+    least: Scalar,
+    size: Scalar,
+    noise: NoiseKind = "exact",
+) -> tuple[PyTree, NoiseState]:
+    """A step: the noisy sum over the batch size, and the next state; `least` is rounded down."""
+    check_clipped(updates)
+    state.refuse_if_closed_over()
+    # Without x64, JAX would round a float64 to nearest, which may be the unsafe direction.
+    bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
+    noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
+    return averaged(noisy, size), after
 
 
 def transformation(

@@ -7,6 +7,7 @@ gradient of its output determine the gradient of the parameter, so that gradient
 a parameter with other or several uses, the gradient of each example is formed.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,8 +23,14 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing import _walks
 from dpjax._tracing._evaluate import vmapped
+from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._lanes import refuse_touching
-from dpjax._tracing._programs import needs_no_values, refuse_outside_code
+from dpjax._tracing._programs import (
+    configuration,
+    needs_no_values,
+    refuse_outside_code,
+    with_own_arrays,
+)
 from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
@@ -57,12 +64,45 @@ class TracedLoss(NamedTuple):
         places: the positions of the parameters among these leaves.
         uses: for each parameter its use, or None where its gradient is formed for each example.
         aux: the structure of aux, a PyTreeDef.
+        gradient: the program of the gradients of one example. It shows custom derivative rules.
     """
 
     program: jex.ClosedJaxpr
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
     aux: object
+    gradient: jex.ClosedJaxpr
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedLoss:
+    """A traced loss of parameters and one example. Two are equal if their gradients are.
+
+    Attributes:
+        traced: the program, with its own copies of all arrays.
+        fingerprint: of the loss and its gradients.
+    """
+
+    traced: TracedLoss
+    fingerprint: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FixedLoss) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __call__(self, *arguments: PyTree) -> jax.Array:
+        """The loss of one example."""
+        return _walks.run(self.traced.program, jax.tree.leaves(arguments), perform)[0]
+
+
+def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree) -> FixedLoss:
+    """The loss of one example, traced; `example` may be given by its shapes."""
+    found = traced(loss, (parameters,), example, argnums=0, has_aux=False)
+    own = with_own_arrays(found.program)
+    found = found._replace(program=own, uses=_uses(own, found.places))
+    return FixedLoss(found, digest(own, found.gradient, configuration()))
 
 
 def traced(
@@ -82,6 +122,8 @@ def traced(
         argnums: which of the given arguments are parameters.
         has_aux: whether there is aux.
     """
+    if isinstance(loss, FixedLoss):
+        return loss.traced
 
     def pair(*arguments: PyTree) -> PyTree:
         try:
@@ -117,16 +159,22 @@ def traced(
     def value_of(*leaves: jax.Array) -> jax.Array:
         return _walks.run(called, leaves, perform)[0]
 
-    def inlined(*leaves: jax.Array) -> list[jax.Array]:
-        return _walks.run(called, leaves, _inline)
-
     # A custom derivative rule may run other operations, which appear only in the traced derivative.
-    _check_operations(jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays))
-    # Traced again, with calls inlined.
-    program = jax.make_jaxpr(inlined)(*arrays)
-    equations = _walks.live(program.jaxpr)
-    uses = (_use(equations, program.jaxpr.invars[i], program.jaxpr.outvars) for i in places)
-    return TracedLoss(program, places, tuple(uses), jax.tree.structure(aux))
+    gradient = jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays)
+    _check_operations(gradient)
+    program = inlined(called, arrays)
+    return TracedLoss(program, places, _uses(program, places), jax.tree.structure(aux), gradient)
+
+
+def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, ...]:
+    """The use of the parameter at each place."""
+    equations, jaxpr = _walks.live(program.jaxpr), program.jaxpr
+    return tuple(_use(equations, jaxpr.invars[i], jaxpr.outvars) for i in places)
+
+
+def inlined(program: jex.ClosedJaxpr, inputs: Sequence[PyTree]) -> jex.ClosedJaxpr:
+    """The same program with calls inlined, traced again on arrays or their shapes."""
+    return jax.make_jaxpr(lambda *leaves: _walks.run(program, leaves, _inline))(*inputs)
 
 
 def explained(program: TracedLoss) -> list[str]:

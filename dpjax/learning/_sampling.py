@@ -18,7 +18,7 @@ from dpjax.accounting._dp_sgd import least_capacity
 from dpjax.random._keys import check_key, is_seeded
 
 # The probability that a batch is cut off, if the caller names no capacity.
-_RARE = 1e-15
+RARE = 1e-15
 _WORD = 2.0**32
 
 
@@ -213,7 +213,7 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
     rate = words / _WORD
     if capacity is None:
-        capacity = least_capacity(n, rate, _RARE)
+        capacity = least_capacity(n, rate, RARE)
     capacity = _checks.integer("capacity", capacity, least=1, most=n)
     return BatchSampling("poisson", n, rate, capacity)
 

@@ -14,7 +14,7 @@ from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
 from dpjax._tracing._lanes import program_of_a_number
-from dpjax._tracing._programs import Program
+from dpjax._tracing._programs import Program, kept_jit
 from dpjax.mechanisms._additive import AdditiveMechanism, laplace
 from dpjax.mechanisms._start import begin
 from dpjax.random._keys import check_key, sampling_key
@@ -301,7 +301,7 @@ def _scores_of(score: Score, database: Database) -> jax.Array:
     return jnp.clip(jnp.where(jnp.isnan(found), -_LARGEST, found), -_LARGEST, _LARGEST)
 
 
-def _counts(score: Score, edges: np.ndarray, database: Database) -> jax.Array:
+def _counts(score: Score, edges: np.ndarray | jax.Array, database: Database) -> jax.Array:
     """The records in each bin, int32: a record is in exactly one."""
     bins = jnp.searchsorted(jnp.asarray(edges), _scores_of(score, database), side="right")
     return jnp.zeros(len(edges) + 1, jnp.int32).at[bins].add(1)
@@ -329,18 +329,31 @@ def _simulated(
 ) -> _Expected:
     key_pilots, key_databases = jax.random.split(key)
     pilots = jax.random.split(key_pilots, _PILOTS)
-    scores = jax.jit(lambda keys: lax.map(lambda one: _scores_of(score, oracle(one, n)), keys))(
-        pilots
-    )
+    spec = jax.ShapeDtypeStruct((), key.dtype)
+    # Programs with equal fingerprints are compiled once.
+    drawn = Program.trace("oracle", lambda key: oracle(key, n), spec)
+    scored = _program_of(score, drawn.outputs.tree())
+    scores = _scores_of_drawn(pilots, oracle=drawn, score=scored)
     edges = _edges(np.asarray(scores), cuts)
 
-    @jax.jit
-    def simulate(keys: Key) -> jax.Array:
-        return lax.map(lambda one: _counts(score, edges, oracle(one, n)), keys)
+    def simulate(keys: Key) -> np.ndarray:
+        return np.asarray(_counts_of_drawn(keys, edges, oracle=drawn, score=scored))
 
-    piloted = np.asarray(simulate(pilots))
+    piloted = simulate(pilots)
     mean = piloted.mean(axis=0)
     # Counts of a few databases may coincide by chance, so the variance gets a lower limit.
     variance = np.maximum(piloted.var(axis=0), np.maximum(mean * (1 - mean / n), 1.0))
-    databases = np.asarray(simulate(jax.random.split(key_databases, simulations)))
+    databases = simulate(jax.random.split(key_databases, simulations))
     return _Expected(edges, mean.astype(np.float32), variance.astype(np.float32), databases)
+
+
+@kept_jit("oracle", "score")
+def _scores_of_drawn(keys: Key, *, oracle: Program, score: Program) -> jax.Array:
+    """The scores of the records of a database for each key."""
+    return lax.map(lambda key: _scores_of(score, oracle(key)), keys)
+
+
+@kept_jit("oracle", "score")
+def _counts_of_drawn(keys: Key, edges: np.ndarray, *, oracle: Program, score: Program) -> jax.Array:
+    """The counts in each bin of a database for each key."""
+    return lax.map(lambda key: _counts(score, edges, oracle(key)), keys)

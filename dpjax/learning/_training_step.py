@@ -1,0 +1,161 @@
+"""A step of `fit`, as one compiled program that later trainings with equal parts use again.
+
+JAX looks programs up by the objects of their functions, so equal calls of `fit` would compile
+equal programs anew. Here a loss and an optimizer are traced at every call, and equal traces share a
+program. Numbers are arguments of the program: clip norms, the noise multiplier, the batch size, and
+the numbers that the optimizer's code holds. So another number compiles nothing.
+
+An array or a number that the loss closes over is a part of its trace. If it changes, the trace
+differs, and so does the program.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core._records import PaddedRecords
+from dpjax._core._types import Database, Key, PyTree
+from dpjax._tracing import _walks
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import configuration, kept_jit, with_own_arrays
+from dpjax.learning._clipping import ClippedGradients
+from dpjax.learning._gaussian_noise import NoiseState, noisy_average
+from dpjax.learning._per_example import FixedLoss, inlined, perform
+from dpjax.learning._sampling import BatchSampling
+from dpjax.targets._optax_training import optax_promotion
+
+if TYPE_CHECKING:
+    import optax
+
+# Each kept program holds copies of the arrays that its loss closes over.
+_MOST_KEPT = 8
+
+
+class Training(NamedTuple):
+    """The state between two steps; its keys are secret."""
+
+    parameters: PyTree
+    optimizer: PyTree
+    noise: NoiseState
+    batches: Key
+
+
+class Numbers(NamedTuple):
+    """The public numbers of a training that its program takes as arguments.
+
+    Attributes:
+        clip_norm: of each part of the parameters.
+        noise_multiplier: of every step.
+        least_noise: the noise multiplier rounded down, for the state of the noise.
+        batch_size: the divisor of a noisy sum.
+        of_optimizer: the numbers in the code of the optimizer.
+    """
+
+    clip_norm: PyTree
+    noise_multiplier: float
+    least_noise: float
+    batch_size: float
+    of_optimizer: list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedUpdate:
+    """The update of an optimizer, traced, without its numbers.
+
+    Two of them are equal if they compute the same from equal numbers.
+
+    Attributes:
+        program: maps numbers, and the leaves of gradient, state and parameters, to the leaves of
+            new parameters and of the new state.
+        outputs: the structure of the results.
+        fingerprint: of the program.
+    """
+
+    program: jex.ClosedJaxpr
+    outputs: Any
+    fingerprint: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FixedUpdate) and (
+            (self.fingerprint, self.outputs) == (other.fingerprint, other.outputs)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __call__(
+        self, numbers: list[np.ndarray], gradient: PyTree, state: PyTree, parameters: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """The new parameters, and the new state."""
+        leaves = [*numbers, *jax.tree.leaves((gradient, state, parameters))]
+        return jax.tree.unflatten(self.outputs, _walks.run(self.program, leaves, perform))
+
+
+def fixed_update(
+    optimizer: "optax.GradientTransformation", state: PyTree, parameters: PyTree
+) -> tuple[FixedUpdate, list[np.ndarray]]:
+    """The update of an optimizer, and the numbers in its code, such as the learning rate."""
+    import optax  # Takes half a second.
+
+    def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
+        with optax_promotion():
+            updates, after = optimizer.update(gradient, state, parameters)
+            return optax.apply_updates(parameters, updates), after
+
+    arguments = jax.eval_shape(lambda *arrays: arrays, parameters, state, parameters)
+    traced, shapes = jax.make_jaxpr(update, return_shape=True)(*arguments)
+    leaves = jax.tree.leaves(arguments)
+    plain = inlined(traced, leaves)
+    found = [_number(atom) for equation in plain.jaxpr.eqns for atom in equation.invars]
+    numbers = [number for number in found if number is not None]
+
+    def with_numbers(numbers: list[jax.Array], *leaves: jax.Array) -> list[jax.Array]:
+        given = iter(numbers)
+
+        def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+            pairs = zip(equation.invars, operands, strict=True)
+            operands = [x if _number(atom) is None else next(given) for atom, x in pairs]
+            return perform(equation, operands)
+
+        return _walks.run(plain, leaves, operation)
+
+    program = with_own_arrays(jax.make_jaxpr(with_numbers)(numbers, *leaves))
+    fingerprint = digest(program, configuration())
+    return FixedUpdate(program, jax.tree.structure(shapes), fingerprint), numbers
+
+
+def _number(atom: _walks.Atom) -> np.ndarray | None:
+    """The float that an operation has as an operand; None for anything else."""
+    if not isinstance(atom, jex.Literal) or np.ndim(atom.val):
+        return None
+    dtype = _walks.aval(atom).dtype
+    return np.asarray(atom.val, dtype) if jnp.issubdtype(dtype, jnp.floating) else None
+
+
+@kept_jit("loss", "update", "sampling", "microbatch_size", most=_MOST_KEPT)
+def step(
+    now: Training,
+    records: Database,
+    numbers: Numbers,
+    *,
+    loss: FixedLoss,
+    update: FixedUpdate,
+    sampling: BatchSampling,
+    microbatch_size: int,
+) -> Training:
+    """The state after one more step."""
+    key, present = jax.random.fold_in(now.batches, now.noise.step), None
+    if isinstance(records, PaddedRecords):
+        records, present = records.records, records.present.astype(bool)
+    batch = sampling(key, present)
+    examples = jax.tree.map(lambda column: column[batch.indices], records)
+    clipped = ClippedGradients(loss, numbers.clip_norm, microbatch_size)
+    total = clipped(now.parameters, examples, batch, clip_norm=numbers.clip_norm)
+    multiplier, least = numbers.noise_multiplier, numbers.least_noise
+    gradient, noise = noisy_average(total, now.noise, multiplier, least, numbers.batch_size)
+    parameters, inner = update(numbers.of_optimizer, gradient, now.optimizer, now.parameters)
+    return Training(parameters, inner, noise, now.batches)
