@@ -14,12 +14,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
-from dpjax.proving import _exact_sums as exact_sums
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._exact_programs import kind_of
+from dpjax.proving._exact_sums import ExactSum, summed_exactly
 from dpjax.proving._operations import operation_of
 from dpjax.proving._slots import Applied, Slots, Tracked, placed, reduced, row_norms
 from dpjax.proving._value import (
@@ -70,7 +72,9 @@ class PaddedWalk(Walk):
     def improved(self, *situation: Any) -> None:
         """Uses no lemma, because lemmas do not say how results depend on slots."""
 
-    def outputs(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
+    def outputs(
+        self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
+    ) -> list[Tracked]:
         """The values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
             return self._exact_sum(equation, inner, operands) or self.inner_outputs(inner, operands)
@@ -94,13 +98,14 @@ class PaddedWalk(Walk):
         self, equation: Equation, inner: Any, operands: list[Tracked]
     ) -> list[Tracked] | None:
         """The value of an exact sum; None if the inner program is another one."""
-        found = exact_sums.of_call(equation, inner, [x.value for x in operands])
-        kind = exact_sums.ExactSum.named(str(equation.params.get("name")))
-        if found is None or kind is None:
+        if (kind := kind_of(equation, inner)) is None:
             return None
-        row = exact_sums.of_call(equation, inner, [x.empty for x in operands]) or found
+        if not isinstance(kind, ExactSum):
+            raise RefusalError("an exact variance has no rule under add-or-remove-one")
+        (x,) = operands
+        found, row = summed_exactly(x.value, kind), summed_exactly(x.empty, kind)
         place = reduced(Applied({"axes": kind.axes}, operands, found))
-        self.steps.append(Step(self.depth, "exact sum", source_line(equation), found, self.path))
+        self.steps.append(Step(self.depth, kind.title, source_line(equation), found, self.path))
         return [_within_rows(Tracked(found, row, place))]
 
 

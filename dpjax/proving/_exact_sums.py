@@ -6,24 +6,18 @@ range. Integers add up exactly, in any order, and the total is rounded once.
 """
 
 import dataclasses
-import functools
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpjax._core._proof import PaddedRecordBounds, RecordBounds
-from dpjax._core._types import Database, Value
 from dpjax._exact._fixed_point import bits_of_a_digit, digits_of
 from dpjax._exact._numerics import float_limits
-from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._walks import Equation, aval, called, live, parts
+from dpjax._tracing._walks import Equation
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
@@ -42,10 +36,7 @@ _WORTH_IT = 2.0**-7
 # digits, so its sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
 # The relative error of a few operations in float64, tiny beside the rounding to float32.
-_OF_FLOAT64 = 16 * 2.0**-53
-
-# The place of a sum in a program, as in `Step.path`.
-Path = tuple[int, ...]
+OF_FLOAT64 = 16 * 2.0**-53
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +51,13 @@ class ExactSum:
     axes: tuple[int, ...]
     exponent: int
     divisor: float = 1.0
+    title = "exact sum"
 
     @property
     def name(self) -> str:
         """Encodes all fields."""
         axes = "_".join(map(str, self.axes))
-        return f"{_NAME}_{axes}_at_{self.exponent - _EXPONENTS[0]}_by_{_hex(self.divisor)}"
+        return f"{_NAME}_{axes}_at_{self.exponent - _EXPONENTS[0]}_by_{hexed(self.divisor)}"
 
     @staticmethod
     def named(name: str) -> "ExactSum | None":
@@ -73,10 +65,8 @@ class ExactSum:
         try:
             axes, _, rest = name.removeprefix(f"{_NAME}_").partition("_at_")
             exponent, _, divisor = rest.partition("_by_")
-            number = float(np.uint64(int(divisor, 16)).view(np.float64))
-            found = ExactSum(
-                tuple(map(int, axes.split("_"))), int(exponent) + _EXPONENTS[0], number
-            )
+            places = tuple(map(int, axes.split("_")))
+            found = ExactSum(places, int(exponent) + _EXPONENTS[0], of_hex(divisor))
         except ValueError:
             return None
         return found if found.name == name else None
@@ -86,16 +76,7 @@ class ExactSum:
 
     def __call__(self, terms: jax.Array) -> jax.Array:
         def exact_sum(terms: jax.Array) -> jax.Array:
-            digits, bits = digits_of(terms, self.count(terms.shape), self.exponent)
-            zeros = tuple(np.zeros((), x.dtype) for x in digits)
-            sums = lax.reduce(
-                tuple(digits), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)),
-                self.axes,
-            )  # fmt: skip
-            total: Any = 0.0
-            for digit_sum in reversed(sums):
-                total = (total + lax.convert_element_type(digit_sum, jnp.float64)) * 2.0**-bits
-            total = total * 2.0**self.exponent / self.divisor
+            total = total_of_digits(terms, self.exponent, self.axes) / self.divisor
             return lax.convert_element_type(total, terms.dtype)
 
         exact_sum.__name__ = self.name
@@ -103,33 +84,35 @@ class ExactSum:
             return jax.jit(exact_sum)(terms)
 
 
-def _hex(number: float) -> str:
+def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax.Array:
+    """The sum of terms in [-2^exponent, 2^exponent] over axes, in float64.
+
+    Sums of digits are exact. Adding them up in float64 is off by a few units of the largest one.
+    """
+    digits, bits = digits_of(terms, math.prod(terms.shape[k] for k in axes), exponent)
+    zeros = tuple(np.zeros((), x.dtype) for x in digits)
+    sums = lax.reduce(
+        tuple(digits), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), axes
+    )
+    total: Any = 0.0
+    for digit_sum in reversed(sums):
+        total = (total + lax.convert_element_type(digit_sum, jnp.float64)) * 2.0**-bits
+    return total * 2.0**exponent
+
+
+def hexed(number: float) -> str:
+    """The bits of a float, for a name."""
     return f"{int(np.float64(number).view(np.uint64)):016x}"
 
 
-def _call(kind: ExactSum, terms: Any) -> Equation:
-    """The call of an exact sum of terms of this shape and dtype."""
-    (equation,) = jax.make_jaxpr(kind)(jax.ShapeDtypeStruct(terms.shape, terms.dtype)).jaxpr.eqns
-    return equation
+def of_hex(bits: str) -> float:
+    """The float with these bits."""
+    return float(np.uint64(int(bits, 16)).view(np.float64))
 
 
-@functools.lru_cache(maxsize=512)
-def _digest(kind: ExactSum, shape: tuple[int, ...], dtype: np.dtype) -> str:
-    return digest(_call(kind, jax.ShapeDtypeStruct(shape, dtype)).params["jaxpr"])
-
-
-def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """The value of an exact sum; None if the inner program is not one.
-
-    The name alone proves nothing: it tells which sum must equal the inner program.
-    """
-    kind = ExactSum.named(str(equation.params.get("name")))
-    if kind is None or len(operands) != 1 or operands[0].dtype not in _FLOATS:
-        return None
-    (x,) = operands
-    if digest(inner) != _digest(kind, x.shape, x.dtype):
-        return None
-    return summed_exactly(x, kind)
+def worth_it(count: int, dtype: np.dtype) -> bool:
+    """Whether a float sum of so many terms may be off by more than a small part of a term."""
+    return dtype in _FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
 def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
@@ -159,9 +142,9 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
     low, high = rounding.widened(low - slack, high + slack, np.zeros(()))
     low, high = low * scale, high * scale
     largest = np.maximum(np.maximum(np.abs(low), np.abs(high)), 2.0**-500)
-    final = _OF_FLOAT64 * count * 2.0**kind.exponent * scale + 4 * rounding.tiny(x.dtype)
+    final = OF_FLOAT64 * count * 2.0**kind.exponent * scale + 4 * rounding.tiny(x.dtype)
     if x.dtype == np.float32:
-        final = final + _nearest(largest, rounding.unit(x.dtype))
+        final = final + nearest(largest, rounding.unit(x.dtype))
     final = rounding.up(final)
     width = math.prod(x.shape[k] for k in kind.axes if k != x.axis)
     rest = x.n - 1 if x.axis in kind.axes else 0
@@ -189,7 +172,7 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
     )  # fmt: skip
 
 
-def _nearest(largest: np.ndarray, unit: float) -> np.ndarray:
+def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     """How far a number up to `largest` may lie from the nearest float.
 
     Floats up to 2^e are within 2^(e - 1) u of each number, and those above within 2^e u. A number
@@ -248,131 +231,12 @@ def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int 
         count: the number of terms.
         dtype: of the terms.
     """
-    if dtype not in _FLOATS or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
+    if not worth_it(count, dtype) or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
         return None
     if largest > _MOST_UNLIKE * least or math.frexp(largest)[1] < _EXPONENTS[0]:
-        return None
-    # A bound on the rounding error of a float sum, in units of the largest term.
-    if count * rounding.sum_units(count, dtype) < _WORTH_IT:
         return None
     try:
         bits_of_a_digit(count, dtype)
     except ValueError:
         return None
     return math.frexp(largest)[1]
-
-
-class _Exact(RecordBounds):
-    """Bounds on records, with sums of the target that a release computes exactly.
-
-    Attributes:
-        sums: pairs of the place of a sum in the target and the exponent of its range.
-    """
-
-    sums: tuple[tuple[Path, int], ...] = ()
-
-    def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
-        """The target of the clamped database, with exact sums."""
-
-        @functools.wraps(target, updated=())
-        def clamped_target(database: Database) -> Value:
-            return _with_exact_sums(target, dict(self.sums), jax.jit(self.clamp)(database))
-
-        return clamped_target
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactBounds(_Exact):
-    """Exact sums under replace-one."""
-
-    sums: tuple[tuple[Path, int], ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactPaddedBounds(_Exact, PaddedRecordBounds):
-    """Exact sums of padded records, under add-or-remove-one."""
-
-    sums: tuple[tuple[Path, int], ...] = ()
-
-
-def with_sums(public: RecordBounds, sums: dict[Path, int]) -> RecordBounds:
-    """The same bounds, for a target with exact sums."""
-    kind = ExactPaddedBounds if isinstance(public, PaddedRecordBounds) else ExactBounds
-    return kind(public.leaves, tuple(sorted(sums.items())))
-
-
-def _with_exact_sums(
-    target: Callable[[Database], Value], sums: dict[Path, int], database: Database
-) -> Value:
-    program, shapes = jax.make_jaxpr(target, return_shape=True)(database)
-    exact = jex.ClosedJaxpr(_rewritten(program.jaxpr, sums, ()), program.consts)
-    outputs = jex.jaxpr_as_fun(exact)(*jax.tree.leaves(database))
-    return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
-
-
-def _rewritten(jaxpr: jex.Jaxpr, sums: dict[Path, int], path: Path) -> jex.Jaxpr:
-    """A program with exact sums at some places. A sum includes its division by a literal."""
-    operations, made = live(jaxpr), list[Equation]()
-    uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
-    uses.update(x for x in jaxpr.outvars if isinstance(x, jex.Var))
-    divided: dict[Any, Equation] = {e.invars[0]: e for e in operations if _divides(e)}
-    dropped = set[int]()
-    for count, equation in enumerate(operations):
-        here = (*path, count)
-        if here in sums and equation.primitive.name in ("reduce_sum", "dot_general"):
-            (result,), divisor = equation.outvars, 1.0
-            quotient = divided.get(result) if uses[result] == 1 else None
-            if quotient is not None:
-                dropped.add(id(quotient))
-                (result,), divisor = quotient.outvars, float(quotient.invars[1].val)  # type: ignore[union-attr]
-            call = _call_of(equation, sums[here], divisor)
-            given = {"invars": equation.invars, "source_info": equation.source_info}
-            made.append(call.replace(outvars=[result], **given))
-        elif id(equation) not in dropped:
-            if called(equation) and any(place[: len(here)] == here for place in sums):
-                equation = equation.replace(params=_inside(equation.params, sums, here))
-            made.append(equation)
-    return jaxpr.replace(eqns=made)
-
-
-def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
-    """The call of an exact sum, or of one of products, in place of an operation."""
-    if equation.primitive.name == "reduce_sum":
-        kind = ExactSum(tuple(sorted(equation.params["axes"])), exponent, divisor)
-        return _call(kind, aval(equation.invars[0]))
-    (ca, cb), _ = equation.params["dimension_numbers"]
-
-    @jax.jit
-    def exact_product(a: jax.Array, b: jax.Array) -> jax.Array:
-        # The axes are the free ones of a, the free ones of b, and the summed ones.
-        free_a, free_b = ([k for k in range(x.ndim) if k not in c] for x, c in ((a, ca), (b, cb)))
-        middle, end = len(free_a), len(free_a) + len(free_b)
-        a, b = a.transpose([*free_a, *ca]), b.transpose([*free_b, *cb])
-        shape = (*a.shape[:middle], *b.shape[: len(free_b)], *a.shape[middle:])
-        summed = tuple(range(end, len(shape)))
-        a = lax.broadcast_in_dim(a, shape, (*range(middle), *summed))
-        b = lax.broadcast_in_dim(b, shape, tuple(range(middle, len(shape))))
-        return ExactSum(summed, exponent, divisor)(a * b)
-
-    specs = [jax.ShapeDtypeStruct(aval(x).shape, aval(x).dtype) for x in equation.invars]
-    (call,) = jax.make_jaxpr(exact_product)(*specs).jaxpr.eqns
-    return call
-
-
-def _inside(parameters: dict[str, Any], sums: dict[Path, int], path: Path) -> dict[str, Any]:
-    name = "jaxpr" if "jaxpr" in parameters else "call_jaxpr"
-    body, consts = parts(parameters[name])
-    changed = _rewritten(body, sums, path)
-    closed = isinstance(parameters[name], jex.ClosedJaxpr)
-    return parameters | {name: jex.ClosedJaxpr(changed, consts) if closed else changed}
-
-
-def _divides(equation: Equation) -> bool:
-    """Whether an operation divides a variable by a literal of its dtype above 0."""
-    if equation.primitive.name != "div":
-        return False
-    number, divisor = equation.invars
-    if not isinstance(number, jex.Var) or not isinstance(divisor, jex.Literal):
-        return False
-    same = aval(divisor).dtype == aval(number).dtype and not np.ndim(divisor.val)
-    return same and 2.0**-60 <= float(divisor.val) <= 2.0**60

@@ -20,6 +20,7 @@ import numpy as np
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts
 from dpjax.proving import _lemmas as lemmas
+from dpjax.proving._exact_variances import ExactVariance, planned
 from dpjax.proving._norm_clips import clipped
 from dpjax.proving._operations import OPERATIONS
 from dpjax.proving._pending import carried
@@ -106,24 +107,46 @@ def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **st
     return names == _names(part) and fingerprint == digest(part)
 
 
-def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
+class Found(NamedTuple):
+    """What a lemma says about a part of a program.
+
+    Attributes:
+        name: of the lemma.
+        value: the value of the part; None if rounding is too large for the lemma.
+        variance: if the part is a variance or covariance, the exact one that may replace it.
+        of: the variable whose variance it is.
+    """
+
+    name: str
+    value: Abstract | None
+    variance: ExactVariance | None = None
+    of: Any = None
+
+
+def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Found | None:
     """The value of an inner program by a lemma; None if no lemma applies."""
     name = str(equation.params.get("name"))
     if name == "searchsorted":
-        return _searched(inner, operands)
+        places = _searched(inner, operands)
+        return Found(name, places) if places else None
     if name not in _CALLED or not operands:
         return None
     x, *public = operands
     if not _is_of_records(x) or not all(p.is_known and not p.shape for p in public):
         return None
     expected = aval(equation.outvars[0])
-    for function, lemma in _CALLED[name]:
+    for function, lemma, divisor in _CALLED[name]:
         calls = [e for e in equations(_traced(function, x)) if e.params.get("name") == name]
         if len(calls) == 1 and digest(calls[0].params["jaxpr"]) == digest(inner):
             numbers = [float(p.low) for p in public]
-            found = lemma(x, *numbers)
-            if found and (expected.shape, expected.dtype) == (found.shape, found.dtype):
-                return dataclasses.replace(found, pending=_of_mean(x, found, *numbers))
+            found, exact = lemma(x, *numbers), None
+            if found and (expected.shape, expected.dtype) != (found.shape, found.dtype):
+                return None
+            if divisor is not None:
+                exact = planned(x, divisor(x.n, *numbers), matrix=name == "cov")
+            if found:
+                found = dataclasses.replace(found, pending=_of_mean(x, found, *numbers))
+            return Found(name, found, exact, equation.invars[0])
     return None
 
 
@@ -157,8 +180,8 @@ def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
 
 def improved(
     program: Program, equation: Equation, values: Values, walked: Abstract | None
-) -> tuple[str, Abstract] | None:
-    """The name of a lemma about the program that ends in an operation, and the tighter value.
+) -> Found | None:
+    """A lemma about the program that ends in an operation, with the tighter value.
 
     Args:
         program: the program that contains the operation.
@@ -176,14 +199,17 @@ def improved(
     if found is not None:
         operands = [values[x] for x in equation.invars]  # type: ignore[index]
         joined = carried(OPERATIONS[name].merging, equation.params, operands, found)
-        return "clip by norm", _meet(walked, dataclasses.replace(found, pending=joined))
+        found = dataclasses.replace(found, pending=joined)
+        return Found("clip by norm", _meet(walked, found))
     if walked is not None and (mean := _mean(program, equation, values)):
-        found = dataclasses.replace(mean[1], pending=walked.pending)
-        return mean[0], _meet(walked, found)
+        if mean.value is None:
+            return mean._replace(value=walked)
+        found = dataclasses.replace(mean.value, pending=walked.pending)
+        return mean._replace(value=_meet(walked, found))
     for lemma in _OF_A_MAXIMUM:
         found = _of_a_maximum(lemma, program, equation, values) if lemma.last == name else None
         if found is not None:
-            return lemma.name, _meet(walked, found)
+            return Found(lemma.name, _meet(walked, found))
     return None
 
 
@@ -243,11 +269,11 @@ def _of_a_maximum(
     return None
 
 
-def _mean(program: Program, equation: Equation, values: Values) -> tuple[str, Abstract] | None:
-    """The name and value of a weighted mean, or of a variance, in the operations of a program."""
+def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
+    """A weighted mean, or a variance, in the operations of a program."""
     name = equation.primitive.name
     if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
-        return "weighted mean", found
+        return Found("weighted mean", found)
     candidates = [lemma for lemma in _VARIANCES if lemma.last == name]
     for total in program.sources(equation.outvars[0], "reduce_sum") if candidates else ():
         atom, squared = total.invars[0], program.definition(total.invars[0])
@@ -258,9 +284,8 @@ def _mean(program: Program, equation: Equation, values: Values) -> tuple[str, Ab
             continue
         part = program.between(atom, equation.outvars[0])  # type: ignore[arg-type]
         for lemma in candidates:
-            found = lemma.bound(x) if _is_program_of(lemma.function, part, x) else None
-            if found is not None:
-                return lemma.name, found
+            if _is_program_of(lemma.function, part, x):
+                return Found(lemma.name, lemma.bound(x), planned(x, x.n), atom)
     return None
 
 
@@ -317,12 +342,18 @@ _OF_A_MAXIMUM = [
     Lemma("log_softmax", "sub", jax.nn.log_softmax, lemmas.log_softmax),
     Lemma("logsumexp", "add", jax.nn.logsumexp, lemmas.logsumexp),
 ]
-# By the name of the inner program: functions that call it, each with its lemma.
-_CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None]]]] = {
-    "_var": [(lambda x: jnp.var(x, axis=0), lemmas.variance)],
-    "median": [(lambda x: jnp.median(x, axis=0), lemmas.median)],
+# By the name of the inner program: functions that call it, each with its lemma, and
+# with the divisor of a variance.
+_Divisor = Callable[..., float]
+_CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None], _Divisor | None]]] = {
+    "_var": [(lambda x: jnp.var(x, axis=0), lemmas.variance, lambda n, ddof=0.0: n - ddof)],
+    "median": [(lambda x: jnp.median(x, axis=0), lemmas.median, None)],
     "cov": [
-        (lambda x: jnp.cov(x, rowvar=False), lambda x: lemmas.covariance(x, x.n - 1)),
-        (lambda x: jnp.cov(x, rowvar=False, bias=True), lambda x: lemmas.covariance(x, x.n)),
+        (
+            functools.partial(jnp.cov, rowvar=False, bias=bias),
+            lambda x, less=1 - bias: lemmas.covariance(x, x.n - less),
+            lambda n, less=1 - bias: n - less,
+        )
+        for bias in (False, True)
     ],
 }

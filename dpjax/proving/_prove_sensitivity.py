@@ -32,7 +32,7 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
-from dpjax.proving._exact_sums import Path, with_sums
+from dpjax.proving._exact_programs import Sums, with_sums
 from dpjax.proving._losses import Losses
 from dpjax.proving._value import Abstract, RefusalError, Source, make, norm_of
 from dpjax.proving._walk import Walk, check_no_nan
@@ -172,7 +172,7 @@ def _smallest(
 
     The second one is about a program of its own, which is traced and walked like any other.
     """
-    sums: dict[Path, int] = {}
+    sums: Sums = {}
     found, refusal = None, None
     try:
         found = _proved(program, specs, public, norm, sums)
@@ -197,7 +197,7 @@ def _proved(
     specs: Database,
     public: RecordBounds,
     norm: ProvedNorm,
-    sums: dict[Path, int],
+    sums: Sums,
 ) -> _Proved:
     """The bound of one program. Notes its float sums over records."""
     jaxpr = _after_the_clamp(program, specs, public)
@@ -272,7 +272,7 @@ def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
 
 @np.errstate(all="ignore")
 def _walk(
-    jaxpr: jex.Jaxpr, program: Program, public: RecordBounds, sums: dict[Path, int] | None = None
+    jaxpr: jex.Jaxpr, program: Program, public: RecordBounds, sums: Sums | None = None
 ) -> tuple[Walk, list[Abstract]]:
     """The walk, and the values of the outputs. The last inputs are records within bounds."""
     walk, inputs = Walk(sums={} if sums is None else sums), _inputs(program, public)
@@ -289,7 +289,7 @@ def _padded_walk(
     program: Program,
     public: PaddedRecordBounds,
     norm: ProvedNorm,
-    sums: dict[Path, int],
+    sums: Sums,
 ) -> tuple[float, tuple[str, ...]]:
     """A bound under add-or-remove-one, and its steps."""
     walk, inputs = PaddedWalk(sums=sums), inputs_of(_inputs(program, public), public)

@@ -11,13 +11,14 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
-from dpjax.proving import _exact_sums as exact_sums
 from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import vanishing
+from dpjax.proving._exact_programs import Sums, VarianceOf, kind_of, value_of
+from dpjax.proving._exact_sums import exponent_of
 from dpjax.proving._operations import operation_of
-from dpjax.proving._patterns import Program, improved, of_call
+from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
 from dpjax.proving._value import (
     Abstract,
@@ -73,8 +74,8 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
-    # Float sums over records, with the exponents of the ranges of their terms.
-    sums: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    # Float sums over records, and variances of them, that may be exact.
+    sums: Sums = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The values of the outputs. An input that is None has no value, and may not be used."""
@@ -99,7 +100,8 @@ class Walk:
             try:
                 if equation.effects:
                     raise RefusalError(f"it has side effects: {equation.effects}")
-                outputs = self.outputs(equation, [read(atom) for atom in equation.invars])
+                operands = [read(atom) for atom in equation.invars]
+                outputs = self.outputs(jaxpr, equation, operands)
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), self.shown(output))
             except RefusalError as refusal:
@@ -118,7 +120,8 @@ class Walk:
             except RefusalError as refusal:
                 raise located(refusal, equation) from None
             if lemma:
-                name, outputs = f"{name}: lemma {lemma[0]}", [lemma[1]]
+                name, outputs = f"{name}: lemma {lemma.name}", [lemma.value]
+                self.note(jaxpr, lemma)
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
                 # The steps of an inner program are shown one by one, so its call is not.
@@ -145,25 +148,32 @@ class Walk:
         """The abstract value that a step prints; subclasses walk other values."""
         return value
 
-    def improved(self, *situation: Any) -> tuple[str, Any] | None:
-        """The name of a lemma that applies, and its tighter value; see `_patterns.py`."""
+    def improved(self, *situation: Any) -> Found | None:
+        """A lemma that applies, with its tighter value; see `_patterns.py`."""
         return improved(*situation)
 
-    def outputs(self, equation: Equation, operands: list[Any]) -> list[Any]:
+    def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
+        """Notes the variance of a lemma, which may be exact."""
+        if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
+            self.sums[self.path] = exact
+
+    def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
         """The values of an operation's results, by a lemma, its inner program, or its rule."""
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
-        if (exact := exact_sums.of_call(equation, inner, operands)) is not None:
-            self.steps.append(
-                Step(self.depth, "exact sum", source_line(equation), exact, self.path)
-            )
+        place = source_line(equation)
+        if (kind := kind_of(equation, inner)) is not None:
+            exact = value_of(kind, operands[0])
+            self.steps.append(Step(self.depth, kind.title, place, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse for x in operands)
-        if not coarse and (found := of_call(equation, inner, operands)) is not None:
+        lemma = None if coarse else of_call(equation, inner, operands)
+        if lemma is not None:
+            self.note(jaxpr, lemma)
+        if lemma is not None and (found := lemma.value) is not None:
             flags = Pending.flags(x.pending for x in (found, *operands))
             found = dataclasses.replace(found, pending=found.pending.having(**flags))
-            lemma, place = f"lemma {equation.params['name']}", source_line(equation)
-            self.steps.append(Step(self.depth, lemma, place, found, self.path))
+            self.steps.append(Step(self.depth, f"lemma {lemma.name}", place, found, self.path))
             return [found]
         return self.inner_outputs(inner, operands)
 
@@ -196,7 +206,7 @@ class Walk:
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
             raise RefusalError("it has no rule")
-        if (exponent := exact_sums.exponent_of(equation, operands)) is not None:
+        if (exponent := exponent_of(equation, operands)) is not None:
             self.sums[self.path] = exponent
         made = operation.rule(*operands, **equation.params)
         outputs = list[Abstract]()

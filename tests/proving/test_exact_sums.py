@@ -14,7 +14,9 @@ import pytest
 import dpjax
 from all_pairs import VALUES, N, all_pairs
 from dpjax.proving import Ball, _exact_sums, _prove_sensitivity
-from dpjax.proving._exact_sums import ExactBounds, ExactSum, with_sums
+from dpjax.proving._exact_programs import ExactBounds, with_sums
+from dpjax.proving._exact_sums import ExactSum
+from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._losses import _evaluate
 from dpjax.proving._value import norm_of
 from dpjax.queries import PaddedRecords
@@ -65,6 +67,13 @@ PROVED = {
     "rows and columns": lambda x: (x[:, None] * TABLE).sum(),
     "centered": lambda x: jnp.abs(x - x.mean()).mean(),
     "variance": lambda x: ((x - x.mean()) ** 2).mean(),
+    "variance by moments": lambda x: (x**2).mean() - x.mean() ** 2,
+    "jnp.var": jnp.var,
+    "variance, less one": lambda x: jnp.var(x * 0.3 + 7, ddof=1),
+    "standard deviations": lambda x: (x[:, None] * TABLE + 2).std(0),
+    "covariance": lambda x: jnp.cov(jnp.stack([x, jnp.exp(x), x**2], 1), rowvar=False),
+    "variance and mean": lambda x: jnp.stack([jnp.var(x), x.mean()]),
+    "variance of one column among two": lambda x: jnp.var(jnp.stack([x, 0 * x + 1], 1), axis=0),
     "log of a mean": lambda x: jnp.log(jnp.exp(x).mean()),
     "dot": lambda x: x @ TABLE,
     "dot divided": lambda x: x @ TABLE / 3,
@@ -101,7 +110,7 @@ def check_every_step(exact, program, jaxpr, walk, database, neighbor):
         rest = 1 if x.axis is None else x.n - 1
         l1 = np.abs(a - b).reshape(len(a), -1).sum(1).max()
         assert l1 <= x.changed.l1 + rest * x.others.l1, step
-        seen += step.operation == "exact sum"
+        seen += step.operation.startswith("exact ")
     return seen
 
 
@@ -130,7 +139,8 @@ def test_every_step_of_large_programs_stays_within_its_bounds(n):
     first[1], first[2] = 1.0, np.linspace(-1, 1, n)
     second = first.copy()
     second[:, 5] = np.where(first[:, 5] > 0, -1, 1)
-    for name in ("sum", "mean", "mean of exp", "density", "centered", "columns"):
+    names = "sum", "mean", "mean of exp", "density", "centered", "columns", "jnp.var", "covariance"
+    for name in names:
         proof = exact_of(PROVED[name], spec)
         assert check_every_step(*proof[:4], first, second)
         run = jax.jit(jax.vmap(proof[0].enforced_on(PROVED[name])))
@@ -176,7 +186,7 @@ def test_the_nearest_float_is_as_far_as_it_says():
         power = 2.0 ** (math.frexp(largest)[1] - 1)
         numbers = [largest, power * (1 - unit / 2), power * (1 + unit), float(below) + 1e-12]
         off = max(abs(x - float(np.float32(x))) for x in numbers if x <= largest)
-        found = float(_exact_sums._nearest(np.asarray(largest), unit))
+        found = float(_exact_sums.nearest(np.asarray(largest), unit))
         assert off <= found <= 2.0**-23 * largest
 
 
@@ -283,6 +293,55 @@ def test_a_mean_of_many_is_proved_nearly_exactly(n, most):
         (jax.ShapeDtypeStruct((n, 3), jnp.float32), spec), bounds=(Ball(1.0), (0, 1)), norm="linf",
     )  # fmt: skip
     assert n * grad.value <= 2 * most
+
+
+@pytest.mark.parametrize(("n", "most"), [(1000, 1.0001), (100_000, 1.01), (1_000_000, 1.07)])
+def test_a_variance_of_many_is_proved_nearly_exactly(n, most):
+    spec = jax.ShapeDtypeStruct((n, 3), jnp.float32)
+    for target in (
+        lambda x: x.var(0),
+        lambda x: (x**2).mean(0) - x.mean(0) ** 2,
+        lambda x: jnp.cov(x, rowvar=False),
+    ):
+        found = dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="linf")
+        assert 1 - 2 / n <= n * found.value <= most
+        assert "exact variance" in found.explain()
+
+
+def test_an_exact_variance_is_the_nearest_float():
+    x = np.random.default_rng(0).uniform(5, 6, (100_000, 2)).astype(np.float32)
+    exact = np.cov(x.astype(float), rowvar=False, bias=True)
+    for target, expected in (
+        (lambda x: x.var(0), np.diag(exact)),
+        (lambda x: jnp.cov(x, rowvar=False, bias=True), exact),
+    ):
+        found = dpjax.prove_sensitivity(target, x, bounds=(0, 6), norm="linf")
+        values = np.asarray(found.bounds.enforced_on(target)(x), float)
+        assert np.abs(values - expected).max() <= 2.0**-28
+
+
+@pytest.mark.parametrize("matrix", [False, True])
+def test_pairs_that_an_exact_variance_moves_the_farthest_attain_its_bound(matrix):
+    """All others in one corner: the bound holds, and no smaller one would."""
+    n, spec = 5000, jax.ShapeDtypeStruct((5000, 2), jnp.float32)
+    target = (lambda x: jnp.cov(x, rowvar=False)) if matrix else (lambda x: x.var(0, ddof=1))
+    found = dpjax.prove_sensitivity(target, spec, bounds=(-3, 4), norm="linf")
+    run = jax.jit(found.bounds.enforced_on(target))
+    rows = np.full((2, n, 2), -3, np.float32)
+    rows[1, 17] = 4
+    first, second = np.asarray(run(rows[0]), float), np.asarray(run(rows[1]), float)
+    reached = np.abs(first - second).max()
+    assert reached <= found.value <= reached * (1 + 1e-3)
+
+
+def test_a_variance_beyond_its_range_has_no_proof():
+    spec, kind = jax.ShapeDtypeStruct((50,), jnp.float32), ExactVariance(0.0, 0, 50.0)
+    assert dpjax.prove_sensitivity(kind, spec, bounds=(-0.9, 0.9), norm="l1").value < 0.07
+    for bounds, other in (((-1.1, 0.9), kind), ((-0.9, 0.9), ExactVariance(0.5, 0, 50.0))):
+        with pytest.raises(dpjax.proving.NoProofError, match="within its range"):
+            dpjax.prove_sensitivity(other, spec, bounds=bounds, norm="l1")
+    assert ExactVariance.named(kind.name) == kind
+    assert ExactVariance.named("exact_variance_0_0") is None
 
 
 def test_a_release_computes_the_program_that_was_proved():

@@ -1,0 +1,348 @@
+"""How tight proofs are on programs that people write: n = 30 records in float32.
+
+Each program comes with the largest distance of two neighbors that a search found. So the ratio of a
+proved bound to it may be too large, never too small. `run(search=True)` searches anew.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dpjax
+from dpjax.auditing._sensitivity_report import _searched
+from dpjax.proving import Ball, Categories, NoProofError
+from dpjax.proving._prove_sensitivity import public_bounds
+
+N, STEPS, RESTARTS = 30, 120, 48
+LEVELS = np.linspace(0.1, 0.9, 9, dtype=np.float32)
+INTO = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+OUT = np.random.default_rng(1).normal(size=8).astype(np.float32)
+
+
+def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((N, *shape), dtype)
+
+
+# Records and their bounds.
+NUMBERS = (_spec(), (0, 1))
+ROWS = (_spec(3), (0, 1))
+BALL = (_spec(3), Ball(1.0))
+SCORES = ({"s": _spec(), "y": _spec(dtype=jnp.int32)}, {"s": (0, 1), "y": Categories((0, 1))})
+GROUPS = ({"v": _spec(), "g": _spec(dtype=jnp.int32)}, {"v": (0, 1), "g": (0, 4)})
+TIMES = ({"t": _spec(), "e": _spec(dtype=bool)}, {"t": (0, 1), "e": (0, 1)})
+LABELED = ({"x": _spec(3), "y": _spec()}, {"x": Ball(1.0), "y": (-1, 1)})
+WITH_NAN = (_spec(), dpjax.proving.Interval(0, 1, missing=True))
+
+
+class Natural(NamedTuple):
+    """A program, its records with their bounds, a norm, and the farthest pair that was found."""
+
+    target: Callable[[Any], Any]
+    records: tuple[Any, Any]
+    norm: str
+    farthest: float = 0.0
+
+
+def _winsorized(x):
+    return jnp.clip(x, jnp.quantile(x, 0.1), jnp.quantile(x, 0.9)).mean()
+
+
+def _pearson(x):
+    c = jnp.cov(x[:, :2], rowvar=False)
+    return c[0, 1] / jnp.sqrt(jnp.maximum(c[0, 0], 0.05) * jnp.maximum(c[1, 1], 0.05))
+
+
+def _kendall(x):
+    signs = [jnp.sign(x[:, None, k] - x[None, :, k]) for k in (0, 1)]
+    return (signs[0] * signs[1]).sum() / (N * (N - 1))
+
+
+def _auc_of_pairs(d):
+    positive = d["y"] == 1
+    above = (d["s"][:, None] > d["s"][None]) + 0.5 * (d["s"][:, None] == d["s"][None])
+    pairs = positive[:, None] & ~positive[None]
+    return (above * pairs).sum() / jnp.maximum(pairs.sum(), N)
+
+
+def _auc_of_ranks(d):
+    y = d["y"][jnp.argsort(d["s"])]
+    return (jnp.cumsum(1 - y) * y).sum() / (N * N / 4)
+
+
+def _spearman(x):
+    ranks = [(x[:, None, k] > x[None, :, k]).sum(1) for k in (0, 1)]
+    return ((ranks[0] - ranks[1]) ** 2).sum() * (6 / (N * (N * N - 1)))
+
+
+def _confusion(d):
+    predicted = (d["s"] > 0.5).astype(jnp.int32)
+    return jnp.zeros((2, 2), jnp.int32).at[d["y"], predicted].add(1)
+
+
+def _calibration_error(d):
+    bins = jax.nn.one_hot(jnp.clip((d["s"] * 5).astype(jnp.int32), 0, 4), 5)
+    return jnp.abs(bins.T @ (d["s"] - d["y"])).sum() / N
+
+
+def _precision(d):
+    said = d["s"] > 0.5
+    return (said & (d["y"] == 1)).sum() / jnp.maximum(said.sum(), 10)
+
+
+def _segment_means(d):
+    totals = jax.ops.segment_sum(d["v"], d["g"], 5)
+    return totals / jnp.maximum(jax.ops.segment_sum(jnp.ones(N), d["g"], 5), 5)
+
+
+def _guarded_means(d):
+    counts = jnp.zeros(5).at[d["g"]].add(1)
+    totals = jnp.zeros(5).at[d["g"]].add(d["v"])
+    return jnp.where(counts > 0, totals / jnp.where(counts > 0, counts, 1), 0)
+
+
+def _entropy(d):
+    p = jnp.bincount(d["g"], length=5) / N
+    return -(p * jnp.log(jnp.maximum(p, 1e-12))).sum()
+
+
+def _survival(d):
+    at_risk = (d["t"][None] >= LEVELS[:, None]).sum(1)
+    inside = (d["t"][None] < LEVELS[:, None] + 0.1) & (d["t"][None] >= LEVELS[:, None])
+    return jnp.cumprod(1 - (inside & d["e"][None]).sum(1) / jnp.maximum(at_risk, 1))
+
+
+def _log_survival(d):
+    at_risk = (d["t"][None] >= LEVELS[:, None]).sum(1).astype(jnp.float32)
+    inside = (d["t"][None] < LEVELS[:, None] + 0.1) & (d["t"][None] >= LEVELS[:, None])
+    events = (inside & d["e"][None]).sum(1).astype(jnp.float32)
+    return jnp.exp(jnp.cumsum(jnp.log(1 - 0.9 * events / jnp.maximum(at_risk, 1.0))))
+
+
+def _squares(w, d):
+    return jnp.mean((d["x"] @ w - d["y"]) ** 2)
+
+
+def _logistic(w, d):
+    return jnp.mean(jnp.logaddexp(0.0, -d["y"] * (d["x"] @ w)))
+
+
+def _network(p, x):
+    return jnp.tanh(x @ p[0]) @ p[1]
+
+
+def _step_of_network(d):
+    return jax.grad(lambda p: jnp.mean((_network(p, d["x"]) - d["y"]) ** 2))((INTO, OUT))
+
+
+def _clipped_gradients(d):
+    one = jax.grad(lambda p, x, y: (_network(p, x) - y) ** 2)
+    g = jax.vmap(one, (None, 0, 0))((INTO, OUT), d["x"], d["y"])
+    norms = jnp.sqrt(sum(jnp.sum(z.reshape(N, -1) ** 2, 1) for z in jax.tree.leaves(g)))
+    factors = 1 / jnp.maximum(1.0, norms)
+    return jax.tree.map(lambda z: jnp.tensordot(factors, z, 1) / N, g)
+
+
+def _chosen_gradients(d):
+    g = jax.vmap(jax.grad(lambda w, x, y: (x @ w - y) ** 2), (None, 0, 0))(
+        jnp.ones(3), d["x"], d["y"]
+    )
+    norms = jnp.linalg.norm(g, axis=1, keepdims=True)
+    return jnp.where(norms > 1, g / norms, g).mean(0)
+
+
+def _attention(x):
+    q, k = x @ INTO[:, :3], x @ INTO[:, 3:6]
+    return (jax.nn.softmax(q @ k.T / np.sqrt(3), axis=-1) @ x).mean(0)
+
+
+def _means_step(x):
+    d = ((x[:, None] - np.array([[0.2] * 3, [0.8] * 3], np.float32)[None]) ** 2).sum(-1)
+    return (d <= d.min(1, keepdims=True)).astype(jnp.float32).T @ x
+
+
+def _means_step_by_index(x):
+    d = ((x[:, None] - np.array([[0.2] * 3, [0.8] * 3], np.float32)[None]) ** 2).sum(-1)
+    return jax.nn.one_hot(jnp.argmin(d, 1), 2).T @ x
+
+
+def _slope(d):
+    x, y = d["x"][:, 0], d["y"]
+    return ((x - x.mean()) * y).sum() / jnp.maximum(((x - x.mean()) ** 2).sum(), N / 10)
+
+
+def _gini(x):
+    return (2 * jnp.arange(1, N + 1) - N - 1) @ jnp.sort(x) / (N * jnp.maximum(x.sum(), 1.0))
+
+
+def _gini_of_pairs(x):
+    return jnp.abs(x[:, None] - x[None]).sum() / (2 * N * jnp.maximum(x.sum(), N / 4))
+
+
+def _discrepancy(x):
+    return jnp.exp(-((x[:, None] - x[None]) ** 2)).mean()
+
+
+def _absent_as_zero(x):
+    return jnp.where(jnp.isnan(x), 0, x).mean()
+
+
+def _ecdf_at(x):
+    return jnp.searchsorted(jnp.sort(x), LEVELS) / N
+
+
+def _average(x):
+    return jax.lax.scan(lambda c, v: (0.9 * c + 0.1 * v,) * 2, 0.0, x)[0]
+
+
+def _descent(d):
+    w = jnp.zeros(3)
+    for _ in range(5):
+        w = w - 0.1 * jax.grad(_squares)(w, d)
+    return w
+
+
+PROGRAMS: dict[str, Natural] = {
+    "mean": Natural(jnp.mean, NUMBERS, "l1"),
+    "percentiles": Natural(lambda x: jnp.percentile(x, np.array([25.0, 50, 75])), NUMBERS, "l1"),
+    "quantile": Natural(lambda x: jnp.quantile(x, 0.9), NUMBERS, "l1"),
+    "interquartile range": Natural(
+        lambda x: jnp.subtract(*jnp.percentile(x, np.array([75.0, 25.0]))), NUMBERS, "l1"
+    ),
+    "mean without NaN": Natural(jnp.nanmean, NUMBERS, "l1"),
+    "median without NaN": Natural(jnp.nanmedian, NUMBERS, "l1"),
+    "NaN as 0": Natural(_absent_as_zero, WITH_NAN, "l1"),
+    "trimmed mean": Natural(lambda x: jnp.sort(x)[3:-3].mean(), NUMBERS, "l1"),
+    "winsorized mean": Natural(_winsorized, NUMBERS, "l1"),
+    "variance": Natural(jnp.var, NUMBERS, "l1"),
+    "third moment": Natural(lambda x: ((x - x.mean()) ** 3).mean(), NUMBERS, "l1"),
+    "deviation from the median": Natural(
+        lambda x: jnp.median(jnp.abs(x - jnp.median(x))), NUMBERS, "l1"
+    ),
+    "deviation from the mean": Natural(lambda x: jnp.abs(x - x.mean()).mean(), NUMBERS, "l1"),
+    "Gini by ranks": Natural(_gini, NUMBERS, "l1"),
+    "Gini by pairs": Natural(_gini_of_pairs, NUMBERS, "l1"),
+    "geometric mean": Natural(lambda x: jnp.exp(jnp.log(x).mean()), (_spec(), (0.1, 1)), "l1"),
+    "harmonic mean": Natural(lambda x: 1 / (1 / x).mean(), (_spec(), (0.1, 1)), "l1"),
+    "root": Natural(lambda x: (x**0.5).mean(), NUMBERS, "l1"),
+    "powers of 2": Natural(lambda x: (2.0**x).mean(), NUMBERS, "l1"),
+    "histogram": Natural(lambda x: jnp.histogram(x, bins=10, range=(0, 1))[0], NUMBERS, "l1"),
+    "bincount of digitize": Natural(
+        lambda x: jnp.bincount(jnp.digitize(x, np.linspace(0, 1, 6)), length=7), NUMBERS, "l1"
+    ),
+    "one-hot counts": Natural(
+        lambda x: jax.nn.one_hot(jnp.clip((x * 5).astype(int), 0, 4), 5).sum(0), NUMBERS, "l1"
+    ),
+    "distribution function": Natural(
+        lambda x: (x[:, None] <= LEVELS).mean(0), NUMBERS, "linf"
+    ),
+    "distribution function by sorting": Natural(_ecdf_at, NUMBERS, "linf"),
+    "Pearson": Natural(_pearson, ROWS, "l1"),
+    "correlations": Natural(lambda x: jnp.corrcoef(x, rowvar=False), ROWS, "l2"),
+    "Kendall": Natural(_kendall, ROWS, "l1"),
+    "Spearman": Natural(_spearman, ROWS, "l1"),
+    "moving average": Natural(
+        lambda x: jnp.convolve(x, jnp.ones(5) / 5, mode="valid"), NUMBERS, "linf"
+    ),
+    "lag product": Natural(lambda x: (x[1:] * x[:-1]).mean(), NUMBERS, "l1"),
+    "interpolation": Natural(
+        lambda x: jnp.interp(x, jnp.array([0, 0.3, 1.0]), jnp.array([0, 0.5, 0.6])).mean(),
+        NUMBERS, "l1",
+    ),
+    "AUC by pairs": Natural(_auc_of_pairs, SCORES, "l1"),
+    "AUC by ranks": Natural(_auc_of_ranks, SCORES, "l1"),
+    "confusion by indices": Natural(_confusion, SCORES, "l1"),
+    "contingency table": Natural(
+        lambda d: jnp.bincount(d["y"] * 2 + (d["s"] > 0.5), length=4), SCORES, "l1"
+    ),
+    "Brier score": Natural(lambda d: ((d["s"] - d["y"]) ** 2).mean(), SCORES, "l1"),
+    "calibration error": Natural(_calibration_error, SCORES, "l1"),
+    "precision": Natural(_precision, SCORES, "l1"),
+    "segment sums": Natural(lambda d: jax.ops.segment_sum(d["v"], d["g"], 5), GROUPS, "l1"),
+    "segment maxima": Natural(
+        lambda d: jnp.maximum(jax.ops.segment_max(d["v"], d["g"], 5), 0), GROUPS, "l1"
+    ),
+    "segment means": Natural(_segment_means, GROUPS, "l1"),
+    "guarded segment means": Natural(_guarded_means, GROUPS, "l1"),
+    "number of groups": Natural(
+        lambda d: (jnp.zeros(5).at[d["g"]].add(1) > 0).sum(), GROUPS, "l1"
+    ),
+    "groups by set": Natural(lambda d: jnp.zeros(5).at[d["g"]].set(1).sum(), GROUPS, "l1"),
+    "counts of unique": Natural(
+        lambda d: jnp.unique(d["g"], size=5, return_counts=True, fill_value=9)[1], GROUPS, "l1"
+    ),
+    "entropy": Natural(_entropy, GROUPS, "l1"),
+    "survival": Natural(_survival, TIMES, "linf"),
+    "survival by logarithms": Natural(_log_survival, TIMES, "linf"),
+    "means and deviations": Natural(lambda x: (x.mean(0), x.std(0)), ROWS, "l2"),
+    "step of regression": Natural(
+        lambda d: jax.grad(_squares)(jnp.zeros(3), d), LABELED, "l2"
+    ),
+    "step of logistic regression": Natural(
+        lambda d: jax.grad(_logistic)(jnp.ones(3) / 2, d), LABELED, "l2"
+    ),
+    "logistic loss": Natural(lambda d: _logistic(jnp.ones(3) / 2, d), LABELED, "l1"),
+    "step of a network": Natural(_step_of_network, LABELED, "l2"),
+    "clipped gradients": Natural(_clipped_gradients, LABELED, "l2"),
+    "gradients clipped by a choice": Natural(_chosen_gradients, LABELED, "l2"),
+    "slope": Natural(_slope, LABELED, "l1"),
+    "attention": Natural(_attention, BALL, "l2"),
+    "power spectrum": Natural(lambda x: jnp.abs(jnp.fft.rfft(x)), NUMBERS, "l2"),
+    "three largest": Natural(lambda x: jax.lax.top_k(x, 3)[0], NUMBERS, "l1"),
+    "moving average by scan": Natural(_average, NUMBERS, "l1"),
+    "step of k-means": Natural(_means_step, ROWS, "l2"),
+    "step of k-means by index": Natural(_means_step_by_index, ROWS, "l2"),
+    "second moments": Natural(lambda x: jnp.einsum("ni,nj->ij", x, x) / N, BALL, "l2"),
+    "ridge by solve": Natural(
+        lambda d: jnp.linalg.solve(d["x"].T @ d["x"] + N * jnp.eye(3), d["x"].T @ d["y"]),
+        LABELED, "l2",
+    ),
+    "root of a choice": Natural(
+        lambda x: jnp.where(x > 0.5, jnp.sqrt(jnp.maximum(x - 0.5, 0)), 0).mean(), NUMBERS, "l1"
+    ),
+    "mean of a kernel": Natural(_discrepancy, NUMBERS, "l1"),
+    "five steps of descent": Natural(_descent, LABELED, "l2"),
+    "running maximum": Natural(lambda x: jax.lax.cummax(x)[-1], NUMBERS, "l1"),
+}  # fmt: skip
+
+
+def run(*names: str, search: bool = False) -> dict[str, float]:
+    """Prints each bound, its ratio to the farthest pair, and the seconds; returns the ratios."""
+    ratios: dict[str, float] = {}
+    for name, one in PROGRAMS.items():
+        if names and not any(part in name for part in names):
+            continue
+        (records, bounds), start, said = one.records, time.perf_counter(), ""
+        try:
+            found = dpjax.prove_sensitivity(one.target, records, bounds=bounds, norm=one.norm)
+            value = float(found.value)
+        except NoProofError as refusal:
+            value, said = np.inf, f"  {str(refusal)[:150]}"
+        seconds = time.perf_counter() - start
+        farthest = _farthest(one) if search else one.farthest
+        ratios[name] = value / farthest if farthest else np.nan
+        print(f"{name:34}{value:10.5g}{farthest:12.6g}{ratios[name]:9.4g}{seconds:6.2f} s{said}")
+    kept = np.array([*ratios.values()])
+    shares = {most: int((kept <= most).sum()) for most in (1.05, 2, 10)}
+    print(f"{len(kept)} programs, {int(np.isfinite(kept).sum())} proved; ratios up to: {shares}")
+    return ratios
+
+
+def _farthest(one: Natural) -> float:
+    """The largest distance of two neighbors that a search finds."""
+    specs, public = public_bounds(*one.records)
+    found = dpjax.auditing.adversarial_pair(
+        jax.random.key(0), public.enforced_on(one.target), specs, norm=one.norm,
+        bounds=_searched(public, specs), steps=STEPS, restarts=RESTARTS,
+    )  # fmt: skip
+    return float(found.distance)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    parts = [part for part in sys.argv[1:] if part != "--search"]
+    run(*parts, search="--search" in sys.argv)

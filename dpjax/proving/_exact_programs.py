@@ -1,0 +1,212 @@
+"""Programs with exact sums over records, which a release compiles for itself."""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax import lax
+
+from dpjax._core._proof import PaddedRecordBounds, RecordBounds
+from dpjax._core._types import Database, Value
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._walks import Equation, aval, called, live, parts
+from dpjax.proving._exact_sums import ExactSum, summed_exactly
+from dpjax.proving._exact_variances import ExactVariance, of_records
+from dpjax.proving._value import Abstract
+
+# The place of an operation in a program, as in `Step.path`.
+Path = tuple[int, ...]
+Kind = ExactSum | ExactVariance
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceOf:
+    """A variance in a program: how it is computed, and of which variable.
+
+    Attributes:
+        kind: the exact variance.
+        source: the number of the operation that computes the variable; or -k for input k from the
+            end.
+    """
+
+    kind: ExactVariance
+    source: int
+
+    @staticmethod
+    def at(jaxpr: jex.Jaxpr, atom: Any, kind: ExactVariance | None) -> "VarianceOf | None":
+        """The variance of a variable; None if it is neither an input nor a single result."""
+        if kind is None:
+            return None
+        for k, variable in enumerate(reversed(jaxpr.invars)):
+            if variable is atom:
+                return VarianceOf(kind, -1 - k)
+        made = [k for k, equation in enumerate(live(jaxpr)) if equation.outvars[0] is atom]
+        return VarianceOf(kind, made[0]) if made else None
+
+    def variable(self, jaxpr: jex.Jaxpr, operations: Sequence[Equation]) -> jex.Var:
+        """The variable in a program."""
+        return jaxpr.invars[self.source] if self.source < 0 else operations[self.source].outvars[0]
+
+
+# What replaces an operation: the exponent of the range of a sum, or a variance.
+Planned = int | VarianceOf
+Sums = dict[Path, Planned]
+
+
+def _call(kind: Kind, x: Any) -> Equation:
+    """The call of an exact sum or variance of an array of this shape and dtype."""
+    (equation,) = jax.make_jaxpr(kind)(jax.ShapeDtypeStruct(x.shape, x.dtype)).jaxpr.eqns
+    return equation
+
+
+@functools.lru_cache(maxsize=512)
+def _digest(kind: Kind, shape: tuple[int, ...], dtype: np.dtype) -> str:
+    return digest(_call(kind, jax.ShapeDtypeStruct(shape, dtype)).params["jaxpr"])
+
+
+def kind_of(equation: Equation, inner: Any) -> Kind | None:
+    """Which exact sum or variance an inner program is; None if it is another program.
+
+    The name alone proves nothing: it tells which one must equal the inner program.
+    """
+    name = str(equation.params.get("name"))
+    kind = ExactSum.named(name) or ExactVariance.named(name)
+    if kind is None or len(equation.invars) != 1:
+        return None
+    x = aval(equation.invars[0])
+    if x.dtype not in (np.float32, np.float64):
+        return None
+    return kind if digest(inner) == _digest(kind, x.shape, np.dtype(x.dtype)) else None
+
+
+def value_of(kind: Kind, x: Abstract) -> Abstract:
+    """The abstract value of an exact sum or variance."""
+    return summed_exactly(x, kind) if isinstance(kind, ExactSum) else of_records(x, kind)
+
+
+class _Exact(RecordBounds):
+    """Bounds on records, with sums of the target that a release computes exactly.
+
+    Attributes:
+        sums: pairs of the place of a sum in the target and the exponent of its range.
+    """
+
+    sums: tuple[tuple[Path, Planned], ...] = ()
+
+    def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
+        """The target of the clamped database, with exact sums."""
+
+        @functools.wraps(target, updated=())
+        def clamped_target(database: Database) -> Value:
+            return _with_exact_sums(target, dict(self.sums), jax.jit(self.clamp)(database))
+
+        return clamped_target
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactBounds(_Exact):
+    """Exact sums under replace-one."""
+
+    sums: tuple[tuple[Path, Planned], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactPaddedBounds(_Exact, PaddedRecordBounds):
+    """Exact sums of padded records, under add-or-remove-one."""
+
+    sums: tuple[tuple[Path, Planned], ...] = ()
+
+
+def with_sums(public: RecordBounds, sums: Sums) -> RecordBounds:
+    """The same bounds, for a target with exact sums."""
+    kind = ExactPaddedBounds if isinstance(public, PaddedRecordBounds) else ExactBounds
+    return kind(public.leaves, tuple(sorted(sums.items())))
+
+
+def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: Database) -> Value:
+    program, shapes = jax.make_jaxpr(target, return_shape=True)(database)
+    exact = jex.ClosedJaxpr(_rewritten(program.jaxpr, sums, ()), program.consts)
+    outputs = jex.jaxpr_as_fun(exact)(*jax.tree.leaves(database))
+    return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+
+def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
+    """A program with exact sums at some places. A sum includes its division by a literal."""
+    operations, made = live(jaxpr), list[Equation]()
+    uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
+    uses.update(x for x in jaxpr.outvars if isinstance(x, jex.Var))
+    divided: dict[Any, Equation] = {
+        e.invars[0]: e for k, e in enumerate(operations) if _divides(e) and (*path, k) not in sums
+    }
+    dropped = set[int]()
+    for count, equation in enumerate(operations):
+        here = (*path, count)
+        planned = sums.get(here)
+        if isinstance(planned, VarianceOf):
+            x = planned.variable(jaxpr, operations)
+            call = _call(planned.kind, aval(x))
+            made.append(
+                call.replace(invars=[x], outvars=equation.outvars, source_info=equation.source_info)
+            )
+        elif planned is not None and equation.primitive.name in ("reduce_sum", "dot_general"):
+            (result,), divisor = equation.outvars, 1.0
+            quotient = divided.get(result) if uses[result] == 1 else None
+            if quotient is not None:
+                dropped.add(id(quotient))
+                (result,), divisor = quotient.outvars, float(quotient.invars[1].val)  # type: ignore[union-attr]
+            call = _call_of(equation, planned, divisor)
+            given = {"invars": equation.invars, "source_info": equation.source_info}
+            made.append(call.replace(outvars=[result], **given))
+        elif id(equation) not in dropped:
+            if called(equation) and any(place[: len(here)] == here for place in sums):
+                equation = equation.replace(params=_inside(equation.params, sums, here))
+            made.append(equation)
+    return jaxpr.replace(eqns=made)
+
+
+def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
+    """The call of an exact sum, or of one of products, in place of an operation."""
+    if equation.primitive.name == "reduce_sum":
+        kind = ExactSum(tuple(sorted(equation.params["axes"])), exponent, divisor)
+        return _call(kind, aval(equation.invars[0]))
+    (ca, cb), _ = equation.params["dimension_numbers"]
+
+    @jax.jit
+    def exact_product(a: jax.Array, b: jax.Array) -> jax.Array:
+        # The axes are the free ones of a, the free ones of b, and the summed ones.
+        free_a, free_b = ([k for k in range(x.ndim) if k not in c] for x, c in ((a, ca), (b, cb)))
+        middle, end = len(free_a), len(free_a) + len(free_b)
+        a, b = a.transpose([*free_a, *ca]), b.transpose([*free_b, *cb])
+        shape = (*a.shape[:middle], *b.shape[: len(free_b)], *a.shape[middle:])
+        summed = tuple(range(end, len(shape)))
+        a = lax.broadcast_in_dim(a, shape, (*range(middle), *summed))
+        b = lax.broadcast_in_dim(b, shape, tuple(range(middle, len(shape))))
+        return ExactSum(summed, exponent, divisor)(a * b)
+
+    specs = [jax.ShapeDtypeStruct(aval(x).shape, aval(x).dtype) for x in equation.invars]
+    (call,) = jax.make_jaxpr(exact_product)(*specs).jaxpr.eqns
+    return call
+
+
+def _inside(parameters: dict[str, Any], sums: Sums, path: Path) -> dict[str, Any]:
+    name = "jaxpr" if "jaxpr" in parameters else "call_jaxpr"
+    body, consts = parts(parameters[name])
+    changed = _rewritten(body, sums, path)
+    closed = isinstance(parameters[name], jex.ClosedJaxpr)
+    return parameters | {name: jex.ClosedJaxpr(changed, consts) if closed else changed}
+
+
+def _divides(equation: Equation) -> bool:
+    """Whether an operation divides a variable by a literal of its dtype above 0."""
+    if equation.primitive.name != "div":
+        return False
+    number, divisor = equation.invars
+    if not isinstance(number, jex.Var) or not isinstance(divisor, jex.Literal):
+        return False
+    same = aval(divisor).dtype == aval(number).dtype and not np.ndim(divisor.val)
+    return same and 2.0**-60 <= float(divisor.val) <= 2.0**60

@@ -1,0 +1,155 @@
+"""Variances and covariances of records from exact sums of numbers and of their products.
+
+Let a_j be record j less a public center, rounded to a grid, and b_j its rounded square. The program
+forms (sum b_j - (sum a_j)^2 / n) / divisor from exact sums. If one record changes, no other a_j or
+b_j moves. In float variances the mean moves, so that all squares are rounded anew.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._exact._fixed_point import bits_of_a_digit
+from dpjax._exact._numerics import float_limits
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._exact_sums import (
+    OF_FLOAT64,
+    hexed,
+    nearest,
+    of_hex,
+    total_of_digits,
+    worth_it,
+)
+from dpjax.proving._value import Abstract, Pending, RefusalError, make
+
+_NAME = "exact_variance"
+_MOST = 60
+# Columns share one center and one grid. The widths of columns and the distance of their ends from
+# the center may differ by at most this factor.
+_MOST_UNLIKE = 2.0**10
+_FLOAT64 = np.dtype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactVariance:
+    """Variances over the first axis, or a covariance matrix, of numbers around a center.
+
+    Attributes:
+        center: a number near the middle of the range.
+        exponent: numbers are within 2^exponent of the center.
+        divisor: n, or n less a correction.
+        matrix: whether it is the covariance matrix of the columns.
+    """
+
+    center: float
+    exponent: int
+    divisor: float
+    matrix: bool = False
+    title = "exact variance"
+
+    @property
+    def name(self) -> str:
+        """Encodes all fields."""
+        ends = hexed(self.center), hexed(self.divisor)
+        return f"{_NAME}_{'_'.join(ends)}_{self.exponent + _MOST}_{int(self.matrix)}"
+
+    @staticmethod
+    def named(name: str) -> "ExactVariance | None":
+        """The variance that a name encodes; None for another name."""
+        try:
+            center, divisor, exponent, matrix = name.removeprefix(f"{_NAME}_").split("_")
+            found = ExactVariance(
+                of_hex(center), int(exponent) - _MOST, of_hex(divisor), matrix == "1"
+            )
+        except ValueError:
+            return None
+        return found if found.name == name else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def exact_variance(x: jax.Array) -> jax.Array:
+            y = lax.convert_element_type(x, jnp.float64) - self.center
+            squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
+            total = total_of_digits(y, self.exponent, (0,))
+            outer = total[:, None] * total if self.matrix else total * total
+            rest = total_of_digits(squares, 2 * self.exponent, (0,)) - outer / len(x)
+            found = rest / self.divisor
+            if not self.matrix:
+                found = lax.max(found, lax.full_like(found, 0.0))
+            return lax.convert_element_type(found, x.dtype)
+
+        exact_variance.__name__ = self.name
+        with jax.enable_x64(True):
+            return jax.jit(exact_variance)(x)
+
+
+def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
+    """The exact variance of records that replaces a float one; None if floats do as well."""
+    if not (worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (matrix and len(x.shape) != 2):
+        return None
+    center = float((x.low.min() + x.high.max()) / 2)
+    largest = _largest(x, center)
+    moving = (x.high.max(axis=0) - x.low.min(axis=0))[x.changed.each[0] > 0]
+    exponent = math.frexp(largest)[1]
+    if not abs(exponent) <= _MOST or not largest <= _MOST_UNLIKE * moving.min(initial=math.inf):
+        return None
+    return ExactVariance(center, exponent, divisor, matrix)
+
+
+def _largest(x: Abstract, center: float) -> float:
+    """A bound on how far numbers lie from the center, with the rounding of the difference."""
+    return float(np.maximum(np.abs(x.low - center), np.abs(x.high - center)).max()) * (1 + 2.0**-18)
+
+
+def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
+    """The value of an exact variance or covariance matrix; the proof is in docs/proofs."""
+    n, divisor = x.shape[0], kind.divisor
+    top = 2.0**kind.exponent
+    by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
+    if not by_record or x.pending.coarse or (len(x.shape) > 2 and kind.matrix):
+        raise RefusalError("an exact variance is one of records")
+    if not (_largest(x, kind.center) <= top and 1 <= divisor <= n and abs(kind.exponent) <= _MOST):
+        raise RefusalError("the numbers of an exact variance must lie within its range")
+    if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
+        raise RefusalError("the factors of a variance may overflow together: rescale the records")
+    apart = x.apart + 4 * 2.0**-53 * top
+    off = apart + _off_grid(n, kind.exponent)
+    square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
+    square_off = square_apart + _off_grid(n, 2 * kind.exponent)
+    # |b_j - a_j^2|.
+    loose = square_off + 2 * top * off + off**2
+    low, high = x.low.min(axis=0), x.high.max(axis=0)
+    width = rounding.up(np.broadcast_to(high - low + 2 * off, x.changed.each[0].shape))
+    still = np.broadcast_to(x.changed.each[0] == 0, width.shape)
+    l2 = math.inf
+    if kind.matrix:
+        width = np.broadcast_to(width, x.shape[1:])
+        still = np.broadcast_to(still, width.shape)
+        still, products = still[:, None] & still, rounding.up(width[:, None] * width)
+    else:
+        products = rounding.up(width**2)
+    share = (n - 1) / n / divisor
+    largest = rounding.up(products * (n / divisor) / 4 + loose * n / divisor)
+    error = 8 * OF_FLOAT64 * n * top**2 / divisor + 4 * rounding.tiny(x.dtype)
+    error = error + nearest(np.maximum(largest, 2.0**-500), rounding.unit(x.dtype))
+    slip = rounding.up(2 * loose / divisor + 2 * error)
+    each = np.where(still, 0.0, rounding.up(products * share + slip))
+    if kind.matrix:
+        radius = x.l2_of_row + off * math.sqrt(math.prod(x.shape[1:]))
+        whole = min(float(rounding.norm2(width)) ** 2, 4 * radius**2)
+        l2 = float(rounding.up(whole * share + rounding.norm2(np.where(still, 0.0, slip))))
+    moved, high = (each, math.inf, l2), rounding.up(largest + error)
+    return make(
+        each.shape if kind.matrix else x.shape[1:], x.dtype, -high if kind.matrix else 0 * high,
+        high, None, moved, moved, pending=Pending().having(**Pending.flags([x.pending])),
+    )  # fmt: skip
+
+
+def _off_grid(n: int, exponent: int) -> float:
+    """How far a term of n may lie from its digits, of which a compiler computes each anew."""
+    bits = bits_of_a_digit(n, _FLOAT64)
+    length = bits * math.ceil((float_limits(_FLOAT64).nmant + 2) / bits)
+    return 2.0 ** (exponent - length - 1) + 2 * 2.0 ** (exponent - bits)
