@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.tables import _private_table
+from dpjax.tables import _relations
 
 REPLACE, ADD = dpjax.NeighboringRelation
 # So large that the noise is far below what one row moves. That of counts is 0, except with a
@@ -124,7 +124,7 @@ def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
         asked.append((database, how))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_private_table, "private_k_means", private_k_means)
+    monkeypatch.setattr(_relations, "private_k_means", private_k_means)
     of = {"clusters": 2, "bounds": BOTH, "epsilon": 1.0, "delta": 1e-6}
     for row in (*ROWS, None):
         rows = BASE if row is None else [*BASE, row]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import dpjax
-from dpjax.tables import _private_table
+from dpjax.tables import _synthesis
 from dpjax.tables._cells import Categories, Ranges, cells_of
 from dpjax.tables._frame import Frame
 
@@ -178,7 +178,7 @@ def read(monkeypatch):
 
         raise ReadError(plan, _Counts(codes, plan))
 
-    monkeypatch.setattr(_private_table, "cells_of_rows", stopped)
+    monkeypatch.setattr(_synthesis, "cells_of_rows", stopped)
 
     def read(table, **how):
         with pytest.raises(ReadError) as found:

@@ -1,0 +1,249 @@
+"""Sums, averages and quantiles of one column of a table."""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax._core._labels import Axis
+from dpjax._core._types import Key
+from dpjax._core._values import Release
+from dpjax._tracing._programs import Unchanging
+from dpjax.queries._moments import _centered_sums, private_mean, private_variance
+from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
+from dpjax.queries._second_moments import second_moments_query
+from dpjax.queries._sums import sum_query
+from dpjax.release._privatize import privatize
+from dpjax.tables._asked_table import identity
+from dpjax.tables._bounds import Bounds, bounds_of
+from dpjax.tables._cost import Cost
+from dpjax.tables._counts import CountsOfTable
+from dpjax.tables._groups import By
+from dpjax.tables._large_frame import structure_of
+from dpjax.tables._question import Question
+from dpjax.tables._where import Where
+
+Probabilities = float | Fraction | Sequence[float | Fraction]
+
+_PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent on finding bounds.
+
+
+class Asked(NamedTuple):
+    """A statistic of one column, ready to be drawn and paid for.
+
+    Attributes:
+        question: the rows and groups that it is about.
+        draw: releases it under a key.
+        axes: of the arrays of its value, beside the axes of groups.
+    """
+
+    question: Question
+    draw: Callable[[Key], Release]
+    axes: Mapping[str, tuple[Axis, ...]] = types.MappingProxyType({})
+
+
+class AveragesOfTable(CountsOfTable):
+    """Statistics of the numbers of one column, clipped to bounds."""
+
+    def sum(
+        self,
+        column: str,
+        *,
+        bounds: Bounds | None,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The sum of a column, each number clipped to public bounds, in all or in each group.
+
+        Args:
+            column: of numbers, by name.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each sum, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of one number for each group.
+        """
+        cost = self._cost(epsilon, share, error, delta=delta)
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
+            query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
+            grouped = asked.in_groups(query)
+            private = privatize(Unchanging("sum", grouped), cost.cheapest(grouped))
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private(key, database, name=asked.name))
+
+        return self._within(column, bounds, where, cost, key, ask)
+
+    def mean(
+        self,
+        column: str,
+        *,
+        bounds: Bounds | None,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The average of a column, each number clipped to public bounds, in all or in each group.
+
+        Args:
+            column: of numbers, by name.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of one number for each group, between the bounds.
+        """
+        cost = self._cost(epsilon, share, delta=delta)
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("mean", [column], by=by, where=where, about=(low, high))
+            terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
+            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private_mean(key, database, **how))
+
+        return self._within(column, bounds, where, cost, key, ask)
+
+    def variance(
+        self,
+        column: str,
+        *,
+        bounds: Bounds | None,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The average and the variance of a column, in all or in each group.
+
+        Args:
+            column: of numbers, by name.
+            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
+                epsilon to find some, by `bounds`; the label says which.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of {"mean": ..., "variance": ...}.
+        """
+        cost = self._cost(epsilon, share, delta=delta)
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            asked = self._asked("variance", [column], by=by, where=where, about=(low, high))
+            query = second_moments_query(identity, dims=1, capacity=self.most_rows, in_cube=True)
+            terms = self._terms(asked, cost, query)
+            how = {**terms, "lower": low, "upper": high, "missing": self._missing}
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            return Asked(asked, lambda key: private_variance(key, database, **how))
+
+        return self._within(column, bounds, where, cost, key, ask)
+
+    def quantiles(
+        self,
+        column: str,
+        probabilities: Probabilities,
+        *,
+        bounds: Bounds | None,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Quantiles of a column, in all or in each group.
+
+        Args:
+            column: of numbers, by name.
+            probabilities: of the quantiles, each from 0 to 1.
+            bounds: the range in which quantiles are searched; see `PrivateTable`. None takes a
+                quarter of the epsilon to find some, by `bounds`; the label says which.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of numbers; quantiles are the last axis.
+        """
+        cost = self._cost(epsilon, share, delta=None)
+        wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
+        exact_probabilities(wanted)  # Refuses a wrong one before bounds are paid for.
+
+        def ask(low: float, high: float, cost: Cost) -> Asked:
+            about = low, high, tuple(map(str, wanted))
+            asked = self._asked("quantiles", [column], by=by, where=where, about=about)
+            how = {
+                "lower": low,
+                "upper": high,
+                "epsilon": cost.price().epsilon,
+                "relation": self.relation,
+                "name": asked.name,
+                "by": asked.by,
+                "missing": self._missing,
+            }
+            database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
+            axes = {"": (("quantile", tuple(map(float, wanted))),)}
+            return Asked(asked, lambda key: private_quantiles(key, database, wanted, **how), axes)
+
+        return self._within(column, bounds, where, cost, key, ask)
+
+    def _within(
+        self,
+        column: str,
+        bounds: Bounds | None,
+        where: Where | None,
+        cost: Cost,
+        key: Key | None,
+        ask: Callable[[float, float, Cost], Asked],
+    ) -> Release:
+        """A statistic of numbers that are clipped to bounds, which are found first if not given."""
+        if bounds is not None:
+            question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
+            return self._released(question, draw, key, axes)
+        if cost.epsilon is None:
+            raise ValueError("bounds must be given for an error: the noise depends on them")
+        part, rest = cost.split(_PARTS)
+        ask(0.0, 1.0, rest)  # Refuses a statistic that cannot be asked, before bounds are paid for.
+        self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
+        keys = (None, None) if key is None else tuple(jax.random.split(key))
+        found = self.bounds(column, where=where, epsilon=part, key=keys[0])
+        low, high = np.asarray(found.value, np.float64).tolist()
+        if not low < high:
+            raise ValueError(
+                f"bounds=None found no range of column {column!r} at epsilon={part:g}, because too"
+                " few rows count: give bounds"
+            )
+        question, draw, axes = ask(low, high, rest)
+        return self._released(question, draw, keys[1], axes, before=found)

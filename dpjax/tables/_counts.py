@@ -1,0 +1,308 @@
+"""Counts of a table, and what follows from counts: the most frequent keys, and a range."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._accuracy import Accuracy
+from dpjax._core._labels import Labels
+from dpjax._core._records import PaddedRecords
+from dpjax._core._types import Key
+from dpjax._core._values import Release
+from dpjax._tracing._programs import Unchanging
+from dpjax.mechanisms._additive import discrete_laplace
+from dpjax.queries._counts import histogram_query
+from dpjax.release._privatize import privatize
+from dpjax.tables._asked_table import AskedTable
+from dpjax.tables._bounds import End
+from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
+from dpjax.tables._groups import By, Cells, buckets_of, codes_of, keys_of
+from dpjax.tables._large_frame import structure_of
+from dpjax.tables._question import Question
+from dpjax.tables._range import BUCKETS, powers_of, range_of
+from dpjax.tables._where import Where
+
+_NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie between them"
+
+
+class CountsOfTable(AskedTable):
+    """Counts of rows and entries, and what follows from counts alone."""
+
+    def count(
+        self,
+        *,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The number of rows, in all or in each group.
+
+        Args:
+            by: see `PrivateTable`; so are the other arguments.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each count, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of integers, with an axis for each column of `by`.
+        """
+        asked = self._asked("count", (), by=by, where=where)
+        cost = self._cost(epsilon, share, error, delta=delta)
+        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
+
+    def crosstab(
+        self,
+        columns: Sequence[str],
+        *,
+        keys: Mapping[str, Any],
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """A contingency table: how many rows have each combination of keys of some columns.
+
+        Args:
+            columns: by name, in the order of the axes of the table.
+            keys: of each column, public.
+            where: see `PrivateTable`; so are the other arguments.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each count, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of integers, with an axis for each column.
+        """
+        if isinstance(columns, str) or set(columns) != set(keys):
+            raise ValueError(
+                f"keys must be given for each of the columns {_checks.shown(columns)}, and for no"
+                f" other, got {_checks.shown(list(keys))}"
+            )
+        asked = self._asked("crosstab", (), by={name: keys[name] for name in columns}, where=where)
+        cost = self._cost(epsilon, share, error, delta=delta)
+        return self._counted(asked, asked.cells.axes, lambda _, asked: asked.cells, cost, key)
+
+    def histogram(
+        self,
+        column: str,
+        buckets: Sequence[End],
+        *,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The number of entries of a column in each bucket, in all or in each group.
+
+        Args:
+            column: of numbers, by name.
+            buckets: public, increasing edges. A bucket includes its lower edge, and the last bucket
+                also its upper edge. Numbers outside are not counted; the first edge may be -inf,
+                the last one inf.
+            by: see `PrivateTable`; so are the other arguments.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each count, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of integers; buckets are the last axis.
+        """
+        structure = structure_of(self._frame)
+        edges = [structure.number(column, edge) for edge in buckets]
+        labels, _ = buckets_of(structure[column], edges)
+        asked = self._asked("histogram", [column], by=by, where=where, about=labels)
+        cost = self._cost(epsilon, share, error, delta=delta)
+        axes = (*asked.cells.axes, (column, labels))
+
+        def cells_of(table: AskedTable, asked: Question) -> Cells:
+            return asked.cells.split(column, *buckets_of(table._frame[column], edges))
+
+        return self._counted(asked, axes, cells_of, cost, key)
+
+    def count_distinct(
+        self,
+        column: str,
+        *,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        error: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """How many different entries a column has, in all or in each group.
+
+        Args:
+            column: of texts or numbers, by name. Missing entries are not counted.
+            by: see `PrivateTable`; so are the other arguments.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            error: of each count, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of integers, with an axis for each column of `by`.
+        """
+        asked = self._asked("count_distinct", [column], by=by, where=where)
+        cells, target = asked.cells, DistinctCount(asked.cells.shape)
+        records = {CELL: cells.codes, WORDS: words_of(self._frame[column])}
+        known = asked.present & self._frame[column].known
+        mechanism = self._cost(epsilon, share, error, delta=delta).cheapest(target)
+        private = privatize(target, mechanism)
+        database = PaddedRecords(records, known)  # pyright: ignore[reportArgumentType]
+        release = self._paid(lambda key: private(key, database, name=asked.name), key)
+        return dataclasses.replace(release, labels=Labels(asked.statistic, cells.axes))
+
+    def top(
+        self,
+        column: str,
+        k: int,
+        *,
+        keys: Any = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The k most frequent keys of a column, the most frequent first.
+
+        Args:
+            column: of texts or integers, by name.
+            k: how many, at least 1.
+            keys: the public keys to choose from. None finds the keys that occur in enough rows, as
+                `keys` does, and needs a delta; then there may be fewer than k.
+            where: see `PrivateTable`; so are the other arguments.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of a tuple of keys.
+        """
+        k = _checks.integer("k", k, least=1)
+        if keys is None:
+            asked = self._asked("top", [column], where=where)
+            found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
+            known, counts = found.value
+        else:
+            known = keys_of(column, keys)
+            asked = self._asked("top", [column], where=where, about=known)
+            axes = ((column, known),)
+
+            def cells_of(table: AskedTable, asked: Question) -> Cells:
+                del asked
+                return Cells(axes, codes_of(table._frame[column], known))
+
+            found = self._counted(
+                asked, axes, cells_of, self._cost(epsilon, share, delta=delta), key
+            )
+            counts = np.asarray(found.value)
+        # Each row is in one cell, so all noisy counts together cost one epsilon, and their order
+        # costs nothing. Selecting the k keys one by one would split epsilon into k parts.
+        places = np.argsort(-counts, kind="stable")[:k]
+        value = tuple(known[int(place)] for place in places)
+        return Release(value, found.guarantee, labels=Labels(asked.statistic))
+
+    def keys(
+        self,
+        column: str,
+        *,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The keys that occur in enough rows of a column, if the list of keys is private.
+
+        Args:
+            column: of texts or integers, by name.
+            where: see `PrivateTable`; so are the other arguments.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee, needed where no ledger has one.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of a tuple of keys in increasing order, for `by=`; see
+            `dpjax.queries.group_keys`.
+        """
+        asked = self._asked("keys", [column], where=where)
+        found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
+        return Release(found.value[0], found.guarantee, labels=Labels(asked.statistic))
+
+    def bounds(
+        self,
+        column: str,
+        *,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """A range of a column that holds nearly all of its numbers, between powers of two.
+
+        Numbers are counted between powers of two and their negatives, with noise. The range goes
+        from the first to the last bucket whose noisy count exceeds what noise alone would give an
+        empty bucket.
+
+        Args:
+            column: of numbers, by name.
+            where: a predicate; see `PrivateTable`.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of the lower and the upper end; NaN if there are too few numbers to tell.
+
+        Formal guarantees:
+            Those of a histogram. With probability .999 the first and the last bucket of the range
+            both hold a number. Numbers may lie outside the range: with k buckets, about ln(1000 k)
+            / epsilon of them at either end.
+
+        Source:
+            Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
+            SQL with bounded user contribution" (2020), for approximate bounds.
+        """
+        asked = self._asked("bounds", [column], where=where)
+        price = self._cost(epsilon, share, delta=None).price()
+        query = asked.of_people(histogram_query(BUCKETS))
+        sensitivity = query.sensitivity("l1", relation=self.relation)
+        mechanism = discrete_laplace(sensitivity, price.epsilon)
+        private = privatize(Unchanging("bounds", query), mechanism)
+        database = self._records(
+            asked,
+            lambda table, asked: PaddedRecords(powers_of(table._frame[column]), asked.present),  # pyright: ignore[reportArgumentType]
+        )
+        counts = self._paid(lambda key: private(key, database, name=asked.name), key)
+        ends = jnp.asarray(range_of(np.asarray(counts.value), mechanism), float)
+        axes = (("", (("end", ("lower", "upper")),)),)
+        labels = Labels(asked.statistic, (), axes, asked.moments)
+        return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)

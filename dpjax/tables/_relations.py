@@ -1,0 +1,281 @@
+"""How columns of a table depend on each other: moments, lines, and clusters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._labels import Labels
+from dpjax._core._records import PaddedRecords
+from dpjax._core._types import Key, PyTree
+from dpjax._core._values import Release
+from dpjax.queries._k_means import private_k_means
+from dpjax.queries._linear_regression import _line_query
+from dpjax.queries._moments import _directions, _mean_and_covariance
+from dpjax.queries._private_release import Terms, released
+from dpjax.tables._asked_table import AskedTable
+from dpjax.tables._bounds import Bounds
+from dpjax.tables._box import box_of
+from dpjax.tables._fits import CORRELATION, correlation, facts_of_line, line
+from dpjax.tables._groups import By
+from dpjax.tables._large_frame import structure_of
+from dpjax.tables._where import Where
+
+
+class RelationsOfTable(AskedTable):
+    """Statistics of several columns together."""
+
+    def covariance(
+        self,
+        columns: Sequence[str],
+        *,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The averages and the covariances of some columns, in all or in each group.
+
+        Args:
+            columns: of numbers, by name.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of {"mean": ..., "covariance": ...}.
+        """
+        box = box_of(columns, bounds, structure_of(self._frame))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("covariance", columns, by=by, where=where, about=box.facts)
+        facts, words = {**box.facts, "scalar": False}, tuple(columns)
+        axes = {
+            "mean": (("column", words),),
+            "covariance": (("column", words), ("with", words)),
+        }
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(
+                asked, box, cost, key, lambda m: _mean_and_covariance(m, facts), facts
+            )
+
+        return self._released(asked, ask, key, axes)
+
+    def correlation(
+        self,
+        x: str,
+        y: str,
+        *,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """The correlation of two columns, in all or in each group.
+
+        Args:
+            x: a column of numbers, by name.
+            y: another column of numbers, by name.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of numbers in [-1, 1]. Its interval is simulated. It is [-1, 1] if the noise
+            could hide that a column is constant.
+        """
+        box = box_of((x, y), bounds, structure_of(self._frame))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("correlation", (x, y), by=by, where=where, about=box.facts)
+        facts = {**box.facts, "statistic": CORRELATION, "simulated": True}
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(asked, box, cost, key, correlation, facts, "bootstrap")
+
+        return self._released(asked, ask, key)
+
+    def pca(
+        self,
+        columns: Sequence[str],
+        *,
+        components: int,
+        bounds: Bounds,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Principal components of some columns: directions of the largest variances.
+
+        Args:
+            columns: of numbers, by name.
+            components: how many, at most as many as columns.
+            bounds: of each column; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of {"mean": ..., "components": ..., "variances": ...}, where the component
+            of the largest variance comes first. Intervals are simulated. If two variances are
+            nearly equal, the directions of their components are uncertain, and so their intervals
+            are wide.
+        """
+        box, words = box_of(columns, bounds, structure_of(self._frame)), tuple(columns)
+        count = _checks.integer("components", components, least=1, most=len(words))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("pca", columns, by=by, where=where, about=(box.facts, count))
+        facts: dict[str, Any] = {**box.facts, "scalar": False, "statistic": "pca"}
+        facts |= {"components": count, "simulated": True}
+        each = ("component", tuple(range(1, count + 1)))
+        axes = {
+            "mean": (("column", words),),
+            "components": (each, ("column", words)),
+            "variances": (each,),
+        }
+
+        def ask(key: Key) -> Release:
+            return self._of_moments(
+                asked, box, cost, key, lambda m: _directions(m, facts)[0], facts, "bootstrap"
+            )
+
+        return self._released(asked, ask, key, axes)
+
+    def regression(
+        self,
+        y: str,
+        x: Sequence[str],
+        *,
+        bounds: Bounds,
+        regularization: float = 0.0,
+        by: By | None = None,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Least squares with an intercept, in all or in each group.
+
+        Args:
+            y: the column that is explained, by name.
+            x: the columns that explain it.
+            bounds: of y and of each x; see `PrivateTable`.
+            regularization: at least 0; the average of x x^T plus this multiple of the identity is
+                inverted, in units of the bounds.
+            by: columns and their keys.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of {"weights": ..., "intercept": ...}, in units of the columns. Intervals
+            are simulated.
+        """
+        of_x, of_y = (
+            box_of(x, bounds, structure_of(self._frame), in_ball=True),
+            box_of([y], bounds, structure_of(self._frame), in_ball=True),
+        )
+        facts = facts_of_line(of_x, of_y, _checks.non_negative("regularization", regularization))
+        cost = self._cost(epsilon, share, delta=delta)
+        asked = self._asked("regression", [y, *x], by=by, where=where, about=facts)
+        database = self._records(
+            asked,
+            lambda table, asked: asked.database(
+                {"x": of_x.vectors(table._frame), "y": of_y.vectors(table._frame)}
+            ),
+        )
+        query = _line_query(_parts, dims=len(of_x.columns), capacity=self.most_rows)
+        terms = Terms(**self._terms(asked, cost, query))
+        about: dict[str, Any] = {"what": "linear regression", "kind": "bootstrap", "facts": facts}
+
+        def ask(key: Key) -> Release:
+            return released(
+                key,
+                database,
+                lambda _: query,
+                lambda query, value, n, scale: line(query, value, n, scale, facts),
+                terms=terms,
+                **about,
+            )
+
+        return self._released(asked, ask, key, {"weights": (("column", tuple(x)),)})
+
+    def k_means(
+        self,
+        columns: Sequence[str],
+        *,
+        clusters: int,
+        bounds: Bounds,
+        where: Where | None = None,
+        epsilon: float | None = None,
+        share: float | None = None,
+        delta: float | None = None,
+        key: Key | None = None,
+    ) -> Release:
+        """Centers of clusters of rows, by k-means on numbers in units of their bounds.
+
+        Args:
+            columns: of numbers, by name.
+            clusters: how many.
+            bounds: of each column; see `PrivateTable`.
+            where: a predicate.
+            epsilon: the epsilon of the guarantee.
+            share: of the ledger's epsilon, instead.
+            delta: of the guarantee, needed where no ledger has one.
+            key: a typed key for tests; None draws a new one.
+
+        Returns:
+            A `Release` of {"centers": ..., "counts": ...}, see `dpjax.queries.private_k_means`.
+        """
+        box = box_of(columns, bounds, structure_of(self._frame), in_ball=True)
+        price = self._cost(epsilon, share, delta=delta).price()
+        if price.delta is None:
+            raise ValueError(
+                "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
+            )
+        asked = self._asked("k_means", columns, where=where, about=(box.facts, clusters))
+        database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
+        how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
+
+        def ask(key: Key) -> Release:
+            return private_k_means(
+                key, database, epsilon=price.epsilon, delta=price.delta or 0.0, **how
+            )
+
+        found = self._paid(ask, key)
+        centers = box.middle + box.size * np.asarray(found.value["centers"], np.float64)
+        value = {**found.value, "centers": centers.astype(found.value["centers"].dtype)}
+        number = ("cluster", tuple(range(1, clusters + 1)))
+        axes = (("centers", (number, ("column", tuple(columns)))), ("counts", (number,)))
+        labels, accuracy = Labels(asked.statistic, (), axes), found.accuracy
+        if accuracy.kind:
+            accuracy = accuracy.having(**box.facts)
+        return Release(value, found.guarantee, accuracy, labels)
+
+
+def _parts(records: PyTree) -> tuple[Any, Any]:
+    """The vectors x and y of a row, whose products a regression line needs."""
+    return records["x"], records["y"]
