@@ -4,11 +4,11 @@ Three functions check a mechanism. They differ in their inputs and in their resu
 
 - `audit` samples outputs for two values, and returns the largest lower bound on epsilon, or on
   delta, that it can prove. It does not compare the bound with a claim.
-- `verify` runs `audit`, and raises if the bound refutes a claim. It is for test suites, and for any
-  randomized function, including functions that dpjax did not make.
+- `verify` runs `audit`, and raises an error if the bound refutes a claim. It is for test suites,
+  and for any randomized function, including functions that dpjax did not make.
 - `check_conformance` takes a factory of mechanisms, and checks everything that the mechanisms claim
-  about themselves. It returns a report, or raises on the first failed check. It is for mechanisms
-  that you write for dpjax.
+  about themselves. It returns a report, or raises an error on the first failed check. It is for
+  mechanisms that you write for dpjax.
 
 `calibration` checks inference from releases: whether posteriors contain the truth as often as they
 claim.

@@ -1,4 +1,4 @@
-"""A search for two neighboring databases that are as far apart as any within bounds."""
+"""A search for two neighboring databases whose values are as far apart as possible."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from dpjax._tracing._programs import Program
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import distance, norm_function, resolution
 
-# Integers are drawn by multiplying floats and casting to int32, which limits their size.
+# Integers are drawn by multiplying floats and casting to int32, which limits their magnitude.
 _LARGEST_INTEGER = 2**30
 
 
@@ -31,16 +31,16 @@ class _BallSearch:
     radius: float
 
     def inside(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Uniform records in a cube, scaled down if they lie outside of the ball."""
+        """Uniform records in a cube, scaled down if they are outside of the ball."""
         return self.projected(self.radius * (2 * uniform - 1).astype(dtype))
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Records of the full length, often nearly along an axis."""
+        """Records whose norm equals the radius, often nearly along an axis."""
         direction = (2 * uniform - 1) ** 3
         return self.projected((direction * (self.radius / _norms(direction))).astype(dtype))
 
     def projected(self, records: jax.Array) -> jax.Array:
-        """Scales records outside of the ball down, to just inside."""
+        """Scales records outside of the ball down to just inside of it."""
         wide = records.astype(compute_dtype(records.dtype))
         # In units of the radius, squares neither overflow nor underflow.
         norms = _norms(wide / self.radius)
@@ -50,7 +50,7 @@ class _BallSearch:
         return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
     def opposite(self, records: jax.Array) -> jax.Array:
-        """The records on the other side of the origin."""
+        """The records mirrored at the origin."""
         return -records
 
     def width(self) -> float:
@@ -73,13 +73,13 @@ class _IntervalSearch:
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Coordinates at the two ends. Integers may be categories, so they get any value."""
+        """Coordinates at the two ends. Integers may be codes, so they get any value."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
         return jnp.where(uniform < 0.5, self.low, self.high).astype(dtype)
 
     def projected(self, records: jax.Array) -> jax.Array:
-        """Clips coordinates."""
+        """Clips coordinates to the interval."""
         return jnp.clip(records, self.low, self.high)
 
     def opposite(self, records: jax.Array) -> jax.Array:
@@ -120,7 +120,7 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_RecordSearch]:
     if isinstance(bounds, Ball | tuple) and not _holds_bounds(bounds):
         each = [bounds] * len(leaves)
     else:
-        # A pair of numbers is a bound. A tuple that holds bounds is a part of the tree.
+        # A pair of numbers is a bound. A tuple that contains bounds is a subtree.
         each, tree = jax.tree.flatten(
             bounds, is_leaf=lambda x: isinstance(x, Ball | tuple) and not _holds_bounds(x)
         )
@@ -160,7 +160,7 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
         known = max(int(info.min), -_LARGEST_INTEGER), min(int(info.max), _LARGEST_INTEGER)
         if low < known[0] or high > known[1]:
             raise ValueError(
-                f"bounds of {leaf.dtype} records must lie between {known[0]} and {known[1]}"
+                f"bounds of {leaf.dtype} records must be between {known[0]} and {known[1]}"
             )
     if not low < high:
         raise ValueError(f"bounds must have low < high in {leaf.dtype}, got {bound}")
@@ -168,7 +168,7 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
 
 
 def _inward(number: float, dtype: np.dtype, toward: float) -> float:
-    """The nearest number of a dtype in a direction."""
+    """The nearest number of a dtype in the direction of `toward`."""
     if abs(number) > float(jnp.finfo(dtype).max):
         raise ValueError(f"bounds must be finite in {dtype}, got {number}")
     near = jnp.asarray(number, dtype)
@@ -177,7 +177,7 @@ def _inward(number: float, dtype: np.dtype, toward: float) -> float:
     return float(near)
 
 
-# The learning rate starts at this fraction of the width of the bounds, and falls by this factor.
+# The learning rate starts at this fraction of the width of the bounds, and decays by this factor.
 _RATE, _FALL = 0.1, 1e-3
 # Bounds the relative error of a norm of many coordinates.
 _ERROR_OF_NORM = 1e-5
@@ -194,8 +194,8 @@ class AdversarialPair:
 
     Formal guarantees:
         For databases within the bounds, the global sensitivity of the target, as it is computed, is
-        at least `distance`. Other pairs may be further apart: no search shows that a sensitivity is
-        small.
+        at least `distance`. Other pairs may be farther apart: no search proves that a sensitivity
+        is small.
     """
 
     distance: float
@@ -226,26 +226,26 @@ def adversarial_pair(
         key: a typed key.
         target: pure JAX, of a pytree of arrays with leading axis n.
         records: shapes and dtypes of a database: a pytree of `jax.ShapeDtypeStruct`, or of arrays,
-            whose numbers are ignored.
+            whose values are ignored.
         bounds: the bounds of each coordinate of a record: one pair `(low, high)`, both included,
-            for all arrays; or a tree like the records, which holds such pairs or
-            `dpjax.proving.Ball(radius)`, a bound on the l2 norm of a record.
+            for all arrays; or a tree like the records, with such pairs or
+            `dpjax.proving.Ball(radius)`, a bound on the l2 norm of a record, as leaves.
         norm: as for `dpjax.sample_sensitivity`.
         steps: the number of steps of the search, at least 1.
-        restarts: databases to start from, at least 1.
+        restarts: the number of databases to start from, at least 1.
 
     Returns:
         An `AdversarialPair`. Its distance is recomputed from the two databases, each evaluated
         alone, and reduced by one unit in the last place for every coordinate of both values.
 
     Raises:
-        TypeError: if an argument is of another type.
+        TypeError: if an argument has the wrong type.
         ValueError: if arrays have no common leading axis, bounds do not fit them, or a number is
             out of range.
 
     Formal guarantees:
         The distance is a lower bound on the global sensitivity under replace-one, never an upper
-        bound. It is not a release: nothing private goes in.
+        bound. It is not a release, because the search uses no private data.
 
     Source:
         Projected gradient ascent with the steps of Adam, Kingma and Ba (2015).
@@ -309,7 +309,7 @@ class _Search:
 
 
 def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """The best pair that one restart finds."""
+    """The best pair that one restart finds, and its log distance."""
     key_start, key_steps = jax.random.split(key)
     arrays, place = _start(search, key_start)
     floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
@@ -345,7 +345,7 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
-    """One of four kinds of starts: random records, extremes, two blocks, or one outlier."""
+    """One of four kinds of starting pairs: random records, extremes, two blocks, or an outlier."""
     choices, uniforms = _uniforms(search, key, choices=2, sets=2)
     place, kind = (choices * jnp.array([search.n, 4.0])).astype(int)
     arrays: list[jax.Array] = []
@@ -380,7 +380,7 @@ def _uniforms(
 def _slope(
     search: _Search, arrays: list[jax.Array], place: jax.Array
 ) -> Callable[[list[jax.Array], jax.Array], list[jax.Array]] | None:
-    """The gradient of minus the log distance, 0 for integers; None without a gradient."""
+    """The gradient of the negative log distance, 0 for integers; None if there is no gradient."""
 
     def depth(arrays: list[jax.Array], place: jax.Array) -> jax.Array:
         return -search.log_distance(arrays, place)
@@ -404,7 +404,7 @@ def _slope(
 def _adam(
     slopes: list[jax.Array], means: list[jax.Array], squares: list[jax.Array]
 ) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:
-    """Directions with steps of about 1 in every coordinate, and the state."""
+    """Adam's directions, with steps of about 1 in every coordinate, and its new state."""
     means = [0.9 * m + 0.1 * g for m, g in zip(means, slopes, strict=True)]
     squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, slopes, strict=True)]
     directions = [m / (jnp.sqrt(s) + 1e-30) for m, s in zip(means, squares, strict=True)]
@@ -414,7 +414,7 @@ def _adam(
 def _changed(
     search: _Search, key: Key, arrays: list[jax.Array], place: jax.Array
 ) -> list[jax.Array]:
-    """Replaces a few records: by random ones, extremes, copies of others, or records close by."""
+    """Replaces a few records by random ones, extremes, copies of others, or perturbed records."""
     rows = jnp.arange(search.n + 1)
     choices, uniforms = _uniforms(search, key, choices=4 + 2 * len(rows), sets=1)
     (share, few, kind, size), of_rows = choices[:4], choices[4:].reshape(2, -1)

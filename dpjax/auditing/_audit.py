@@ -77,9 +77,9 @@ class AuditResult:
     Attributes:
         epsilon: the lower bound, or the epsilon at which delta was bounded.
         delta: the lower bound, or the delta at which epsilon was bounded.
-        bounded: the one of the two that is the bound: "epsilon" or "delta".
-        claimed: the mechanism's own claim for that quantity; None if it has none.
-        confidence: a lower bound on the probability, over the samples, that the bound holds.
+        bounded: which of the two is the bound: "epsilon" or "delta".
+        claimed: the mechanism's own claim for that quantity; None if it makes no claim.
+        confidence: a lower bound on the probability, over the samples, that the bound is correct.
         samples: the number of outputs of each of the two values.
         event: the event whose probabilities were bounded.
         swapped: whether `event` is likelier under `neighbor` than under `value`.
@@ -87,12 +87,13 @@ class AuditResult:
         other_probability: an upper limit of its probability under the other value.
         value: the first input of the mechanism.
         neighbor: the second input.
-        off_grid: the number of outputs, of either value, off the grid that the mechanism states.
-        grid: that grid, in words; empty if none is stated.
+        off_grid: the number of outputs, of either value, that are not on the grid that the
+            mechanism states.
+        grid: a description of that grid; empty if the mechanism states none.
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, no (epsilon', delta')-DP claim
-        below the bound holds for the pair `value`, `neighbor`. A low bound proves nothing: a
+        With probability at least `confidence` over the samples, every (epsilon', delta')-DP claim
+        below the bound is false for the pair `value`, `neighbor`. A low bound proves nothing: a
         mechanism may reveal more on another pair, or by an event that was not tried.
     """
 
@@ -137,9 +138,9 @@ Pair = tuple[Value, Value]
 Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 
 _LEAST_SAMPLES = 100
-# Samples of each value in the pilot, which chooses among candidate pairs.
+# The number of samples of each value in the pilot, which chooses among candidate pairs.
 _PILOT = 2**14
-# Each event after the first gets this share of the error.
+# Each event after the first gets this fraction of the error.
 _LATER = 1 / 8
 
 
@@ -158,9 +159,9 @@ def audit(
 ) -> AuditResult:
     """Measures a lower bound on epsilon, or on delta, from the outputs of a mechanism.
 
-    It returns the bound and compares it with no claim; `verify` raises if the bound refutes a
-    claim. `check_conformance` checks a factory of mechanisms, and everything that they claim about
-    themselves.
+    It returns the bound, and does not compare it with a claim; `verify` raises an error if the
+    bound refutes a claim. `check_conformance` checks a factory of mechanisms, and everything that
+    the mechanisms claim about themselves.
 
     Half of the samples choose up to three events, from a common event to a rare but revealing one.
     The other half bounds their probabilities under the two values, by Clopper-Pearson limits that
@@ -170,11 +171,11 @@ def audit(
     - thresholds, and coarse and fine intervals, of single numbers and of projections;
     - exact outputs;
     - stored bits of numbers, which reveal noise in floating point;
-    - numbers off the grid that holds nearly all of them.
+    - numbers that are not on the grid that contains nearly all numbers.
 
     An event may be likelier under either value. If the mechanism states the grid of its outputs
-    (`mechanism.grids`), the audit counts the outputs off that grid. A single such output shows that
-    the program does not do what was proved.
+    (`mechanism.grids`), the audit counts the outputs that are not on that grid. A single such
+    output shows that the program does not compute the proved mechanism.
 
     Args:
         key: a typed key. Samples are fresh only if nothing else uses the key.
@@ -187,7 +188,7 @@ def audit(
             of them.
         delta: the delta at which to bound epsilon; by default the delta of `mechanism.guarantee`,
             or 0.
-        at_epsilon: bounds delta at this epsilon, instead of epsilon.
+        at_epsilon: bounds delta at this epsilon, instead of bounding epsilon.
         samples: the number of outputs of each value, at least 100; the pilot uses more.
         confidence: the confidence of the bound, in (0, 1).
         jit: whether to compile the mechanism, or to run its operations one by one. The last bits of
@@ -197,23 +198,23 @@ def audit(
         An `AuditResult`.
 
     Raises:
-        TypeError: if the key is not a typed key of a usable implementation, outputs are not real
-            arrays, if both a pair and candidates are given, or neither; or if both delta and
+        TypeError: if the key is not a typed key of a supported implementation, or outputs are not
+            real arrays; if both a pair and candidates are given, or neither; or if both delta and
             at_epsilon are given.
         ValueError: if a number is out of range, `pairs` is empty, or the mechanism's outputs for
             the two values differ in shape or dtype.
 
     Formal guarantees:
-        With probability at least `confidence` over the samples, the bound does not exceed the truth
-        for the pair. The samples that bound an event are drawn after it is chosen, so this holds
-        for any event. An audit can show that a mechanism is broken, but never that it is private.
-        If a mechanism was calibrated by samples (gamma above 0), a bound above its epsilon
-        contradicts its claim only for a pair within the sensitivity.
+        With probability at least `confidence` over the samples, the bound does not exceed the true
+        epsilon or delta of the pair. The samples that bound an event are drawn after it is chosen,
+        so this is true for any event. An audit can show that a mechanism is broken, but never that
+        it is private. If a mechanism was calibrated by samples (gamma above 0), a bound above its
+        epsilon contradicts its claim only for a pair within the sensitivity.
 
-        At epsilon 1, the bound on Laplace noise or randomized response reaches .95 with 30,000
+        At epsilon 1, the bound for Laplace noise or randomized response reaches .95 with 30,000
         samples, and .99 with 800,000. For Laplace noise, 100,000 samples detect that an interval of
-        mass .0036 is never drawn. If one of 2^10 draws has noise in floating point, detection takes
-        400,000 samples, or a single such draw if the mechanism states a grid.
+        probability .0036 is never drawn. If one of 2^10 draws has floating-point noise, detection
+        takes 400,000 samples, or a single such draw if the mechanism states a grid.
 
     Source:
         Clopper and Pearson (1934); Ding, Wang, Wang, Zhang and Kifer (2018), who split the samples;
@@ -262,7 +263,7 @@ def audit_curve(
         value: an input of the mechanism.
         neighbor: another input.
         delta: the delta at which to bound epsilon, as for `audit`.
-        at_epsilon: to bound delta at this epsilon instead.
+        at_epsilon: bounds delta at this epsilon, instead of bounding epsilon.
         samples: the number of outputs of each value, for every audit.
         confidence: the confidence of every single bound.
         jit: whether to run the mechanism compiled, as for `audit`.
@@ -275,8 +276,8 @@ def audit_curve(
         ValueError: as for `audit`, or if `samples` is empty.
 
     Formal guarantees:
-        Those of `audit`, for every single result: they share no samples. The highest of many
-        results holds with less confidence.
+        Each single result has the guarantee of `audit`, and the results share no samples. The
+        highest of many results has less confidence.
 
     Source:
         None.
@@ -355,8 +356,8 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # A bound with a larger caution is more certain, so caution is compared before the expected
-        # bound.
+        # A bound chosen with a larger caution is more certain, so caution is compared before the
+        # expected bound.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 
@@ -389,7 +390,7 @@ def _audit_pair(
     error, trials = 1 - confidence, plan.bounding
     choices = _learn(key_learn, sampler, pair, plan, Experiment(question, error, trials))
     grid = StatedGrid.of(sampler.mechanism, pair[0])
-    # The last count is that of outputs off the grid. It is not an event.
+    # The last count is the number of outputs off the grid. It is not an event.
     counted = [*(choice.event.predicate for choice in choices), grid.misses]
     found = [
         np.sum([[np.sum(p(outputs)) for p in counted] for outputs in batches], axis=0)
@@ -425,7 +426,7 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """How events share the error.
+    """The fraction of the error that each event gets.
 
     The first event, which likely gives the best bound, gets the most.
     """
@@ -438,8 +439,8 @@ def _limits(
 ) -> tuple[float, float, float]:
     """The bound that follows from an event, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit fails with a probability of at most its share of the error. So both hold, except
-    # with a probability of at most the error.
+    # Each limit is wrong with at most its fraction of the error. So both are right, except with a
+    # probability of at most the error.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper

@@ -22,8 +22,8 @@ class Calibration:
     """The ranks of true parameters among draws of their posteriors; made by `calibration`.
 
     Attributes:
-        ranks: shape (repeats, numbers): for each number of theta, how many draws lie below it, from
-            0 to draws.
+        ranks: shape (repeats, numbers): for each number of theta, how many draws are below its true
+            value, from 0 to draws.
         draws: the number of draws from each posterior.
 
     It prints the p-value and the coverage of intervals of 95%.
@@ -38,7 +38,7 @@ class Calibration:
 
     @property
     def counts(self) -> np.ndarray:
-        """How many ranks lie in each bin, shape (numbers, bins); bins have equally many ranks."""
+        """How many ranks are in each bin, shape (numbers, bins); all bins contain as many ranks."""
         ranks = self.draws + 1
         bins = max(x for x in range(1, _MOST_BINS + 1) if ranks % x == 0)
         places = self.ranks * bins // ranks
@@ -69,7 +69,7 @@ class Calibration:
         """
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
-        # If the interval ends within a rank, that fraction of the trials with this rank counts.
+        # If the interval ends inside a rank, the trials with this rank count with that fraction.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))
@@ -93,7 +93,7 @@ def calibration(
     repeats: int = 1000,
     draws: int = 99,
 ) -> Calibration:
-    """Checks posteriors by simulation: ranks of the truth among draws must be uniform.
+    """Checks posteriors by simulation: the ranks of the truth among draws must be uniform.
 
     Each trial draws theta from the prior, a release given theta, and draws from the posterior given
     the release. A wrong density, prior or number of records makes the ranks nonuniform.
@@ -106,22 +106,22 @@ def calibration(
         release: `release(key, theta)` draws the value of a release about a database of a population
             with these parameters, as `SimulationBank.draw_release` does; JAX code.
         repeats: number of trials, at least 100.
-        draws: the number of draws from each posterior. The draws + 1 possible ranks are put into at
-            most 20 equal bins, so 99 is better than 100.
+        draws: the number of draws from each posterior. The draws + 1 possible ranks are grouped
+            into at most 20 equal bins, so 99 is better than 100.
 
     Returns:
         A `Calibration`.
 
     Raises:
-        TypeError: if the key is not a typed key, or something else is not a function.
-        ValueError: if a size is out of range, or the posterior returns draws of another structure
-            than theta.
+        TypeError: if the key is not a typed key, or another argument is not a function.
+        ValueError: if a size is out of range, or the posterior returns draws whose structure
+            differs from theta.
 
     Formal guarantees:
-        If everything is consistent, `p_value` is below x with probability about x. The chi-square
-        distribution is a limit for many trials; 1,000 trials in 20 bins are enough. All draws from
-        one simulation bank share its error: at an effective sample size s, ranks are off by about
-        draws / (2 sqrt(s)), which many trials can detect.
+        If prior, releases and posterior are consistent, `p_value` is below x with probability about
+        x. The chi-square distribution is a limit for many trials; 1,000 trials in 20 bins are
+        enough. All draws from one simulation bank share its error: at an effective sample size s,
+        ranks are off by about draws / (2 sqrt(s)), which many trials can detect.
 
     Source:
         Talts, Betancourt, Simpson, Vehtari and Gelman (2018), "Validating Bayesian Inference

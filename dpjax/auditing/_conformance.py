@@ -1,4 +1,4 @@
-"""The checks that every mechanism must pass, for dpjax's own and for users' mechanisms."""
+"""The checks that every mechanism must pass, both dpjax's own and mechanisms of users."""
 
 import dataclasses
 import functools
@@ -27,8 +27,8 @@ from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
 _BATCH = 2**12  # Releases that one program draws.
-# The number of batches of draws that are tested with moves of single coordinates. A move of two
-# coordinates is tested with one batch.
+# This many batches of draws test the moves of single coordinates. A move of two coordinates is
+# tested with one batch.
 _BATCHES_OF_SINGLES = 64
 # The allowed error of a mean, in standard errors. It gives one false alarm in 500 million means.
 _SIGMAS = 6.0
@@ -39,27 +39,27 @@ _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the most outcomes of its integers, the fewest draws of an outcome,
 # and the most floats.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density is narrower than the noise by this factor, and cut off at these quantiles.
+# The fitted density is narrower than the noise by this factor, and truncated at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConformanceReport:
-    """The findings of `check_conformance` about a mechanism that passed; prints as a table.
+    """The results of `check_conformance` for a mechanism that passed; prints as a table.
 
     Attributes:
-        mechanism: its type.
+        mechanism: the name of its type.
         guarantee: the guarantee of the tested mechanism.
         draws: the number of releases that were tested against `log_prob`.
-        moves: the number of other values that these draws were compared with.
+        moves: the number of other values that the value was compared with.
         ratio_error: the largest difference from 1 of a mean likelihood ratio, over these values.
         largest_loss: the largest privacy loss of a draw: log p(Y | value) - log p(Y | other value),
             for other values within the sensitivity.
-        delta: the largest delta, at the guarantee's epsilon, that the draws give evidence for.
+        delta: the largest delta, at the guarantee's epsilon, for which the draws give evidence.
         checks: maps the name of each check to a sentence about its result.
 
     Formal guarantees:
-        Those of `check_conformance`, which makes it.
+        See `check_conformance`.
     """
 
     mechanism: str
@@ -133,21 +133,21 @@ def check_conformance(
     epsilon: float = 1.0,
     draws: int = 100_000,
 ) -> ConformanceReport:
-    """Runs all checks of dpjax on a mechanism that you wrote, and reports what each one found.
+    """Runs all of dpjax's checks on a mechanism that you wrote, and reports their results.
 
     `audit` and `verify` only use outputs, and search for an event that refutes a claim. This
     function also uses the factory and the mechanism's methods, and checks all of the following:
 
     - A release is a function of the key. It works under `jit`, and under `vmap` over keys, epsilons
       and sensitivities. A new epsilon does not trace the mechanism again.
-    - The guarantee has the requested epsilon. It carries gamma, confidence and identity of a
-      sampled sensitivity.
-    - Bad parameters raise, or become NaN if traced.
+    - The guarantee has the requested epsilon. If the sensitivity was sampled, the guarantee has its
+      gamma, confidence and identity.
+    - Bad parameters raise an error, or give NaN if they are traced.
     - `mechanism.clamped` replaces NaN, infinities, numbers out of range and -0.0. A value with such
       numbers, in all coordinates or in one, is released like its replacement.
     - Draws have the density that `log_prob` states. That density integrates to 1 and satisfies the
-      guarantee. The draws are compared with `neighbor`, and with values in which one coordinate of
-      `value` moves as far as the norm allows.
+      guarantee. The check compares `value` with `neighbor`, and with values in which one coordinate
+      of `value` moves as far as the norm allows.
     - No two coordinates share noise.
     - The `error` method, if there is one, returns finite bounds.
 
@@ -176,12 +176,12 @@ def check_conformance(
         hundred coordinates. A mechanism that passes may still be broken elsewhere. Only values
         around one pair are tested: the pair in both directions, and the pair stretched to twice the
         sensitivity. In the tails, `log_prob` is trusted. With more than 11 coordinates, only 64
-        pairs of coordinates are tested for shared noise. The total of `log_prob` is tested for up
-        to 32 linearly independent floats, and for integers that are drawn often. 100,000 draws at
-        epsilon 1 detect a scale that is 10% too low.
+        pairs of coordinates are tested for shared noise. The integral of `log_prob`'s density is
+        tested for up to 32 linearly independent floats, and for integers that are drawn often.
+        100,000 draws at epsilon 1 detect a scale that is 10% too low.
 
     Source:
-        The likelihood ratio p'(Y) / p(Y) averages 1 over draws Y of p, for any density p'.
+        The likelihood ratio p'(Y) / p(Y) has mean 1 over draws Y of p, for any density p'.
 
     Example:
         >>> import jax.numpy as jnp
@@ -279,9 +279,9 @@ def _guarantees(case: _Case) -> str:
 
 
 def _works_over_grids(case: _Case) -> str:
-    """Works under vmap.
+    """Checks that the mechanism works under vmap.
 
-    Bad traced parameters give NaN (or a negative integer) and a NaN epsilon.
+    Bad traced parameters must give NaN (or a negative integer) and a NaN epsilon.
     """
     good = np.asarray([case.epsilon / 2, case.epsilon])
     bad = np.asarray([0.0, -1.0, np.nan, np.inf])
@@ -361,7 +361,7 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
     fits = [_fits_neighbor(case), *_moves_with_each_coordinate(case), _fits_neighbor(swapped)]
     if case.sensitivity is not None:
         # A mechanism that ignores its sensitivity may pass at one sensitivity, but not also at
-        # twice that.
+        # twice that sensitivity.
         stretched = jax.tree.map(lambda x, y: x + 2 * (y - x), case.value, case.neighbor)
         doubled = 2 * case.sensitivity
         fits.append(
@@ -378,7 +378,7 @@ def _fits_neighbor(case: _Case) -> _Fit:
 
 
 def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
-    """Finds coordinates without noise, which the neighbor may not change, and shared noise."""
+    """Detects coordinates without noise, which the neighbor may not change, and shared noise."""
     here = case.log_probs(case.value)
     norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
     singles = single_moves(norm, most, case.value, case.neighbor)
@@ -526,7 +526,7 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     if not np.isfinite(log_q).any() or _depends_on_rare_draws(log_probs[half:], log_q):
         return None
     mean, margin = _mean_ratio(log_probs[half:], log_q)
-    # A float of a narrow dtype stands for an interval, whose width depends on the number.
+    # A float of a narrow dtype represents an interval, whose width depends on the number.
     if abs(mean - 1) <= margin + _ROUNDING + 8 * precision:
         return None
     return f"of a density fitted to the draws, the mean ratio is {mean:.4f}, not 1"

@@ -15,7 +15,7 @@ from dpjax.auditing._scores import Score
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """The quantity to bound: "epsilon" or "delta", at a value of the other one.
+    """The quantity to bound: "epsilon" at a given delta, or "delta" at a given epsilon.
 
     Under (epsilon, delta)-DP, the probabilities p and q of any event satisfy
     p <= exp(epsilon) q + delta. So a lower limit of p and an upper limit of q bound epsilon and
@@ -34,16 +34,16 @@ class Question:
             return lower - np.exp(self.at) * upper
 
 
-# Thresholds per score: evenly spaced over the sample, and geometrically toward both ends.
+# Thresholds of each score: evenly spaced over the sample, and geometrically toward both ends.
 _EVEN, _TAIL = 256, 48
-# The choice of an event divides the error by one of these, so that no event wins by chance. The
-# first one widens the limits by three standard errors of the sample. The others are for rare
-# events, small epsilons and few samples, for which the first would reject every event.
+# During the choice of an event, the error is divided by one of these, so that no event is chosen by
+# chance. The first divisor widens the limits by three standard errors of the sample. The others are
+# for rare events, small epsilons and few samples, for which the first would reject every event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score must give a bound better by this fraction than an earlier one, so that simple events
-# win.
+# A later score must improve the bound of an earlier one by this fraction, so that simple events are
+# preferred.
 _MARGIN = 0.01
-# The lower limit gets one of these shares of the error, and the upper limit gets the rest.
+# The lower limit gets one of these fractions of the error, and the upper limit gets the rest.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -52,7 +52,7 @@ class Event:
     """A set of outputs, learned or given.
 
     Attributes:
-        description: the description of the set, in words.
+        description: a description of the set in words.
         predicate: maps a batch of outputs, a tree of arrays with a leading axis, to booleans.
 
     Formal guarantees:
@@ -85,7 +85,7 @@ class ChosenEvent:
 
     event: Event
     swapped: bool  # Whether the event is likelier under neighbor.
-    share: float  # The share of the error for the lower limit.
+    share: float  # The fraction of the error for the lower limit.
     caution: float  # The divisor of the error during the choice.
     promise: float  # The expected bound at that caution; below 0 if it proves nothing.
 
@@ -126,7 +126,7 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """How many outputs have a score at least, and at most, as high as each threshold."""
+    """How many outputs have a score of at least, and of at most, each threshold."""
 
     score: Score
     thresholds: np.ndarray

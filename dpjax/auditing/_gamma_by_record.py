@@ -1,4 +1,4 @@
-"""The gamma of single records: the probability that a pair with this record is not covered."""
+"""The gamma of single records: how often the guarantee fails on a pair with this record."""
 
 import dataclasses
 from fractions import Fraction
@@ -40,9 +40,9 @@ class RecordGammas:
 
     Attributes:
         records: a pytree of arrays with leading axis K.
-        uncovered: for each record, the number of pairs that may lie further apart than the
+        uncovered: for each record, the number of pairs that may be farther apart than the
             sensitivity, given the rounding of distances.
-        certain: for each record, the number of pairs that certainly lie further apart.
+        certain: for each record, the number of pairs that are certainly farther apart.
         pairs: J, the number of pairs drawn for each record.
         drawn: whether the records were drawn from the oracle.
         confidence: the confidence of all limits together.
@@ -60,17 +60,17 @@ class RecordGammas:
 
     @property
     def estimates(self) -> np.ndarray:
-        """For each record, the share of pairs that may be uncovered."""
+        """For each record, the fraction of pairs that may be uncovered."""
         return self.uncovered / self.pairs
 
     @property
     def lower(self) -> np.ndarray:
-        """Lower limits of gamma, for all records at once."""
+        """Lower limits of gamma, valid for all records at once."""
         return clopper_pearson_lower(self.certain, self.pairs, self._error_of_a_limit)
 
     @property
     def upper(self) -> np.ndarray:
-        """Upper limits of gamma, for all records at once."""
+        """Upper limits of gamma, valid for all records at once."""
         return clopper_pearson_upper(self.uncovered, self.pairs, self._error_of_a_limit)
 
     @property
@@ -83,7 +83,7 @@ class RecordGammas:
         return float(self._error / (2 * len(self.uncovered))) * (1 - 1e-15)
 
     def share_above(self, x: float) -> float:
-        """An upper limit of the share of people whose gamma exceeds x, for all x at once.
+        """An upper limit of the fraction of people whose gamma exceeds x, valid for all x at once.
 
         Args:
             x: in (0, 1).
@@ -116,7 +116,7 @@ class RecordGammas:
 
 @frozen_pytree
 class _WithRecord(IndependentRecords):
-    """An oracle with a known record at one place."""
+    """An oracle whose record at one place is given."""
 
     oracle: IndependentRecords
     known: PyTree
@@ -145,10 +145,10 @@ def gamma_by_record(
     pairs: int,
     confidence: float = 0.99,
 ) -> RecordGammas:
-    """The share of a record's pairs that a sensitivity does not cover: gamma(r), for each record.
+    """For each record r, the fraction of its pairs that a sensitivity does not cover: gamma(r).
 
     gamma is an average over people. gamma(r) = P(G > Delta | record r) is the gamma of a person
-    with record r, over the other n - 1 records and the record that replaces r.
+    with record r. The probability is over the other n - 1 records and the record that replaces r.
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
@@ -156,26 +156,26 @@ def gamma_by_record(
         target: as for the sampled sensitivity.
         oracle: an oracle of independent records, from `dpjax.oracles`.
         sensitivity: sampled at positions="last", or a bound.
-        n: records of a database, at least 1.
-        records: K records, a pytree of arrays with leading axis K; or K, to draw them.
-        pairs: J, for each record.
-        confidence: probability that all limits of the result hold.
+        n: the number of records of a database, at least 1.
+        records: K records, a pytree of arrays with leading axis K; or the number K, to draw them.
+        pairs: J, the number of pairs for each record.
+        confidence: probability that all limits of the result are correct.
 
     Returns:
         A `RecordGammas`, with `.estimates`, `.lower`, `.upper` and, if records were drawn,
         `.share_above(x)`. `dpjax.plotting.gamma_by_record` draws it.
 
     Raises:
-        TypeError: if an argument is of another type, or the oracle does not draw record by record.
-        ValueError: if a size is out of range, the sensitivity is of another target, n, relation or
-            position, or the records are not like those of the oracle.
+        TypeError: if an argument has the wrong type, or the oracle does not draw record by record.
+        ValueError: if a size is out of range, or the records are not like the oracle's. Also if
+            the sensitivity belongs to another target, n, relation or position.
 
     Formal guarantees:
-        Records are independent, and neighbors are replace-one. Fix target, sensitivity, records, n,
-        J and the confidence C without these pairs. With probability at least C, all of this holds:
-        `lower` and `upper` enclose gamma(r) for all K records (Clopper and Pearson at (1 - C) / (2
-        K) each). And for all x at once, at most a fraction `share_above(x)` of all people has
-        gamma(r) > x. For drawn records each of these two statements gets half of 1 - C. Never use
+        Records are independent, and neighbors are replace-one. Choose target, sensitivity, records,
+        n, J and the confidence C without these pairs. With probability at least C, both of these
+        statements are true. `lower` and `upper` enclose gamma(r) for all K records (Clopper and
+        Pearson at (1 - C) / (2 K) each). For all x at once, at most a fraction `share_above(x)` of
+        all people has gamma(r) > x. For drawn records each statement gets half of 1 - C. Never use
         the private records here.
 
         Distances are known up to rounding, with the margin that `dpjax.sample_sensitivity` adds. So
@@ -237,7 +237,7 @@ def gamma_by_record(
     )
     if sensitivity.target not in (None, plan.pair.released.fingerprint):
         raise ValueError("target must be the one that the sensitivity was sampled from")
-    # Derived so that these pairs differ from those that determined Delta.
+    # The key is derived so that these pairs differ from the pairs that determined Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
     if drawn:

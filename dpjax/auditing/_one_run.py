@@ -1,4 +1,4 @@
-"""Auditing in one run: an attacker guesses the coins of many canaries from one output."""
+"""Auditing in one run: an attacker guesses the coin flips of many canaries from one output."""
 
 import math
 
@@ -9,7 +9,7 @@ from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
 
 _ROUNDING = 1e-9  # Bounds the relative error of SciPy's binomial probabilities.
-# Refuting a larger epsilon would take more guesses than a machine can count.
+# To refute a larger epsilon, an attacker would need more guesses than a machine can count.
 _MOST_EPSILON = 64.0
 
 
@@ -20,8 +20,8 @@ def one_run_epsilon(
 
     A fair coin for each of m canaries decides whether the canary is in the database. Under
     replace-one, the coin chooses between two records z and z' instead. The attacker guesses r of
-    the coins from the output, and v guesses are right. The output may decide which coins are
-    guessed. Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
+    the coins from the output, and v guesses are right. The attacker may choose these r coins by the
+    output. Let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
     (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta: P(v
     or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
 
@@ -30,7 +30,7 @@ def one_run_epsilon(
         guesses: r, at most m.
         correct: v, at most r.
         delta: the delta at which epsilon is bounded, in [0, 1).
-        p: the probability that the bound is above the truth, in (0, 1/2).
+        p: the probability that the bound exceeds the true epsilon, in (0, 1/2).
 
     Returns:
         The largest epsilon that the guesses refute, rounded down; 0 if none, and at most 64.
@@ -40,7 +40,7 @@ def one_run_epsilon(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Let canaries, delta and p be fixed in advance, let coins be fair and independent, and let
+        Let canaries, delta and p be chosen in advance, let coins be fair and independent, and let
         guesses depend on the output alone. Then the bound exceeds the true epsilon at delta with
         probability at most p, over coins and mechanism. The relation is add-or-remove-one for
         canaries that are in or out, and replace-one for pairs z and z'. One run gives weaker bounds

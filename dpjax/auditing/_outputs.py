@@ -12,11 +12,11 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
 
-# Stands for the lowest set bit of 0, which is a multiple of every power of two.
+# Represents the lowest set bit of 0, which is a multiple of every power of two.
 NO_BIT = 4000
-# Stands for the lowest set bit of NaN, infinities, and differences that were rounded.
+# Represents the lowest set bit of NaN, of infinities, and of differences that were rounded.
 NO_NUMBER = -4000
-# The binades of 0, and of NaN and infinities.
+# The exponents (`binade`) of 0, and of NaN and infinities.
 _OF_ZERO, _OF_NO_NUMBER = -1075, 1024
 
 
@@ -24,7 +24,7 @@ def exact_numbers(column: np.ndarray) -> np.ndarray:
     """The same numbers in a dtype of 32 or 64 bits, for the functions below."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
         return column.astype(np.int64)  # Keeps the bits of uint64.
-    # Narrower floats, also the extension types of machine learning, become float32.
+    # Narrower floats, including the extension types of machine learning, become float32.
     return column if column.dtype.itemsize in (4, 8) else column.astype(np.float32)
 
 
@@ -40,7 +40,7 @@ def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
 
 
 def binade(numbers: np.ndarray) -> np.ndarray:
-    """The j with 2^j <= |number| < 2^(j+1)."""
+    """The exponent j with 2^j <= |number| < 2^(j+1)."""
     found = np.frexp(numbers.astype(np.float64))[1] - 1
     found = np.where(numbers == 0, _OF_ZERO, found)
     return np.where(np.isfinite(numbers), found, _OF_NO_NUMBER)
@@ -55,7 +55,7 @@ def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
 def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
     """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
 
-    If value + noise was exact, the difference is exact, too, and equals the noise.
+    If the sum of value and noise was exact, the difference is also exact, and equals the noise.
     """
     if numbers.dtype == np.int64:
         return lowest_set_bit(numbers - value)
@@ -78,7 +78,7 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# Numbers off a grid count as exceptions if they are at most this fraction of all numbers.
+# Numbers off a grid are exceptions if they are at most this fraction of all numbers.
 _STRAYS = 0.02
 
 
@@ -136,7 +136,7 @@ def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coord
 
 
 def whole_output(here: Value, there: Value) -> Code:
-    """The whole output, to the last bit."""
+    """A code of the whole output, with all of its bits."""
 
     def show(outputs: Value, row: int) -> str:
         leaves = [np.asarray(leaf[row]) for leaf in jax.tree.leaves(outputs)]
@@ -152,7 +152,7 @@ def whole_output(here: Value, there: Value) -> Code:
 def _seen(
     encode: Callable[[Value], np.ndarray], show: Callable[[Value, int], str], *batches: Value
 ) -> dict[int, str]:
-    """The outputs behind the codes of batches, as strings.
+    """A printed output for each code in the batches.
 
     Batches with too many codes are skipped.
     """
@@ -165,7 +165,7 @@ def _seen(
 
 
 def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
-    """The number, to the last bit, if it takes few values."""
+    """A code of the number's exact value, for a number that takes few values."""
 
     def encode(outputs: Value) -> np.ndarray:
         return _bits_of(coordinate(outputs))
@@ -175,7 +175,7 @@ def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
 
 
 def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
-    """The interval that the number lies in; all intervals are about equally likely."""
+    """A code of the interval that contains the number; all intervals are about equally likely."""
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
@@ -188,7 +188,7 @@ def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
 
 
 def grain_and_binade(coordinate: Coordinate) -> Code:
-    """The lowest set bit of the number, and its magnitude."""
+    """A code of the number's lowest set bit and its magnitude."""
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -202,7 +202,7 @@ def grain_and_binade(coordinate: Coordinate) -> Code:
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
-    """The lowest bits, which may show traces of arithmetic, with the sign and the magnitude."""
+    """A code of the sign, the magnitude, and the lowest bits, which may show how a number arose."""
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -217,7 +217,7 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
 
 
 def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
-    """The lowest set bits of output - value and output - neighbor, if these are exact."""
+    """A code of the lowest set bits of output - value and output - neighbor, if these are exact."""
     name = coordinate.name
     return Code(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
@@ -229,7 +229,7 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Whether a number is off the grid of nearly all numbers, and from which value it is exact."""
+    """A code: whether a number is off the others' grid, and which values it differs from exactly."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -249,7 +249,7 @@ def off_the_grid(
 
 
 def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
-    """The lowest set bits of the differences from some values."""
+    """The lowest set bits of the differences between outputs and some values."""
     numbers = exact_numbers(coordinate(outputs))
     with np.errstate(over="ignore", invalid="ignore"):  # NaN becomes some integer.
         values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
@@ -302,7 +302,7 @@ def _power(lowest: int) -> str:
     return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
 
 
-# Batches have few sizes, so that audits of different sizes share compiled programs.
+# There are only a few batch sizes, so that audits of different sizes share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
 # The most numbers in one batch, and in each sample that proposes events.
 _MOST_NUMBERS = 2**24
@@ -310,21 +310,21 @@ _MOST_NUMBERS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """How many outputs of each value serve each purpose. No output serves two."""
+    """How many outputs of each value serve each purpose. No output serves two purposes."""
 
     batch: int  # Outputs of one call of the compiled program.
-    learning: int  # Outputs that propose events. As many further outputs select one.
+    learning: int  # Outputs that propose events. Another sample of this size chooses one.
     bounding: int  # Outputs that bound the probabilities of the chosen events.
 
 
 class Sampler:
-    """Runs `mechanism(key, value)`, which gives a release or a tree of arrays, under many keys."""
+    """Runs `mechanism(key, value)`, which returns a release or a pytree of arrays, on many keys."""
 
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
         """Takes a mechanism, and compiles it at its first use if `jit` is True."""
         self.mechanism = mechanism
-        # The program closes over the mechanism, so the parameters are concrete, and it draws as it
-        # does outside of `jit`.
+        # The program closes over the mechanism, so the mechanism's parameters are concrete, and it
+        # draws as it does outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)

@@ -1,4 +1,4 @@
-"""The whole privacy curve of releases, from sampled pairs."""
+"""The privacy curve of releases at every epsilon, from sampled pairs."""
 
 import dataclasses
 import math
@@ -43,21 +43,21 @@ _GAMMA = 0.05
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PrivacyProfile:
-    """How private one or several releases are together; made by `dpjax.privacy_profile`.
+    """How private one or several releases are together; `dpjax.privacy_profile` makes it.
 
     Attributes:
         epsilon: the sum of the mechanisms' epsilons.
         default_delta: the sum of the mechanisms' deltas.
-        n: records of a database.
-        m: number of pairs.
+        n: the number of records of a database.
+        m: the number of pairs.
         confidence: the confidence of all statements together.
-        band: limits of the distribution of the pairs' stretches. A pair of stretch 1 has a loss of
-            exactly epsilon.
-        curve: the divergence of a pair, by its stretch.
+        band: limits of the distribution of the pairs' stretches. A pair with stretch 1 has the
+            privacy loss that the noise was calibrated to.
+        curve: the hockey-stick divergence of a pair, as a function of its stretch.
         identity: the fingerprint of the sampling.
         notes: other facts that a reader must know.
-        losses: limits of the distribution of the losses of one release about each pair; None where
-            `curve` is exact.
+        losses: limits of the distribution of the privacy losses of one release about each pair;
+            None if `curve` is exact.
 
     Formal guarantees:
         Those of `dpjax.privacy_profile`, for all epsilons at once.
@@ -95,7 +95,7 @@ class PrivacyProfile:
         return self.band.least(covered | (self.curve.delta(points, np.asarray(epsilon)) <= delta))
 
     def delta(self, epsilon: ArrayLike) -> float | np.ndarray:
-        """The expected divergence of a random pair at epsilon: its delta on average.
+        """The expected hockey-stick divergence of a random pair: its delta at epsilon, on average.
 
         A random pair and its release are (epsilon, delta)-indistinguishable from the swapped pair.
 
@@ -121,7 +121,7 @@ class PrivacyProfile:
 
     @property
     def advantage(self) -> float:
-        """The mean total variation distance: the best advantage of an attacker who knows a pair."""
+        """The mean total variation distance: the advantage of an attacker who knows the pair."""
         return float(self.delta(0.0))
 
     def guarantee(self, epsilon: float, delta: float | None = None) -> Guarantee:
@@ -166,15 +166,16 @@ def privacy_profile(
     m: int,
     confidence: float = 0.99,
 ) -> PrivacyProfile:
-    """How private releases about one database are, at every epsilon, from sampled pairs.
+    """Computes how private releases about one database are, at every epsilon, from sampled pairs.
 
     The guarantee of a sampled sensitivity has one gamma, and says nothing about pairs beyond it.
-    The profile also says how private those pairs are. And it adds up releases pair by pair, while
-    `dpjax.accounting.compose` adds up the gammas of all releases as if they failed on different
-    pairs.
+    The profile also bounds the privacy loss of those pairs. And it adds up the losses of releases
+    on each pair, while `dpjax.accounting.compose` adds up the gammas of all releases as if they
+    failed on different pairs.
 
-    Draws m pairs of neighboring databases. A pair of values at distance G has the loss a = epsilon
-    G / Delta, where Delta is the mechanism's sensitivity. Its divergence at e is at most
+    The function draws m pairs of neighboring databases. Let the values of a pair be at distance G.
+    The pair has the loss a = epsilon G / Delta, where Delta is the mechanism's sensitivity. Its
+    hockey-stick divergence at e is at most
 
         Laplace, Bernstein:             1 - exp((e - a) / 2)
         exponential:                    (1 - exp((e - a) / 2))^2 / (1 - exp(-a))
@@ -186,48 +187,49 @@ def privacy_profile(
 
     These are the largest divergences among values at that distance. For Laplace noise on several
     coordinates, for several releases, and for selections, there is a second estimate. It draws one
-    release about each pair, with loss L, and averages max(0, 1 - exp(e - L)).
+    release about each pair, with privacy loss L, and averages max(0, 1 - exp(e - L)).
 
     Args:
         key: a typed key, as for `dpjax.sample_sensitivity`. Under the same key, the pairs differ
             from the pairs of that function.
         releases: (target, mechanism), or a list of these, all published about one database.
         oracle: as for `dpjax.sample_sensitivity`.
-        n: records of a database, at least 1.
-        m: number of pairs, at least 1.
-        confidence: probability over the pairs that the whole profile holds.
+        n: the number of records of a database, at least 1.
+        m: the number of pairs, at least 1.
+        confidence: probability over the pairs that all statements of the profile are true.
 
     Returns:
         A `PrivacyProfile`, with `.gamma(epsilon)`, `.delta(epsilon)`, `.advantage` and
         `.guarantee(epsilon)`. It prints as a table; `dpjax.plotting.privacy_profile` draws it.
 
     Raises:
-        TypeError: if an argument is of another type, or the loss of a mechanism on one pair is not
-            known, because its noise is in floats, absent, or of a private scale.
-        ValueError: if a size is out of range, a mechanism is for another n, or for another relation
-            than replace-one, a target is not the one that was sampled, the oracle draws other
-            arrays, or `dpjax.sample_sensitivity` would refuse a target.
+        TypeError: if an argument has the wrong type, or the loss of a mechanism on one pair is not
+            known, because it has no noise, noise in floats, or noise of a private scale.
+        ValueError: if a size is out of range, a mechanism is for another n or another relation
+            than replace-one, a target is not the sampled one, the oracle draws other arrays, or
+            `dpjax.sample_sensitivity` would refuse a target.
 
     Formal guarantees:
-        Neighbors are replace-one, noise is exact, and the database is a draw from the oracle. Fix
-        releases, oracle, n, m and confidence without the private data, and without releases about
-        it. With probability at least `confidence` over the pairs, these statements hold for all
-        epsilons and deltas at once. The joint release is
+        Neighbors are replace-one, noise is exact, and the database is a draw from the oracle.
+        Choose releases, oracle, n, m and confidence without the private data, and without releases
+        about it. With probability at least `confidence` over the pairs, these statements are true
+        for all epsilons and deltas at once. The joint release is
         (epsilon, delta, gamma(epsilon, delta))-random DP. And for every event S, a random pair
         D, D' and its release Y satisfy
         P((D, D', Y) in S) <= e^epsilon P((D', D, Y) in S) + delta(epsilon).
 
-        Pairs beyond the largest sample count with divergence 1. If there is a second estimate, each
-        estimate gets half of 1 - confidence, and `delta` is the smaller one. Distances are raised
-        to cover rounding, as in `dpjax.sample_sensitivity`, and the grids and tables of the noise.
-        The guarantee covers all releases together: do not compose it with their own guarantees.
+        Pairs beyond the largest sampled one count with divergence 1. If there is a second estimate,
+        each estimate gets half of 1 - confidence, and `delta` is the smaller one. Distances are
+        increased to cover rounding, as in `dpjax.sample_sensitivity`, and the grids and tables of
+        the noise. The guarantee covers all releases together: do not compose it with the
+        guarantees of the single releases.
 
         If a sensitivity was sampled for all positions, the profile averages over positions.
-        Otherwise it holds for pairs that differ in the last record. For a position drawn uniformly,
-        gamma and delta are larger by up to 2 g. Here g is the share of databases on which a random
-        rotation moves the targets by more than half of the margin for rounding. For a fixed
-        position they are larger by up to 4 g, where g is defined with a quarter of the margin.
-        Probes rarely detect a g below the gammas of the sensitivities
+        Otherwise it is valid for pairs that differ in the last record. For a position drawn
+        uniformly, gamma and delta are larger by up to 2 g. Here g is the fraction of databases on
+        which a random rotation changes the targets by more than half of the margin for rounding.
+        For a fixed position they are larger by up to 4 g, where g is defined with a quarter of the
+        margin. Probes rarely detect a g below the gammas of the sensitivities
         (docs/proofs/sampled-sensitivity.md).
 
     Source:
@@ -293,11 +295,11 @@ def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
-    """The joint loss of the releases. Raises if a release would raise."""
+    """The joint privacy loss of the releases. Raises an error if a release would raise one."""
     _checks.function("oracle", oracle)
     known = dict.fromkeys(x.sensitivity.records for _, x in pairs)
     records = tuple(x for x in known if x is not None)
-    # The oracle is traced later, and its draws are checked at that time.
+    # The oracle is traced later, and its arrays are checked at that time.
     if records:
         drawn = records[0].tree()
     else:

@@ -1,4 +1,4 @@
-"""Random pairs for several releases: the stretch of each pair, and the loss of one release."""
+"""Random pairs for several releases: each pair's stretch, and the privacy loss of one release."""
 
 import dataclasses
 from collections.abc import Callable
@@ -36,7 +36,7 @@ Sum: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Sums(Summable):
-    """Several sums over records as one target. Each keeps its own way to add up and to finish."""
+    """Several sums over records as one target. Each sum keeps its own functions."""
 
     parts: tuple[Summable, ...] = ()
 
@@ -52,10 +52,11 @@ class Joint:
     """Several releases about one database.
 
     Attributes:
-        targets: their targets.
-        losses: the loss of each on a pair.
+        targets: the targets of the releases.
+        losses: the privacy loss of each release on a pair.
         pure: the sum of the epsilons of the releases without Gaussian noise.
-        deviations: the l2 norm of sensitivities over standard deviations, of the Gaussian releases.
+        deviations: the l2 norm of the ratios of sensitivity to standard deviation, over the
+            Gaussian releases.
         positions: which record changes: "last" if all sensitivities have "last".
         records: shapes and dtypes of the records that sensitivities were sampled from.
     """
@@ -81,7 +82,7 @@ class Joint:
         ]
 
     def check_records(self, drawn: TreeSpec) -> None:
-        """Raises if an oracle's arrays differ from the sampled ones."""
+        """Raises an error if an oracle's arrays differ from the sampled ones."""
         for sampled in self.records:
             if sampled != drawn:
                 raise ValueError(
@@ -89,7 +90,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """The stretch of a difference of values: 1 if noise was calibrated to it."""
+        """The stretch of a difference of values: 1 for the largest difference that noise covers."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -128,7 +129,7 @@ def sampled_stretches(
     )
     # Sorting float32 is much faster than sorting float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
-    # The norm adds a rounding for each coordinate.
+    # Computing the norm adds a rounding error for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     relative = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
     absolute = hidden + joint.rounding
@@ -175,7 +176,7 @@ def other_pairs(key: Key) -> Key:
     return key
 
 
-# Folded into a pair's key, for its noise. Other keys serve the position and rotation of the pair.
+# Folded into a pair's key to draw its noise. Other keys draw the pair's position and rotation.
 _NOISE = 2
 # Uniform numbers are upper ends of this many equal cells of [0, 1]. Float32 represents them
 # exactly.
@@ -185,11 +186,11 @@ LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles of the cells.
 _LARGEST_NORMAL = 6.0
-# Selections draw probabilities in multiples of 2^-30. Options below e^-40 count as rare.
+# Selections draw with probabilities that are multiples of 2^-30. Options below e^-40 are rare.
 _UNIT, _RARE = 2.0**30, 40.0
 # The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# That bound holds only if the best logit is at least this. Otherwise weights and gaps nearly
+# That bound is valid only if the best logit is at least this. Otherwise weights and gaps nearly
 # cancel.
 _LEAST_LOGIT = -16.0
 # Bounds the relative and the absolute error of a shift.
@@ -198,10 +199,10 @@ _SHIFT_ERROR = 2.0**-10
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedPair(RandomPair):
-    """A random pair, and one release that draws noise for it.
+    """A random pair of databases, and one simulated release about it.
 
     Attributes:
-        loss: maps two values, or their difference, and a key to the loss of a release.
+        loss: maps two values, or their difference, and a key to the privacy loss of a release.
     """
 
     loss: Program | None = None
@@ -272,13 +273,13 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """The joint loss of one draw of all releases. It does not cover the errors of shifts.
+    """The joint privacy loss of one draw of all releases, without a margin for errors of shifts.
 
     Args:
         joint: the releases.
         moved: for each release, the differences of its arrays.
         key: the key of the noise.
-        values: for each release, its arrays. Without them, selections get their largest loss.
+        values: for each release, its arrays. Without values, selections get their largest loss.
     """
     parts = list(enumerate(zip(joint.losses, moved, strict=True)))
     exact = [i for i, (loss, _) in parts if loss.logits is not None and values is not None]
@@ -308,7 +309,7 @@ def joint_loss(
 def _of_selection(
     key: Key, log_pmf: LogPmf, first: jax.Array, second: jax.Array, shift: jax.Array
 ) -> jax.Array:
-    """The loss of one option, drawn by its probability, rounded up to multiples of 2^-30."""
+    """The privacy loss of one option, drawn with its probability in multiples of 2^-30."""
     one, other = log_pmf(first), log_pmf(second)
     ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
     place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
@@ -353,7 +354,7 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 
 def log_of_chances(joint: Joint) -> float:
-    """Bounds the rounding error of the log probability of an option, over all selections."""
+    """Bounds the rounding error of the log probability of an option, summed over all selections."""
     # The factor 2 covers the probability and the sum of all probabilities.
     return sum(
         2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)

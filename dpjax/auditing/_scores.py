@@ -11,17 +11,17 @@ from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
 _COORDINATES = 8  # At most this many numbers of an output get their own scores.
 # Log likelihood ratios are rounded to this fraction of the largest one, so that ratios that differ
-# by rounding only are equal.
+# only by rounding become equal.
 _RESOLUTION = 2.0**-10
-_NAMED = 3  # A description names at most this many kinds of output.
+_NAMED = 3  # A description lists at most this many kinds of output.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A number for every output of a batch; thresholds of it are events.
+    """A number for every output of a batch. Comparing it with a threshold defines an event.
 
-    `evaluate` maps a batch of outputs to numbers; NaN is in no event. `describe` names an event:
-    that the score is at least (True) or at most (False) a threshold.
+    `evaluate` maps a batch of outputs to numbers; an output with score NaN is in no event.
+    `describe` describes the event that the score is at least (True) or at most (False) a threshold.
     """
 
     evaluate: Callable[[Value], np.ndarray]
@@ -30,7 +30,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs that scores are learned from: `here` for value, `there` for neighbor."""
+    """The outputs that scores are learned from: `here` under value, `there` under neighbor."""
 
     sampler: Sampler
     value: Value
@@ -41,7 +41,7 @@ class Evidence:
 
 
 def propose(evidence: Evidence) -> Iterator[Score]:
-    """All scores, those with simple descriptions first."""
+    """All scores, with the simplest descriptions first."""
     if evidence.sampler.has_log_prob:
         yield _likelihood_ratio(evidence)
     chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
@@ -83,7 +83,7 @@ def _count_nan(outputs: Value) -> np.ndarray:
 
 
 def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
-    """The number itself if it takes few values; otherwise its interval, coarse and fine."""
+    """Codes of a number: the number itself if it takes few values, else its interval."""
     if features.takes_few_values(coordinate, evidence.here, evidence.there):
         yield features.exact_value(coordinate, evidence.here, evidence.there)
         return
@@ -116,12 +116,12 @@ def _grain(coordinate: Coordinate) -> Score:
 
 
 def _frequencies(code: Code, evidence: Evidence) -> Score:
-    """The log ratio of the two values' frequencies of an output's kind; 0 for new kinds."""
+    """The log ratio of the frequencies of an output's kind under the two values; 0 if unseen."""
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
     # A kind that was seen only once gives no evidence.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
-    # Adding one to each count keeps rare kinds from looking certain.
+    # Adding one to each count prevents rare kinds from looking certain.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
 
     def evaluate(outputs: Value) -> np.ndarray:
@@ -187,14 +187,14 @@ def _importance(evidence: Evidence) -> list[np.ndarray]:
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """The two values, if outputs have their structure and shapes."""
+    """The two values, if their structure and shapes equal those of the outputs."""
     value = features.value_like(evidence.here, evidence.value)
     neighbor = features.value_like(evidence.here, evidence.neighbor)
     return None if value is None or neighbor is None else (value, neighbor)
 
 
 def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
-    """The difference of the values, if it is not 0 and outputs have their structure and shapes."""
+    """The difference of the values, if it is not 0 and has the structure and shapes of outputs."""
     ends = _ends(evidence)
     if ends is None:
         return None

@@ -1,4 +1,4 @@
-"""How far one record moves a target: proved, found by an attack, and sampled, in one table."""
+"""One record's effect on a target, as proved, found by an attack, and sampled, in one table."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SensitivityReport:
-    """One sensitivity by a proof, by a search and by samples; it prints as a table.
+    """One sensitivity: the proved, the attacked and the sampled number; it prints as a table.
 
     Attributes:
         norm: the norm of distances.
         proved: the proved sensitivity; None without a proof.
-        adversarial: two neighbors that are far apart.
+        adversarial: two neighbors whose values are far apart.
         sampled: the estimates by gamma; empty without an oracle, None if sampling was refused.
-        refusals: for each line without a number, by its name: the reason and a remedy.
+        refusals: the reason and a remedy, for each line of the table without a number, by its name.
 
     Formal guarantees:
         Those of `dpjax.sensitivity_report`, which makes it.
@@ -69,12 +69,11 @@ def sensitivity_report(
     steps: int = 200,
     restarts: int = 64,
 ) -> SensitivityReport:
-    """Compares the proved sensitivity of a target with those found by an attack and by sampling.
+    """Compares the proved sensitivity of a target with estimates by an attack and by sampling.
 
-    All three are sensitivities of the target of clamped records, which a release with a proved
-    sensitivity computes. The last column is the ratio to the proved number. With a sampled
-    sensitivity, noise is smaller than with the proved one by this ratio, at the price of the gamma
-    beside it.
+    All three numbers are sensitivities of the target applied to clamped records, which a release
+    with a proved sensitivity computes. The last column is the ratio to the proved number. With a
+    sampled sensitivity, noise is smaller by this ratio, but the guarantee has the gamma in its row.
 
     Args:
         key: a typed key.
@@ -82,7 +81,7 @@ def sensitivity_report(
         records: as for `dpjax.prove_sensitivity`.
         bounds: as for `dpjax.prove_sensitivity`.
         norm: "l1", "l2" or "linf".
-        oracle: as for `dpjax.sample_sensitivity`; without one nothing is sampled.
+        oracle: as for `dpjax.sample_sensitivity`; without an oracle nothing is sampled.
         gammas: the gammas at which to sample, each above 0 and below 1.
         steps: the number of steps of the search, as for `dpjax.auditing.adversarial_pair`.
         restarts: the number of restarts of the search.
@@ -96,11 +95,11 @@ def sensitivity_report(
         ValueError: if bounds, norm or gammas are invalid, or no record moves the value.
 
     Formal guarantees:
-        The proved number is an upper bound on the true sensitivity, and the adversarial one a lower
-        bound. An estimate at gamma has the guarantee of `dpjax.sample_sensitivity` only if gamma
-        was chosen before looking at the table. So estimates are plain numbers here. Nothing private
-        goes in. Estimates include the resolution of the arithmetic, and a search may miss the
-        farthest pair, so a sampled number may lie slightly above the adversarial one.
+        The proved number is an upper bound on the true sensitivity, and the adversarial number a
+        lower bound. An estimate at gamma has the guarantee of `dpjax.sample_sensitivity` only if
+        gamma was chosen before looking at the table. So estimates are plain numbers here. The
+        report uses no private data. Estimates include the resolution of the arithmetic, and a
+        search may miss the farthest pair, so a sampled number may slightly exceed the adversarial.
 
     Source:
         As for `dpjax.prove_sensitivity`, `dpjax.auditing.adversarial_pair` and
@@ -150,7 +149,7 @@ def sensitivity_report(
 def _with_slopes(
     function: Callable[[Database], Value], like: Callable[[Database], Value]
 ) -> Callable[[Database], Value]:
-    """A function with the derivative of another: integer sums of a proved program have none."""
+    """A function with the derivative of `like`: a proved program's integer sums have none."""
 
     # A function of its own: JAX would add the default arguments of the target's signature.
     @jax.custom_jvp

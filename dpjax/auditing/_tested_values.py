@@ -1,4 +1,4 @@
-"""Other values for the checks of a mechanism: near a value, and with special numbers."""
+"""Other values for the checks of a mechanism: close to a given value, or with special numbers."""
 
 import itertools
 import math
@@ -18,7 +18,8 @@ from dpjax.sensitivity._norms import distance
 ROUNDING_OF_DISTANCE = 1e-6
 # If there are more pairs of coordinates, this many are chosen at random.
 _MOST_PAIRS = 64
-# Special floats by their names in messages. For integers, infinities become the ends of the dtype.
+# Special floats by their names in messages. For integers, infinities become the extremes of the
+# dtype.
 _STRANGE: dict[str, tuple[float, ...]] = {
     "nan": (math.nan,),
     "inf": (math.inf,),
@@ -41,7 +42,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
         norm: the norm of distances.
         most: the largest distance from the value.
         value: a pytree of arrays.
-        neighbor: another value. It shows how far to move coordinates if the norm only counts them.
+        neighbor: another value. If the norm only counts coordinates, it shows how far to move them.
     """
     found: list[tuple[str, Value]] = []
     for (place, step), sign in itertools.product(_steps(norm, most, value, neighbor), (1, -1)):
@@ -70,7 +71,7 @@ def double_moves(
 
 
 def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[_Place, float]]:
-    """How far each coordinate may move alone; integers that cannot move are left out."""
+    """How far each coordinate may move alone. Integers that cannot move are left out."""
     leaves, structure = jax.tree.flatten(value)
     zeros = jax.tree.unflatten(structure, [np.zeros(np.shape(x), "float32") for x in leaves])
     spreads = [
@@ -116,10 +117,11 @@ def _is_float(leaf: ArrayLike) -> bool:
 
 
 def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
-    """Batches of values with special numbers, one batch for each kind.
+    """Batches of values with special numbers, one batch for each kind of special number.
 
     In the first value of a batch, all numbers are special. Every other value has one special
-    coordinate, in turn. A batch covers all coordinates if there are fewer than `count`.
+    coordinate, each time another one. A batch covers all coordinates if there are fewer than
+    `count`.
 
     Args:
         value: a pytree of arrays.
@@ -135,7 +137,7 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
 
 def _batches(leaves: list[jax.Array], strange: tuple[float, ...], count: int) -> list[np.ndarray]:
     sizes = [np.size(leaf) for leaf in leaves]
-    # -1 stands for all coordinates.
+    # -1 represents all coordinates.
     places = np.resize(np.arange(-1, sum(sizes)), count)[:, None]
     batches: list[np.ndarray] = []
     for leaf, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):

@@ -23,7 +23,7 @@ def verify(
     confidence: float = 0.999_999,
     jit: bool = True,
 ) -> AuditResult:
-    """Raises if an audit refutes a claim of (epsilon, delta)-differential privacy.
+    """Raises an error if an audit refutes a claim of (epsilon, delta)-differential privacy.
 
     This is `audit` as an assertion, for test suites: it reads the claim of the mechanism, refuses
     pairs that the claim does not cover, and raises AssertionError if the bound refutes the claim.
@@ -34,7 +34,7 @@ def verify(
         key: a typed key.
         mechanism: `mechanism(key, value)`, as for `audit`.
         value: an input of the mechanism, a pytree of real arrays.
-        neighbor: another input, as far away as one record of a database can move it.
+        neighbor: another input, as far from `value` as one record of a database can move it.
         pairs: candidates for the worst pair instead of these two, as for `audit`.
         epsilon: the claim; by default from `mechanism.guarantee`.
         delta: the claim; by default 0 if epsilon is given, else from the guarantee.
@@ -49,15 +49,15 @@ def verify(
         AssertionError: if the audit refutes the claim; the message names the claim, the bound and
             the event. Also if an output is not on the grid that the mechanism states.
         TypeError: as for `audit`, or if the mechanism has no guarantee and none is given.
-        ValueError: as for `audit`. Also if the claim is the mechanism's own and a pair is further
+        ValueError: as for `audit`. Also if the claim is the mechanism's own and a pair is farther
             apart than its sensitivity, since the claim does not cover such pairs. Before
             measuring the distance, `mechanism.clamped` replaces NaN and numbers out of range.
             Without this method, NaN counts as 0, and an infinity as the largest float.
 
     Formal guarantees:
-        A claim that holds for all pairs is refuted with probability at most 1 - confidence over the
-        samples. A claim that passes may still be wrong. At epsilon 1, 100,000 samples refute a
-        noise scale that is 10% too low, and noise in floating point.
+        A claim that is true for all pairs is refuted with probability at most 1 - confidence over
+        the samples. A claim that passes may still be wrong. At epsilon 1, 100,000 samples refute a
+        noise scale that is 10% too low, and floating-point noise.
 
     Source:
         See `audit`.
@@ -115,7 +115,7 @@ def verify(
 
 
 def _within_claim(mechanism: object, pairs: Pairs) -> Pairs:
-    """The same pairs. Raises at a pair that the mechanism's guarantee does not cover."""
+    """The same pairs. Raises an error at a pair that the mechanism's guarantee does not cover."""
 
     def checked(key: Key) -> Iterable[Pair]:
         for pair in pairs(key) if callable(pairs) else pairs:
