@@ -1,4 +1,4 @@
-"""The clipped sum of one batch that is too large for memory: its examples are loaded in parts."""
+"""The clipped sum of one batch that is too large for memory: examples are loaded in chunks."""
 
 import functools
 import math
@@ -26,10 +26,11 @@ def clipped_in_parts(
     present: jax.Array | None = None,
     clip_norm: PyTree | None = None,
 ) -> ClippedSum:
-    """The clipped sum of a batch that is too large to be held at once.
+    """The clipped sum of a batch that does not fit into memory.
 
-    Draws one batch, and cuts its slots into parts. Batches that were drawn separately cannot be
-    joined into one: a record could be in several of them, which the accounting does not cover.
+    Draws one batch, and splits its slots into parts that are loaded one after the other. Batches
+    that were drawn separately cannot be combined into one: a record could be in several of them,
+    which the accounting does not cover.
 
     Args:
         key: as for `sampling`, a different key for each step.
@@ -37,25 +38,26 @@ def clipped_in_parts(
         parameters: a pytree of float arrays.
         sampling: draws the batch.
         examples: `examples(indices)` loads the records at these indices: a pytree of arrays with
-            one row for each index. A row depends on its own index alone.
+            one row for each index. A row may depend only on its own index.
         parts: the number of parts, from 1 to the number of slots. All parts have the same size and
             share a program.
-        present: the slots that hold a record, as for `sampling`; None if all do.
+        present: the slots that contain a record, as for `sampling`; None if all slots do.
         clip_norm: as for `clipped`.
 
     Returns:
         A `ClippedSum` of the whole batch.
 
     Raises:
-        TypeError: if an argument is of another type.
+        TypeError: if an argument has the wrong type.
         ValueError: if an argument is out of range.
 
     Formal guarantees:
-        Those of `clipped_gradients`, for the batch: a record is in one slot of one part. Parts are
-        added up as integers, and the rounding of their sum is charged to the norm bound.
+        The guarantee of `clipped_gradients`, for the whole batch: a record is in one slot of one
+        part. Parts are added up as integers, and the rounding of their sum is charged to the norm
+        bound.
 
     Source:
-        That of `clipped_gradients`.
+        See `clipped_gradients`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,8 +106,8 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # Parts whose examples have other shapes may round differently, so the largest bound
-            # counts.
+            # Parts whose examples have other shapes may round differently, so the largest bound of
+            # all parts is used.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -131,7 +133,7 @@ def _whole(
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    # Replacing a record may change the sums of two parts, while the bound of a part covers the
-    # reading of one sum. So twice the batch is charged.
+    # Replacing a record may change the sums of two parts, but the bound of a part covers the
+    # conversion of one sum. So the charge is computed for twice the batch.
     charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

@@ -34,15 +34,16 @@ def _refuse_to_take_apart(*_: object) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False, slots=True)
 class ClippedSum:
-    """The sum of clipped per-example gradients of a batch, and how far one record moves it.
+    """The sum of clipped per-example gradients of a batch, and how much one record can change it.
 
-    It is as private as the batch, until noise is added. The sum and its norm bound must stay
+    The sum is as private as the batch, until noise is added. The sum and its norm bound must stay
     together. So `jax.tree.map`, transformations of optax, and returning it from `jit` or `scan` are
     refused. Pass it to the noise in the function that made it, or return its `value`.
 
     Attributes:
-        norm_bound: how far adding or removing a record moves the sum in l2, rounding included.
-        within: the number of examples within the clip norm minus the number of others, which
+        norm_bound: the largest change of the sum in l2 if a record is added or removed, rounding
+            included.
+        within: the number of examples inside the clip norm minus the number outside, which
             adaptive clipping releases with noise. Private.
         private_losses: shape (batch,), the loss of each example; 0 in empty slots. They carry no
             noise: publishing them, or their mean, reveals the records.
@@ -50,10 +51,11 @@ class ClippedSum:
             slots. None without `has_aux`. As private as the losses.
         slots: the number of slots of the batch, public. The norm of the sum is at most
             `slots * norm_bound`.
-        drawn_by: a number for the sampling that drew the batch; 0 if the caller chose the records.
+        drawn_by: an identifier of the sampling that drew the batch; 0 if the caller chose the
+            records.
 
     Formal guarantees:
-        Those of `clipped_gradients`, which alone makes it.
+        See `clipped_gradients`, which alone makes it.
     """
 
     _value: PyTree
@@ -64,7 +66,7 @@ class ClippedSum:
     slots: int
     drawn_by: int
 
-    # An optimizer without noise in front would do arithmetic with the sum. So arithmetic raises.
+    # Without noise, an optimizer would compute with the sum itself. So arithmetic raises an error.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
     __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
@@ -84,13 +86,13 @@ class ClippedSum:
         self,
         relation: NeighboringRelation | None = None,
     ) -> Sensitivity:
-        """How far a record moves the sum: `norm_bound`, or twice that under replace-one.
+        """The largest change by one record: `norm_bound`, or twice that under replace-one.
 
-        It holds for the sum itself. Add noise first, and then divide by the batch size: the
+        This bound is for the sum itself. Add noise first, and then divide by the batch size: the
         division rounds, which this bound does not cover.
 
         Args:
-            relation: which batches are neighbors; None for that of an open ledger, else
+            relation: which batches are neighbors; None for the relation of an open ledger, else
                 add-or-remove-one.
 
         Returns:
@@ -104,7 +106,7 @@ class ClippedSum:
 def sealed(*parts: object) -> ClippedSum:
     """Makes a `ClippedSum` from its fields in order.
 
-    Only code that knows the norm bound calls it.
+    Only code that computed the norm bound may call it.
     """
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
@@ -124,15 +126,15 @@ class ClippedGradients:
     """Sums of clipped per-example gradients of a loss; made by `clipped_gradients`.
 
     Attributes:
-        loss: of one example.
+        loss: the loss of one example.
         clip_norm: the default norm to which gradients are clipped; a tree has one norm for each
-            part of the parameters.
+            subtree of the parameters.
         microbatch_size: the number of examples that are in memory together.
         argnums: the arguments of the loss whose gradients are clipped.
         has_aux: whether the loss returns more than a number.
 
     Formal guarantees:
-        Those of `clipped_gradients`.
+        See `clipped_gradients`.
     """
 
     loss: Callable[..., PyTree]
@@ -146,14 +148,14 @@ class ClippedGradients:
 
         Args:
             *arguments: the arguments of the loss, with examples in place of the example, and then
-                the batch. Parameters are pytrees of float arrays. They and other arguments are
-                public, and inside `jax.shard_map` equal on all shards. Examples are a pytree of
+                the batch. Parameters are pytrees of float arrays. Parameters and other arguments
+                are public, and inside `jax.shard_map` equal on all shards. Examples are a pytree of
                 arrays with a leading axis of slots; inside `jax.shard_map`, the slots of this
                 shard. The batch is the `Batch` that the sampling drew. Outside of `jax.shard_map`
-                you may choose the records yourself. Then the batch is a mask of the slots that hold
-                a record, or True if all do. No record may be in two slots.
-            clip_norm: replaces the clip norm of the object, for adaptive clipping. A traced one
-                that is out of range gives NaN.
+                you may choose the records yourself. Then the batch is a mask of the slots that
+                contain a record, or True if all slots do. No record may be in two slots.
+            clip_norm: replaces the clip norm of the object, for adaptive clipping. A traced clip
+                norm that is out of range gives NaN.
 
         Returns:
             A `ClippedSum`.
@@ -180,11 +182,11 @@ class ClippedGradients:
         return sealed(value, bound, within, losses, aux, slots, drawn_by)
 
     def explain(self, *arguments: PyTree) -> PyTree:
-        """Says how the gradients of every parameter are clipped.
+        """Describes how the gradients of every parameter are clipped.
 
         Args:
-            *arguments: the arguments of the loss. The last one, the example, may be given by its
-                shapes alone.
+            *arguments: the arguments of the loss. For the last argument, the example, shapes and
+                dtypes suffice.
 
         Returns:
             A pytree of strings, like the parameters. A string begins with "dense", "embedding" or
@@ -204,8 +206,8 @@ class ClippedGradients:
             *arguments: the arguments of the loss, with examples in place of the example.
 
         Returns:
-            An array of shape (batch,), or a tree of them like the clip norm. On public examples,
-            they help to choose a clip norm.
+            An array of shape (batch,), or a tree of such arrays like the clip norm. On public
+            examples, these norms help to choose a clip norm.
         """
         *given, examples = arguments
         _batch_size(examples)
@@ -297,7 +299,7 @@ class ClippedGradients:
             return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
-        # The sum over all shards is the same on each of them.
+        # The sum over all shards is the same on each shard.
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
@@ -310,7 +312,7 @@ class ClippedGradients:
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
-    """The mesh axes over which a batch is spread, so that every shard holds different examples."""
+    """The mesh axes over which a batch is sharded, so that every shard has different examples."""
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
         raise ValueError(
@@ -346,7 +348,7 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum, the losses and aux. Empty slots repeat some record, so theirs become 0."""
+    """The clipped sum, losses and aux. An empty slot repeats a record, so its entries become 0."""
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
@@ -365,7 +367,7 @@ def _clipped(
 
 
 def _checked_norms(clip_norm: PyTree) -> PyTree:
-    """Clip norms in range, in JAX's default float; a traced one out of range becomes NaN."""
+    """Clip norms in range, in JAX's default float dtype; a traced one out of range becomes NaN."""
 
     def checked(clip_norm: Scalar) -> Scalar:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):
@@ -419,28 +421,28 @@ def clipped_gradients(
     """Sums of per-example gradients, each clipped to a norm, at about the cost of one gradient.
 
     Computes sum_i min(1, C / ||g_i||) g_i, where g_i is the gradient of the loss of example i. Most
-    g_i are never formed in memory. For example, let a dense layer get one vector per example. Then
-    g_i is the outer product of the layer's input and the gradient of its output. Its norm is the
-    product of two norms, and the sum is one matrix product. The loss is any JAX function, of plain
-    JAX, Equinox or Flax: its layers are found in the traced program, and no layer is wrapped.
-    `explain` says how the gradients of each parameter are clipped.
+    g_i are never stored in memory. For example, suppose that a dense layer is applied to one vector
+    per example. Then g_i is the outer product of the layer's input and the gradient of its output.
+    Its norm is the product of two norms, and the sum is one matrix product. The loss is any JAX
+    function, of plain JAX, Equinox or Flax: its layers are found in the traced program, and no
+    layer is wrapped. `explain` says how the gradients of each parameter are clipped.
 
-    As for `jax.value_and_grad`, the loss may take more arguments in front of the example, and may
-    return aux. Losses and aux come with the sum, as `private_losses` and `private_aux`. They are
+    As for `jax.value_and_grad`, the loss may take more arguments before the example, and may
+    return aux. The sum has the losses and aux, as `private_losses` and `private_aux`. They are
     private numbers of the records, and no noise protects them. Noise is added only to the sum, so
     do not publish losses or aux.
 
-    A batch may be spread over devices, under `jit` or inside `jax.shard_map`. There each shard
-    clips its own examples, and every shard gets the sum over all shards.
+    A batch may be spread over devices, under `jit` or inside `jax.shard_map`. In `jax.shard_map`
+    each shard clips its own examples, and every shard gets the sum over all shards.
 
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
-            Other arguments stand in front of the example, the same for all examples.
-        clip_norm: C, from 1e-10 to 1e10, public. A tree of several, one for each part of the
-            parameters, clips each part to its own: `{"body": 1.0, "head": 0.1}`. `norm_bound` is
-            then the root of the sum of their squares.
-        argnums: the argument, or arguments, with respect to which gradients are taken, from 0. With
-            several, one norm bounds all gradients together, and the sum is a tuple.
+            Other arguments come before the example, and are the same for all examples.
+        clip_norm: C, from 1e-10 to 1e10, public. A tree of several norms, one for each subtree of
+            the parameters, clips each subtree to its own norm: `{"body": 1.0, "head": 0.1}`.
+            `norm_bound` is then the root of the sum of their squares.
+        argnums: the index, or indices, of the arguments to differentiate, from 0. With several
+            arguments, one norm bounds all gradients together, and the sum is a tuple.
         has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
         microbatch_size: how many examples are in memory together; larger batches are processed in
             several microbatches. Both memory and the rounding in `norm_bound` grow with it: in
@@ -458,7 +460,7 @@ def clipped_gradients(
         Take a batch, and remove the record in one slot. The slot is then empty (its mask is False),
         or the record in the last slot takes its place. The two computed sums are at most
         `norm_bound` = C (1 + rho) apart in the norm l2. If a different record is put into the slot,
-        they are at most twice that apart. rho covers the rounding of norms, factors and sums, for
+        they are at most twice as far apart. rho covers the rounding of norms, factors and sums, for
         any order in which XLA adds. An example whose loss or gradient is not finite counts as zero,
         and does not affect other examples. This assumes that the contribution of an example depends
         on this example and its slot alone, as in every program that `vmap` makes. So the loss must

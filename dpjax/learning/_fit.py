@@ -73,7 +73,7 @@ def fit(
     """Trains a model with DP-SGD: batches, clipping, noise, optimizer and accounting.
 
     Every step draws a batch by `poisson_sampling`, clips its gradients by `clipped_gradients`, adds
-    noise by `gaussian_noise`, and hands the average to the optimizer. An epoch is n / batch_size
+    noise by `gaussian_noise`, and passes the average to the optimizer. An epoch is n / batch_size
     steps, rounded up. For other batches or noise, write the loop yourself.
 
     A second training with the same loss, shapes and optimizer compiles nothing, also if the key,
@@ -98,50 +98,50 @@ def fit(
         clip_norm: as for `clipped_gradients`.
         delta: the delta of the guarantee, in (0, 1).
         epsilon: the epsilon of the guarantee; the least noise multiplier for it is used.
-        noise_multiplier: instead of epsilon.
-        relation: which databases are neighbors; None for that of the ledger, else as for
-            `accounting.dp_sgd`. n is public under both.
+        noise_multiplier: may be given instead of epsilon.
+        relation: which databases are neighbors; None for the relation of the ledger, else as for
+            `accounting.dp_sgd`. n is public under both relations.
         person: the name of the database's column of person ids, if people have several rows. The
             loss gets the other columns. None if each record is a person.
-        rows: how many rows of a person are used: the first ones. Public; needed with `person`.
-        most_people: the number of slots for people, as in `queries.padded_people`. Public; needed
-            with `person`, where it takes the place of n.
+        rows: how many rows of a person are used: the first rows. Public; required with `person`.
+        most_people: the number of slots for people, as in `queries.padded_people`. Public; required
+            with `person`, where it replaces n.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or store
             something. The guarantee covers these parameters, but not scores computed on private
             records.
         ledger: pays for the training before it starts. Do not open it by `with`.
-        checkpoint: a file that keeps the last epoch. After an interruption, the same call continues
-            from there, with the keys and the payment of the first call. A call with other arguments
-            is refused; the values of the records are not compared. The file is removed at the end.
-            It holds keys, so keep it secret, use one file for each training, and never restore an
-            old copy.
-        progress: shows a bar with rate and time left (needs tqdm).
+        checkpoint: a file that stores the last epoch. After an interruption, the same call
+            continues from there, with the keys and the payment of the first call. A call with other
+            arguments is refused; the values of the records are not compared. The file is removed at
+            the end. It contains keys, so keep it secret, use one file for each training, and never
+            restore an old copy.
+        progress: shows a progress bar with the speed and the remaining time (needs tqdm).
 
     Returns:
         A `Release` of the last parameters, with the guarantee of the parameters of all epochs.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
-        TypeError: if an argument is of another type.
-        ValueError: if an argument is out of range, both or none of epsilon and noise_multiplier are
-            given, a ledger is open, the key was used before, or the checkpoint is of another run,
-            truncated or corrupted.
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of range; if both or none of epsilon and noise_multiplier
+            are given; if a ledger is open; if the key was used before; or if the checkpoint belongs
+            to another run, or is truncated or corrupted.
         BudgetExceededError: if the ledger has too little left.
 
     Formal guarantees:
-        With `person`, the guarantees below hold for databases that differ in all rows of one
-        person. A person is one record of `queries.padded_people`, whose loss is the average over
-        its rows.
+        The release has the guarantee that `guarantee` computes for all steps, from
+        `poisson_sampling`, `clipped_gradients` and `gaussian_noise`. Every step has its own keys.
+        The ledger pays for the guarantee. A batch has so many slots that exceeding them costs at
+        most a thousandth of delta in all steps.
 
-        Those of `guarantee` for all steps: of `poisson_sampling`, `clipped_gradients` and
-        `gaussian_noise`. Every step has its own keys. The ledger pays for the guarantee. A batch
-        has so many slots that exceeding them costs at most a thousandth of delta in all steps.
+        With `person`, this guarantee is for databases that differ in all rows of one person. A
+        person is one record of `queries.padded_people`, whose loss is the average over its rows.
 
         A resumed training repeats the steps since the checkpoint with the same keys. No two results
         with the same noise are published: an epoch is on the disk before `evaluate` or the caller
-        sees its parameters, so nobody has seen a step that is repeated. On the same database the
-        results are those of a training without interruption, at the same guarantee.
+        sees its parameters, so nobody has seen the results of a step that is repeated. On the same
+        database the results equal those of a training without interruption, at the same guarantee.
 
     Source:
         Abadi et al. (2016).
@@ -200,19 +200,19 @@ def fit(
     sampling = dataclasses.replace(everyone, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
-    # A state rounds the multiplier down. Rounding up first keeps its guarantee within the requested
-    # one.
+    # The state rounds the multiplier down. Rounding it up first keeps the guarantee of the state
+    # within the requested one.
     multiplier = outward(multiplier, math.inf)
     noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     one_loss = fixed_loss(loss, parameters, _example(records))
 
-    # A dry run of one step, so that errors of the call are raised before anything is paid.
+    # A dry run of one step raises the errors of the call before anything is paid.
     least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
     unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
     with optax_promotion():
-        # Arrays made of Python floats are weakly typed, which a file cannot store. So they get a
-        # fixed dtype here.
+        # Arrays made from Python floats are weakly typed, which a file cannot store. So these
+        # arrays get a fixed dtype here.
         inner = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
         )
@@ -308,7 +308,7 @@ def _shapes(tree: PyTree) -> list[str]:
 
 
 def _texts(tree: PyTree) -> list[str]:
-    """The leaves of a tree, and its structure, as texts."""
+    """The leaves and the structure of a pytree as strings."""
     leaves, structure = jax.tree.flatten(tree)
     return [*map(str, leaves), str(structure)]
 
@@ -323,7 +323,7 @@ class TrainingFile:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
-        """Refuses a path that cannot be a file; `run` is public, and holds numbers and texts."""
+        """Refuses a path that cannot be a file. `run` is public: numbers and strings."""
         self._path = None if path is None else pathlib.Path(os.fspath(path))
         # As it will be read back from a file: tuples become lists.
         self._run = json.loads(json.dumps(run))
@@ -345,7 +345,7 @@ class TrainingFile:
         self._open.close()
 
     def read(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """The epoch and the state on the disk, if any; `like` has the structure of the state."""
+        """The stored epoch and state, or None; `like` has the structure of the state."""
         if self._path is None:
             return None
         files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
@@ -358,7 +358,7 @@ class TrainingFile:
         return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
 
     def write(self, epoch: int, state: PyTree) -> None:
-        """Replaces the epoch on the disk. The write is durable when this returns."""
+        """Replaces the epoch in the file. The write is durable when this method returns."""
         if self._path is not None:
             arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
             header = {"run": self._run, "epoch": epoch}

@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     import optax
 
 
-# The `drawn_by` of a training whose batches were drawn in several ways.
+# The `drawn_by` of a training whose batches come from several samplings.
 SEVERAL = np.uint32(2**32 - 1)
 
 
 @training_state
 class NoiseState(TrainingState):
-    """The state of the noise between two steps, with all that `learning.guarantee` must know.
+    """The state of the noise between two steps, with all information for `learning.guarantee`.
 
     Attributes:
         key: the key of the next step's noise. It does not reveal earlier keys.
-        step: how many steps got noise.
-        noise_multiplier: the least standard deviation of the noise of any step, relative to the
-            norm bound. It records the past; changing it does not change any noise.
-        drawn_by: a number for the sampling that drew all batches; 0 if the caller chose the
-            records, and 2^32 - 1 if batches were drawn in several ways.
-        dims: how many numbers get noise in a step.
+        step: the number of steps so far.
+        noise_multiplier: the least standard deviation of the noise of any step so far, relative to
+            the norm bound. It only records the past; changing it does not change any noise.
+        drawn_by: an identifier of the sampling that drew all batches; 0 if the caller chose the
+            records, and 2^32 - 1 if batches come from several samplings.
+        dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
 
     Formal guarantees:
-        None of its own. It holds a secret, the key.
+        None. It contains a secret, the key.
     """
 
     key: Key
@@ -78,26 +78,26 @@ def gaussian_noise(
     """The noise of DP-SGD: (sum + sigma Z) / B, where sum is a `ClippedSum`.
 
     sigma is the noise multiplier times the `norm_bound` of the sum. The noise comes first in a
-    chain. Transformations after it, such as `optax.adam`, are post-processing. A transformation in
-    front of it is refused, because a `ClippedSum` cannot be taken apart.
+    chain. Transformations after it, such as `optax.adam`, are post-processing. A transformation
+    before it is refused, because the sum and the bound of a `ClippedSum` cannot be separated.
 
     Inside `jax.shard_map` the state and the sum must be the same on all shards. Then all shards
-    draw the same noise, as one device does.
+    draw the same noise, as a single device would.
 
     A state enters `jit`, `scan` and `vmap` as an argument or a carry. Under `vmap`, lanes with
-    copies of one state draw noise of their own.
+    copies of one state draw different noise.
 
     Args:
-        key: a key from `dpjax.random.secure_key`, used for nothing else. The state holds the key,
-            and replaces it in every step. Every call of `init` starts a training with its own key:
-            the first call takes this key, and later calls fold their number into it. All optimizers
-            made from the same secret key share this count, while optimizers from a seeded key are
-            reproducible. An open `KeyLedger` records each key as used.
+        key: a key from `dpjax.random.secure_key`, used for nothing else. The state contains the
+            key, and replaces it in every step. Every call of `init` starts a training with its own
+            key: the first call uses this key, and later calls fold their index into it. All
+            optimizers made from the same secret key share this count, while optimizers from a
+            seeded key are reproducible. An open `KeyLedger` records each key as used.
         noise_multiplier: sigma over the norm bound, finite, above 0; see
             `accounting.dp_sgd_noise_multiplier`.
         batch_size: B, a public number: the expected size of a batch, not the size of the current
-            one.
-        noise: "exact", or "float" for sweeps where nothing is published.
+            batch.
+        noise: "exact", or "float" for sweeps whose results are not published.
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
@@ -116,9 +116,9 @@ def gaussian_noise(
     Formal guarantees:
         Every step is a Gaussian mechanism on the sum of the batch. The noise is exact integer noise
         on a grid, and rounding to the grid is charged to sigma. No private number decides whether
-        or how a step is taken. A key serves one step: it is split, and its successor takes its
-        place. `learning.guarantee` gives the guarantee of all steps together. A program that goes
-        back to an old state uses its key again, which breaks the guarantee.
+        or how a step is made. A key is used for one step: it is split, and the state keeps one of
+        the new keys. `learning.guarantee` computes the guarantee of all steps together. A program
+        that reuses an old state uses its key again, which voids the guarantee.
 
     Source:
         Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang (2016).
@@ -182,7 +182,7 @@ def noisy_average(
 def transformation(
     init: Callable[..., PyTree], update: Callable[..., tuple[PyTree, PyTree]]
 ) -> "optax.GradientTransformation":
-    """The pair of functions as an optax `GradientTransformation`."""
+    """The two functions as an optax `GradientTransformation`."""
     import optax  # Takes half a second.
 
     return optax.GradientTransformation(init, update)
@@ -200,7 +200,7 @@ def _noisy_sum(
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
 
-    The division by the batch size stays outside: inside, XLA would merge it with the last
+    The division by the batch size is not in this program: inside, XLA would merge it with the last
     operation, and round differently.
     """
     _check_step(state, value, noise)
@@ -222,8 +222,8 @@ def _with_noise(
     calibration = Calibration(
         multiplier * bound,
         bound,
-        # Epsilon is infinite here, because `learning.guarantee` charges the noise tables to the
-        # whole run.
+        # Epsilon is infinite here, because `learning.guarantee` charges the error of the noise
+        # tables for the whole training.
         math.inf,
         rounding_norm("l2", value),
         sum(leaf.size for leaf in jax.tree.leaves(value)),
@@ -246,7 +246,7 @@ def _refuse_shards(key: Key, others: PyTree) -> None:
 
 
 def check_clipped(updates: object) -> None:
-    """Refuses updates that have no norm bound."""
+    """Refuses updates that are not a `ClippedSum`, because they have no norm bound."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, which has a norm bound for the noise, got"
@@ -256,7 +256,7 @@ def check_clipped(updates: object) -> None:
 
 
 def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
-    """Refuses a state for other arrays, or for another kind of noise."""
+    """Refuses a state that was made for other arrays, or for another kind of noise."""
     check_precision(state)
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
@@ -267,7 +267,7 @@ def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
 
 
 def check_precision(state: NoiseState) -> None:
-    """Refuses a multiplier of less than float32: a cast may have rounded it up."""
+    """Refuses a multiplier in a dtype below float32: the cast may have rounded it up."""
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -283,10 +283,10 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
 
 
 def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar) -> NoiseState:
-    """The state after one more step, with its next key and the least noise so far."""
+    """The state after one more step, with its next key and the least noise multiplier so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
-    # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches.
+    # The guarantee assumes one sampling. SEVERAL means that several samplings drew the batches.
     same = (state.step == 0) | (state.drawn_by == drawn_by)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
     return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
@@ -333,13 +333,13 @@ def adaptive_noise(
 
     Args:
         key: as for `gaussian_noise`.
-        noise_multiplier: z, of the whole step.
+        noise_multiplier: z, for both releases of a step together.
         batch_size: B, the expected size of a batch, public.
         initial_clip_norm: the clip norm of the first step, from 1e-10 to 1e10.
-        quantile: the quantile of the gradients' norms, in (0, 1). The clip norm moves to it.
+        quantile: the quantile of the gradients' norms, in (0, 1), that the clip norm approaches.
         learning_rate: above 0.
-        count_noise: sigma_b, above z / 2; B / 20, but at least z, if None.
-        noise: "exact", or "float" for sweeps where nothing is published.
+        count_noise: sigma_b, above z / 2; if None, B / 20, but at least z.
+        noise: "exact", or "float" for sweeps whose results are not published.
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
@@ -351,8 +351,8 @@ def adaptive_noise(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Those of `gaussian_noise` at the same noise multiplier, which includes the cost of the
-        count. The clip norm is computed from noisy counts alone, so it is public.
+        The guarantee of `gaussian_noise` at the same noise multiplier, which includes the cost of
+        the count. The clip norm is computed from noisy counts alone, so it is public.
 
     Source:
         Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning with adaptive
@@ -406,9 +406,9 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         bound = outward(updates.norm_bound, math.inf)
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
-        # Each example counts 1 or -1, so adding or removing one moves the count by 1.
+        # Each example counts as 1 or -1, so adding or removing one changes the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
-        # Of B examples, (B + count) / 2 lie within the clip norm.
+        # Of B examples, (B + count) / 2 are within the clip norm.
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
@@ -419,7 +419,7 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """The noise multiplier that is left for gradients after the count is paid for; rounded up."""
+    """The noise multiplier of the gradients after the count is paid for, rounded up."""
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:
         raise ValueError(
@@ -439,34 +439,34 @@ def guarantee(
 ) -> Guarantee:
     """The guarantee of publishing all results of the steps so far.
 
-    Steps, noise multiplier and number of parameters are read from the state of the noise. So the
-    guarantee is that of the actual training, not of a plan.
+    The number of steps, the noise multiplier and the number of parameters are read from the state
+    of the noise. So the guarantee describes the actual training, not a plan.
 
     Args:
         state: the state from `gaussian_noise` or `adaptive_noise`, after the last step.
         sampling: the sampling that drew the batches.
         delta: the delta of the guarantee, in (0, 1).
         relation: which databases are neighbors, as for `accounting.dp_sgd`.
-        privacy_unit: what the sampling draws, as for `accounting.dp_sgd`.
+        privacy_unit: the unit that the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
 
     Returns:
-        A `Guarantee`. It notes a seeded key, and is void for noise in floats.
+        A `Guarantee`. Its notes mention a seeded key, and it is void for noise in floats.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
-        TypeError: if the state is not one of noise, or is traced.
-        ValueError: if no step was taken, if the state is a batch of states, if another sampling
+        TypeError: if the state is not a state of the noise, or is traced.
+        ValueError: if no step was made, if the state is a batch of states, if another sampling
             drew the batch of some step, or as `accounting.dp_sgd` does.
 
     Formal guarantees:
-        Those of `accounting.dp_sgd`, if `sampling` drew every batch from a secret key of its own,
-        `clipped_gradients` took the batch and its records, and every step used the state of the
-        step before. If you chose the records yourself, with a mask or True, the guarantee assumes
-        that the sampling drew them.
+        The guarantee of `accounting.dp_sgd`, under three conditions: `sampling` drew every batch
+        from a separate secret key; `clipped_gradients` took the batch and its records; and every
+        step used the state of the step before. If you chose the records yourself, with a mask or
+        True, the guarantee assumes that the sampling drew them.
 
     Source:
-        Those of `accounting.dp_sgd`.
+        See `accounting.dp_sgd`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -523,7 +523,7 @@ def guarantee(
 
 
 def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
-    """Whether seeded keys drew the batches; refuses a sampling that did not draw all of them."""
+    """Whether seeded keys drew the batches. Refuses a sampling that did not draw all of them."""
     drawn_by = int(state.drawn_by)
     numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
     if drawn_by and drawn_by not in numbers:

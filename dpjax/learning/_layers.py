@@ -1,13 +1,13 @@
-"""Layers that give norms and sums of per-example gradients without forming them.
+"""Layers that compute norms and sums of per-example gradients without storing these gradients.
 
 For each example, x is the layer's other operand besides the parameter, and g is the gradient of the
 loss with respect to the layer's output. A layer computes the squared norm of each example's
 gradient, and the sum of the gradients, each multiplied by a factor. Examples with factor 0 are
-ignored, even if they hold infinities.
+ignored, even if they contain infinities.
 
 A dense layer applied at several positions is not handled here. Two Gram matrices, <XX', GG'>, would
-give its norms. But if the outer products of an example nearly cancel, float32 finds a norm far
-below that of the computed sum. Somebody could construct such a record, and the noise would not
+give its norms. But if the outer products of an example nearly cancel, float32 computes a norm far
+below the norm of the computed sum. Somebody could construct such a record, and the noise would not
 cover it.
 """
 
@@ -27,7 +27,7 @@ from dpjax._tracing._walks import aval, bind
 # The rounding error of a sum grows with the number of terms. So sums longer than this are computed
 # as sums of block sums.
 _BLOCK = 4096
-# Kernels with more offsets would make a program of too many operations.
+# Kernels with more offsets would make a program with too many operations.
 _MOST_OFFSETS = 81
 
 
@@ -46,11 +46,11 @@ class Gradients(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A kind of operation on a parameter and another operand.
+    """A kind of operation that has a parameter and another operand.
 
     Attributes:
         name: the name of this kind of layer.
-        why: why its norms are cheap.
+        why: why its norms are cheap, in words.
         takes: `takes(equation, operand)` says whether an equation is such a layer if the parameter
             is this operand. The equation has two operands, and x is the other one.
         gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
 
 
 def formed(gradients: jax.Array) -> Gradients:
-    """Gradients in memory, one for each example."""
+    """The result for gradients that are stored in memory, one for each example."""
 
     def total(factors: jax.Array) -> jax.Array:
         return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
@@ -76,7 +76,7 @@ def formed(gradients: jax.Array) -> Gradients:
 def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
     """The squared norm of each example's row, and a bound on the number of its roundings.
 
-    Squares may underflow to 0, so the sum is raised by the most that underflow can lose.
+    Squares may underflow to 0, so the sum is increased by the most that underflow can lose.
     """
     x = x.reshape(len(x), -1)
     size = x.shape[1]
@@ -101,8 +101,8 @@ def _column(factors: jax.Array, x: jax.Array) -> jax.Array:
     return factors.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
-# Dense: a matrix times one vector of each example. The gradient is an outer product, whose norm is
-# the product of two norms.
+# Dense: a matrix times one vector per example. The gradient is an outer product, whose norm is the
+# product of two norms.
 
 
 def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -137,7 +137,7 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
 
 
 # Embedding: rows of a table. If an example uses a row twice, its two gradients must be added before
-# the norm is taken.
+# the norm is computed.
 
 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -146,8 +146,8 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval(equation.outvars[0]).ndim
-    # Each slice takes all further axes as a whole. Nonzero indices into these become 0 in the mode
-    # CLIP; in other modes they may drop the slice.
+    # Each slice takes all other axes as a whole. In the mode CLIP, nonzero indices into these axes
+    # become 0; in other modes they may drop the slice.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
@@ -177,7 +177,7 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
             "bts,bsd->btd", same.astype(g.dtype), rows, precision=lax.Precision.HIGHEST
         )
         # Zero times infinity is NaN. So an example whose rows are not finite gets the norm NaN, and
-        # counts as zero.
+        # its gradient counts as zero.
         rows = jnp.where(first[:, :, None], gathered, 0)
 
     def total(factors: jax.Array) -> jax.Array:
@@ -189,8 +189,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squares, total, terms)
 
 
-# Convolution: a product with patches of the input. Each example's gradient is formed, but by one
-# product for the whole batch. `vmap` would make slower grouped convolutions.
+# Convolution: a product with patches of the input. Each example's gradient is stored, but computed
+# by one product for the whole batch. `vmap` would make slower grouped convolutions.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -228,7 +228,7 @@ def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Arra
 
 
 def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
-    """(examples, batch, places..., features) of an array with a leading axis of examples."""
+    """Transposes to (examples, batch, spatial axes, features); the first axis is of examples."""
     batch, features, *places = (axis + 1 for axis in spec)
     return jnp.transpose(x, (0, batch, *places, features))
 
@@ -236,7 +236,7 @@ def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
 def _patches(
     x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
 ) -> list[jax.Array]:
-    """For each offset in the kernel, the input entries that it multiplies, at every place."""
+    """For each offset in the kernel, the input entries that it multiplies, at every position."""
     none = (0, 0, 0)
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)

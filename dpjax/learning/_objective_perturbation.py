@@ -1,12 +1,13 @@
 """Linear classifiers by objective perturbation: noise in the objective that is minimized.
 
 docs/proofs/objective-perturbation.md proves the guarantee, and defines the symbols used here. A
-normal vector b of scale sigma enters the objective. The minimizer lies in a ball of radius W,
-except with a probability that delta pays for. Replacing a record changes the density of the
-minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the pull, with norm
-at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it. Computed weights
-lie within E of the minimizer, and noise of scale tau on the weights covers that distance. The drawn
-noise is at least as wide as the proof assumes. The noise tables are charged for 2 d coordinates.
+normal vector b of scale sigma is added to the objective's gradient. The minimizer is in a ball of
+radius W, except with a probability that delta pays for. Replacing a record changes the density of
+the minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the pull, with
+norm at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it. Computed
+weights are within E of the minimizer, and noise of scale tau on the weights covers that distance.
+The drawn noise is at least as wide as the proof assumes. The error of the noise tables is charged
+for 2 d coordinates.
 """
 
 import functools
@@ -52,8 +53,8 @@ class PerturbationPlan(NamedTuple):
         linear_scale: sigma, the scale of the noise in the linear term.
         output_scale: tau, the scale of the noise on the weights.
         error: E, a bound on the distance of the computed weights from the minimizer.
-        pull: S, a bound on the pull of a record.
-        solver: finds the weights.
+        pull: S, a bound on the norm of a record's pull.
+        solver: the plan of the solver that computes the weights.
     """
 
     linear_scale: Scalar
@@ -73,14 +74,14 @@ class ObjectivePerturbation:
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         regularization: lambda, as a float of `dtype`.
-        plan: the numbers of the mechanism: `linear_scale`, of the noise in the linear term,
-            `output_scale`, of the noise on the weights, and the `error` that the latter hides.
-        n: number of records.
-        dims: number of features.
+        plan: the public numbers of the mechanism: `linear_scale`, the scale of the noise in the
+            linear term; `output_scale`, of the noise on the weights; and the `error` that it hides.
+        n: the number of records.
+        dims: the number of features.
         dtype: the dtype of the computation.
 
     Formal guarantees:
-        Those of the factory that made it.
+        See `learning.objective_perturbation`.
     """
 
     epsilon: Scalar = up()
@@ -103,15 +104,15 @@ class ObjectivePerturbation:
             key: a typed key from `dpjax.random.secure_key`, used for nothing else. An open ledger
                 records it as used.
             database: {"x": (n, dims) features, "y": (n,) labels, positive or not}. Feature vectors
-                outside of the unit ball are scaled into it, and NaN counts as 0.
+                outside of the unit ball are scaled to norm 1, and NaN counts as 0.
             name: the name of these records, for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
         Returns:
             A `Release` of the weights, shape (dims,).
 
         Raises:
-            TypeError: if the key is not a typed key, the name not a text, or the database does not
-                hold real arrays.
+            TypeError: if the key is not a typed key, the name is not a string, or the database does
+                not contain real arrays.
             ValueError: if the database has other arrays or shapes, dtype is float64 but JAX's x64
                 is off, or `vmap` maps over databases but not over keys.
             BudgetExceededError: if an open `dpjax.Ledger` has too little left.
@@ -135,9 +136,9 @@ class ObjectivePerturbation:
         )
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
-        """Features and labels.
+        """Features and labels of a database, checked.
 
-        Only structure, dtypes and shapes decide whether they are refused.
+        Only structure, dtypes and shapes decide whether the database is refused.
         """
         found, _ = record_arrays("database", database)
         wanted = {"x": (self.n, self.dims), "y": (self.n,)}
@@ -189,29 +190,29 @@ def objective_perturbation(
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 + b'w / n for Gaussian b,
     with x_i scaled into the unit ball. A little noise on w hides the numerical error of the
-    solution (approximate minima perturbation). Noise in the objective moves w less in directions in
-    which the loss is curved. So w is better than with output noise for the global bound of
-    `targets.logistic_regression`. There is no oracle and no gamma.
+    solution (approximate minima perturbation). Noise in the objective changes w less in directions
+    in which the loss is curved. So w is more accurate than with output noise for the global bound
+    of `targets.logistic_regression`. There is no oracle and no gamma.
 
     The noise on w covers the error E of the solver. In float32 it dominates for n above about 10^4;
-    use float64 then.
+    in this case, use float64.
 
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
-        n: number of records, public.
-        dims: number of features, at least 1. Append a constant feature for an intercept.
+        n: the number of records, public.
+        dims: the number of features, at least 1. Append a constant feature for an intercept.
         epsilon: finite, above 0.
-        delta: in (0, 1), and above what the tables of the noise miss, about 1e-35 dims e^epsilon.
+        delta: in (0, 1), and above the cost of the noise tables, about 1e-35 dims e^epsilon.
         dtype: the dtype of the computation; float64 needs JAX's x64.
 
     Returns:
         An `ObjectivePerturbation`: `training(key, database)` releases w, shape (dims,). Its `plan`
-        holds the scales of the noise, which are public.
+        contains the scales of the noise, which are public.
 
     Raises:
-        TypeError: if a parameter is not a number, or dtype is not one of floats.
-        ValueError: if a parameter is out of range, lambda too small for epsilon and n or for the
-            dtype, no grid can hold the noise, or dtype is float64 but JAX's x64 is off.
+        TypeError: if a parameter is not a number, or dtype is not a float dtype.
+        ValueError: if a parameter is out of range; if lambda is too small for epsilon and n or for
+            the dtype; if no grid can represent the noise; or if dtype is float64 but x64 is off.
 
     Formal guarantees:
         (epsilon, delta)-DP under replace-one, for any records, and for the actual draws and
@@ -220,7 +221,7 @@ def objective_perturbation(
         the gradient depends on b through w, so the proof bounds its product with b for the worst
         records. For any data, w is within E of the exact minimizer: after Newton's method, gradient
         steps bring any point within E. The noise on w covers E and the rounding of b. All noise is
-        exact integer noise. Pure DP is impossible in this way, because E cannot hold for every b.
+        exact integer noise. Pure DP is impossible in this way, because no E is valid for every b.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Algorithm 2, with the determinant of one record
@@ -252,17 +253,17 @@ def objective_perturbation(
     return made(ObjectivePerturbation, epsilon, delta, regularization, plan, n, dims, running)
 
 
-# A bound on the distance between the gradients of two records in the unit ball: each is shorter
-# than 1.
+# A bound on the distance between the gradients of two records in the unit ball: each norm is below
+# 1.
 _REACH = 2.0
-# The fraction of delta for the event that the noise is longer than B: 10^-6 in the proof.
+# The fraction of delta for the event that the norm of the noise exceeds B: 10^-6 in the proof.
 _LONGER = 1e-6
 # Intervals of a Rayleigh variable. A sum over them bounds the expectation.
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
-# Covers the roundings of this file, which computes in float64.
+# Covers the rounding errors of this file, which computes in float64.
 _OUTWARD = 1 + 1e-9
 # The most steps of the solver. In all tests a few steps of Newton's method were enough, but that is
-# no proof. The steps are counted in float32, which is exact below 2^24.
+# not a proof. The steps are counted in float32, which is exact below 2^24.
 _MOST_STEPS = 1e7
 # An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
 # for rounding to the grid.
@@ -278,7 +279,7 @@ def perturbation_plan(
 
     The budget mu^2 = mu_1^2 + mu_2^2 is split between two noises. Noise in the linear term acts
     like noise on the weights for the sensitivity 2 / (n lambda). Noise on the weights itself is for
-    the sensitivity 2 E. The variance is least if the shares of mu^2 are proportional to these
+    the sensitivity 2 E. The variance is least if the fractions of mu^2 are proportional to these
     sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
@@ -303,8 +304,8 @@ def perturbation_plan(
         error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
-    # E depends on sigma, and sigma on the share. So the share follows from the E of a first plan.
-    # Every share gives the same guarantee; only the variance depends on it.
+    # E depends on sigma, and sigma on the share. So the share is computed from the E of a first
+    # plan. Every share gives the same guarantee; only the variance depends on it.
     error = float(planned(0.5, 1.0).error)
     share = error / (error + 1 / (n * regularization))
     # The bound S on the pull depends on the radius W of the ball, and W depends on sigma. So plan
@@ -326,7 +327,7 @@ def perturbation_plan(
 def calibrations(
     plan: PerturbationPlan, d: int, dtype: np.dtype
 ) -> tuple[Calibration, Calibration]:
-    """The calibrations of two noises: that of b, and that of the weights."""
+    """The calibrations of two noises: the noise b, and the noise on the weights."""
     shape = math.sqrt(d), d, False, dtype
     # Epsilon is infinite here, because the plan has already charged the noise tables.
     return (
@@ -336,7 +337,7 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """Epsilon and delta minus the costs of the noise tables and of too long noise."""
+    """Epsilon and delta minus the costs of the noise tables and of noise with a norm above B."""
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -382,7 +383,7 @@ def _of_lengths(mu: float, epsilon: float, share: float) -> float:
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
-    """B, a length that the drawn noise exceeds with negligible probability."""
+    """B, a norm that the drawn noise exceeds with negligible probability."""
     drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
     return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
 
@@ -400,7 +401,7 @@ def _grid(sigma: float, d: int) -> float:
 
 _NEWTON_STEPS = 30
 # The number of halvings in the line search of a Newton step, which bisects the logarithm of the
-# length.
+# step size.
 _HALVINGS = 8
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
@@ -431,12 +432,12 @@ def solver_error(
 
 
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
-    """A bound on the rounding of a gradient in the ball.
+    """A bound on the rounding error of a gradient in the ball.
 
-    A product r'w is off by d eps times the length of w, and the slope of the sigmoid is at most
-    1/4; sigmoid, its product with a row and the average are off by 6 eps together, the grid of the
-    average by eps / 8 in each coordinate, and lambda w, the pull and the two sums, none above 2 + 2
-    pull, by 6 eps (1 + pull).
+    In units of eps: a product r'w has an error of d times the norm of w, and the slope of the
+    sigmoid is at most 1/4. The sigmoid, its product with a row and the average add 6 together. The
+    grid of the average adds 1/8 in each coordinate. lambda w, the pull and the two sums, none above
+    2 + 2 pull, add 6 (1 + pull).
     """
     return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
 
@@ -447,8 +448,8 @@ def perturbed_minimizer(
     """The weights w that minimize mean(log(1 + exp(-rows w))) + lambda ||w||^2 / 2 + pull'w.
 
     Args:
-        rows: shape (n, d), none longer than 1.
-        pull: shape (d,), no longer than the plan's.
+        rows: shape (n, d), each with norm at most 1.
+        pull: shape (d,), with norm at most the plan's bound.
         regularization: lambda, a number of the dtype of the rows.
         plan: made for these parameters.
 
@@ -458,7 +459,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """The fraction of a step to take: all of it, or up to where the objective stops falling."""
+        """The fraction of a step to take: all of it, or up to the minimum of the objective."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 
@@ -472,7 +473,7 @@ def perturbed_minimizer(
             falls = falls_at(middle)
             return jnp.where(falls, middle, low), jnp.where(falls, high, middle)
 
-        # A step of length `whole / reach` always lowers the objective, as in
+        # A step of `log(1 + reach) / reach` always lowers the objective, as in
         # `targets.logistic_regression`.
         reach = jnp.maximum(jnp.max(jnp.abs(moved)), np.finfo(rows.dtype).tiny)
         whole = jnp.ones((), rows.dtype)

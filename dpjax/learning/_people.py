@@ -35,7 +35,7 @@ def loss_of_person(loss: Loss) -> Loss:
     """The average loss of a person's examples. Its gradient is the average of their gradients.
 
     A missing example is replaced by the person's first example with weight 0. An example of zeros
-    might have a gradient of NaN, which no weight removes.
+    might have a gradient of NaN, which remains NaN under weight 0.
     """
     _checks.function("loss", loss)
 

@@ -3,8 +3,8 @@
 The traced loss of one example shows where it uses its parameters, so no layer needs a wrapper.
 Calls are inlined, and every parameter is followed, through changes of its shape, to the one
 operation that uses it. If that operation is a layer of `_layers`, its other operand and the
-gradient of its output determine the gradient of the parameter, so that gradient is not formed. For
-a parameter with other or several uses, the gradient of each example is formed.
+gradient of its output determine the gradient of the parameter, so that gradient is not stored. For
+a parameter with several uses, or a use that is no layer, the gradient of each example is stored.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
-# Operations that move the numbers of a parameter to other places, each number once.
+# Operations that only rearrange the entries of a parameter, each entry once.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
 _REAL = (np.floating, np.integer, np.bool_)
 
@@ -46,8 +46,8 @@ class Use(NamedTuple):
     Attributes:
         layer: the kind of operation.
         equation: the equation of the program.
-        operand: the place of the parameter among the equation's operands.
-        moves: the equations that reshape or move the parameter until it is that operand.
+        operand: the index of the parameter among the equation's operands.
+        moves: the equations that reshape or transpose the parameter before that operand.
     """
 
     layer: Layer
@@ -62,7 +62,7 @@ class TracedLoss(NamedTuple):
     Attributes:
         program: maps the leaves of all arguments to the loss and the leaves of aux.
         places: the positions of the parameters among these leaves.
-        uses: for each parameter its use, or None where its gradient is formed for each example.
+        uses: the use of each parameter; None if its gradient is stored for each example.
         aux: the structure of aux, a PyTreeDef.
         gradient: the program of the gradients of one example. It shows custom derivative rules.
     """
@@ -199,7 +199,7 @@ def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
 
 
 def _is_elementwise(equations: Sequence[jex.JaxprEqn], variable: jex.Var) -> bool:
-    """Whether a parameter is only added to or multiplied with something, entry by entry."""
+    """Whether a parameter is only added to, or multiplied with, other arrays, entry by entry."""
     found = [equation for equation in equations if any(x is variable for x in equation.invars)]
     names = {equation.primitive.name for equation in found}
     passed = [x.outvars[0] for x in found if x.primitive.name in _MOVES]
@@ -256,7 +256,7 @@ def _use(
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:
-    """Whether an operation takes and gives real numbers, as layers assume.
+    """Whether an operation takes and returns real numbers, as layers assume.
 
     If a real parameter is combined with complex numbers, its gradient is the real part of a
     product, which layers do not compute.
@@ -272,7 +272,7 @@ class PerExample(NamedTuple):
     Attributes:
         losses: shape (batch,).
         aux: the second result of the loss, with a leading axis of examples.
-        squared_norms: maps the number of a parameter to squared norms of shape (batch,); in any
+        squared_norms: maps the index of a parameter to its squared norms, of shape (batch,); in any
             order.
         total: maps factors of shape (batch,), one array for each parameter, to the weighted sums, a
             list of arrays.
@@ -295,7 +295,7 @@ class PerExample(NamedTuple):
 
 
 def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
-    """The gradients of a batch, formed for each example only where no layer gives the norm.
+    """The gradients of a batch, stored for each example only where no layer computes the norm.
 
     Args:
         program: the program of the loss of one example.
@@ -323,7 +323,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         )
 
     computed = vmapped(one, data)
-    # The barrier makes norms and sum use the same numbers. Without it, XLA might compute the
+    # The barrier ensures that norms and sum use the same numbers. Without it, XLA might compute the
     # gradients twice, with different rounding.
     (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
     gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
@@ -331,7 +331,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
 
     def total(factors: Sequence[jax.Array]) -> list[jax.Array]:
-        # Under x64 the factors are float64. They are cast, so that a sum has the dtype of its norm.
+        # Under x64 the factors are float64. They are cast so that a sum has the dtype of its norms.
         return [
             gradients[i].total(factor.astype(compute_dtype(parameter.dtype)))
             for i, (parameter, factor) in enumerate(zip(parameters, factors, strict=True))

@@ -1,4 +1,4 @@
-"""Noise of other libraries, for sums to which each record contributes norm at most 1."""
+"""Noise of other libraries, for sums to which each record contributes a norm of at most 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -43,18 +43,18 @@ def with_privatizer(
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
     adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So
     `with_privatizer` divides a sum by its norm bound, adds the noise, and multiplies the result by
-    the norm bound. The divisor is a little larger than the norm bound, to cover the rounding of the
+    the norm bound. The divisor slightly exceeds the norm bound, to cover the rounding of the
     division.
 
     Args:
-        privatizer: a transformation that adds noise to sums to which a record contributes norm at
-            most 1.
+        privatizer: a transformation that adds noise to sums to which a record contributes a norm of
+            at most 1.
         batch_size: B, the public number that the sum is divided by.
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. All
-        sums must have the same norm bound, because correlated noise assumes one. A different bound
-        gives NaN.
+        sums must have the same norm bound, because correlated noise assumes a constant bound. A
+        different bound gives NaN.
 
     Raises:
         TypeError: if a parameter is not a number, or an update is not a `ClippedSum`.
@@ -63,8 +63,9 @@ def with_privatizer(
             state, or `vmap` maps over sums but not over states.
 
     Formal guarantees:
-        Those of the transformation for sums of vectors of norm 1. Its noise in floats is not exact,
-        and `learning.guarantee` does not cover it: use the other library's accountant.
+        The guarantee of the transformation for sums of vectors of norm 1. Its floating-point noise
+        is not exact, and `learning.guarantee` does not cover it: use the other library's
+        accountant.
 
     Source:
         Kairouz, McMahan, Song, Thakkar, Thakurta and Xu, "Practical and private (deep) learning
@@ -104,11 +105,11 @@ def with_privatizer(
         bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
 
         def divisor(dtype: np.dtype) -> jax.Array:
-            """The norm bound, raised so that no record moves a quotient by more than 1.
+            """The norm bound, increased so that no record changes a quotient by more than 1.
 
-            A division rounds by eps / 2 of the quotient. A sum is at most `slots` bounds long, so
-            rounding moves the quotients of neighbors apart by at most eps times `slots`. 4 eps
-            cover the three roundings of the divisor itself.
+            The rounding error of a division is eps / 2 of the quotient. The norm of a sum is at
+            most `slots` times the bound, so rounding moves the quotients of neighbors apart by at
+            most eps times `slots`. 4 eps cover the three roundings of the divisor itself.
             """
             charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged

@@ -1,4 +1,4 @@
-"""How far rounding lets one record move a sum of clipped gradients, and sums in exact integers.
+"""How rounding affects a sum of clipped gradients, and sums in exact integers.
 
 A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may flip the sign of
 this error. So only the examples of a microbatch are added up in floats. The sums of microbatches
@@ -20,32 +20,32 @@ from dpjax._core._types import Database, PyTree
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._numerics import compute_dtype
 
-# The sum of a microbatch, and the number of examples within the clip norm minus that of others.
+# The sum of a microbatch, and the number of examples inside the clip norm minus the number outside.
 Sum = tuple[list[jax.Array], jax.Array]
-# How many bits below the clip norm the integers keep, by the number of bytes of the float.
+# How many bits below the clip norm the integers represent, by the number of bytes of the float.
 _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
-    """The rho for which one record moves the computed sum by at most (1 + rho) clip norms.
+    """The rho for which one record changes the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms the statement holds for each of them, and so for the root of the sum of
-    their squares.
+    With several clip norms the statement is true for each of them, and so for the root of the sum
+    of their squares.
 
     Args:
         leaves: the leaves of the parameters.
-        terms: roundings of a squared norm, of all parameters together.
+        terms: the number of roundings in a squared norm, of all parameters together.
         part: the number of examples in a microbatch, which are added up in floats.
-        batch: all examples.
+        batch: the number of all examples.
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
     # `terms + 16` covers the norm, the factor and the product. The rest covers the sums of two
-    # microbatches on both neighbors: one with the removed record, and one with the record that
-    # takes its place. In a sum of p floats, order all partial sums by their number of terms. The
-    # j-th largest has at most p - j + 1 terms, so its norm is at most sqrt(p (p - j + 1)) clip
-    # norms, whatever order each coordinate is added in. All norms add up to at most 2 / 3 (p +
-    # 1)^2, and every addition is off by a relative unit of rounding.
+    # microbatches on both neighbors: the microbatch with the removed record, and the microbatch
+    # with the record that takes its place. In a sum of p floats, order all partial sums by their
+    # number of terms. The j-th largest has at most p - j + 1 terms, so its norm is at most
+    # sqrt(p (p - j + 1)) clip norms, whatever order each coordinate is added in. All norms add up
+    # to at most 2 / 3 (p + 1)^2, and every addition has a relative error of one unit of rounding.
     relative = (terms + 16) + 3 * part * (part + 4)
     if batch > part:  # Converting the digits to a float rounds the total, on both neighbors.
         relative += 4 * batch
@@ -58,9 +58,10 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
 def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
     """The root of the sum of squares, rounded up: the norm bound of several clip norms together.
 
-    With u the unit of rounding, k squares and k - 1 additions move the sum by at most k u, the root
-    halves that, and the product adds u. The root itself adds u on a CPU, and 4 u on a GPU, which
-    may miss it by two units in the last place. Proof: docs/proofs/shorter.md.
+    With u the unit of rounding, k squares and k - 1 additions change the sum by a factor of at most
+    1 + k u, the root halves this error, and the product adds u. The root itself adds u on a CPU,
+    and 4 u on a GPU, where it may be off by two units in the last place. Proof:
+    docs/proofs/shorter.md.
     """
     if len(norms) == 1:
         return norms[0]
@@ -75,8 +76,8 @@ class Digits(NamedTuple):
         dtype: the dtype of the sums.
         bits: the number of bits of a digit, small enough that the digits of a whole batch add up
             without overflow.
-        length: how many digits a number has.
-        exponent: the exponent of a power of two above the clip norm, and at most twice as large.
+        length: the number of digits of a number.
+        exponent: the exponent of a power of two that is above the clip norm, and at most twice it.
     """
 
     dtype: np.dtype
@@ -90,8 +91,8 @@ class Digits(NamedTuple):
 
         Args:
             dtype: the dtype of the sums.
-            clip_norm: all sums that are added up have the same one.
-            batch: all examples.
+            clip_norm: the clip norm, the same for all sums that are added up.
+            batch: the number of all examples.
         """
         bits = 8 * dtype.itemsize - 3 - batch.bit_length()
         exponent = jnp.frexp(jnp.asarray(clip_norm).astype(dtype))[1].astype(jnp.int32)
@@ -108,7 +109,7 @@ class Digits(NamedTuple):
         return found
 
     def read(self, digits: Sequence[jax.Array]) -> jax.Array:
-        """The sum that the digits stand for."""
+        """The sum that the digits represent."""
         total = jnp.zeros(digits[0].shape, self.dtype)
         for digit in reversed(digits):
             total = (total + digit.astype(self.dtype)) * power_of_two(-self.bits, self.dtype)
@@ -122,10 +123,10 @@ def in_microbatches(
     leaves: Sequence[jax.Array],
     written: Sequence[Digits],
 ) -> tuple[PyTree, PyTree]:
-    """Adds up microbatches one after the other, in integers: their order does not matter.
+    """Adds up microbatches one after the other as integers, so their order does not matter.
 
-    Padding repeats the first example, masked by False. A microbatch takes slots from all over the
-    batch, so that all devices have work if each holds a contiguous part of the batch.
+    Padding repeats the first example, with mask False. A microbatch takes slots from all over the
+    batch. So all devices have work if each of them stores a contiguous block of the batch.
     """
     held = len(batch[1])
 

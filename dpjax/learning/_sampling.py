@@ -1,4 +1,4 @@
-"""Which records make a batch: pure functions of a key, with empty slots instead of sizes."""
+"""Which records make a batch: pure functions of a key, with a fixed number of slots."""
 
 import dataclasses
 import functools
@@ -24,20 +24,20 @@ _WORD = 2.0**32
 
 @frozen_pytree
 class Batch:
-    """Records that were drawn together; made by `sampling(key)`, as private as they are.
+    """Records that were drawn together, as private as the records; `sampling(key)` makes it.
 
     Load the records at `indices`, and pass them to `clipped` together with the batch, which knows
     its empty slots. A batch may enter `jit`, and `jax.shard_map` with its slots spread over shards.
-    Never join two batches: a record may be in both, but the accounting assumes that it is there
-    once.
+    Never concatenate two batches: a record may be in both, but the accounting assumes that it is in
+    one slot only.
 
     Attributes:
         indices: int32 of shape (capacity,); an empty slot has the index of some record.
         capacity: the number of slots of the whole batch.
-        drawn_by: a number that stands for the sampling that made it.
+        drawn_by: an identifier of the sampling that made the batch.
 
     Formal guarantees:
-        Those of the sampling that made it.
+        See the sampling that made it.
     """
 
     indices: jax.Array
@@ -49,19 +49,19 @@ class Batch:
     def filled_slots(
         batch: object, size: int, axes: frozenset[str] = frozenset()
     ) -> tuple[jax.Array, int]:
-        """A mask of this shard's slots that hold a record, and the number of all slots.
+        """A mask of this shard's slots that contain a record, and the number of all slots.
 
         Args:
             batch: a `Batch`. Outside of `jax.shard_map` it may also be a boolean mask of shape
-                (size,), or True if every slot holds a record; such records were not drawn by a
-                sampling.
+                (size,), or True if every slot contains a record; a sampling did not draw such
+                records.
             size: the number of slots on this shard, or of all slots without shards.
             axes: the mesh axes over which `jax.shard_map` splits the slots; empty outside of it.
         """
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
-            # Joined batches have too many slots, and so do batches whose slots are on several
+            # Concatenated batches have too many slots, and so do batches whose slots are on several
             # shards at once.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
@@ -95,13 +95,13 @@ class BatchSampling:
     """How batches are drawn; `sampling(key)` draws one.
 
     Attributes:
-        kind: "poisson", each record by itself, or "fixed", a uniform subset.
-        n: number of slots for records, public.
+        kind: "poisson", which draws each record independently, or "fixed", a uniform subset.
+        n: the number of slots for records, public.
         rate: the probability that a record is in a batch, public.
         capacity: the number of slots of a batch, public.
 
     Formal guarantees:
-        Those of the factory that made it.
+        See the factory that made it.
     """
 
     kind: Literal["poisson", "fixed"]
@@ -115,14 +115,14 @@ class BatchSampling:
         return self.n * self.rate
 
     def __call__(self, key: Key, present: jax.Array | None = None) -> Batch:
-        """Draws a batch; jit-able, and one program for all batches.
+        """Draws a batch. It works in `jit`, and all batches share one program.
 
         Args:
             key: a key from `dpjax.random.secure_key`, a different key for each step. The guarantee
-                does not hold against somebody who knows the key, and so knows whose records were
+                does not protect against somebody who knows the key, and so knows which records were
                 used.
-            present: booleans of shape (n,), the slots that hold a record, such as `present` of a
-                `PaddedRecords`; None if all do. Empty slots join no batch.
+            present: booleans of shape (n,), the slots that contain a record, such as `present` of a
+                `PaddedRecords`; None if all slots do. Empty slots join no batch.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -154,30 +154,30 @@ class BatchSampling:
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
-    """A number from 1 to 2^32 - 2 that stands for a sampling, with secret or with seeded keys.
+    """An identifier from 1 to 2^32 - 2 of a sampling, with secret or with seeded keys.
 
-    A `ClippedSum` and a `NoiseState` hold this number; 0 if the caller chose the records.
+    A `ClippedSum` and a `NoiseState` contain this number, or 0 if the caller chose the records.
     """
     words = digest("sampling", dataclasses.astuple(sampling), seeded)
     return 1 + int(words[:8], 16) % (2**32 - 2)
 
 
 def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) -> BatchSampling:
-    """Batches that each record joins by itself, with probability batch_size / n.
+    """Batches that each record joins independently, with probability batch_size / n.
 
-    n is public. Where the number of records is private, let n be a public number of slots that
-    holds them all, put the records into `queries.padded_records`, and tell `sampling(key, present)`
-    which slots hold a record. Never count n from private records: each record's rate would then
+    n is public. If the number of records is private, let n be a public number of slots that is
+    large enough, put the records into `queries.padded_records`, and tell `sampling(key, present)`
+    which slots contain a record. Never count n from private records: each record's rate would then
     depend on the others, which voids the guarantee under add-or-remove-one.
 
-    A batch has a fixed number of slots, so that all of them share a program. Records beyond it are
-    left out ("truncated Poisson"), which the accounting charges for.
+    A batch has a fixed number of slots, so that all batches share a program. Records beyond this
+    number are left out ("truncated Poisson"), which the accounting charges for.
 
     Args:
-        n: number of slots for records, public. If all hold a record, the number of records.
+        n: the number of slots for records, public. If no slot is empty, the number of records.
         batch_size: the expected size of a batch if no slot is empty, above 0, at most n; public.
-        capacity: slots of a batch; by default so many that a batch exceeds them with probability
-            below 1e-15.
+        capacity: the number of slots of a batch; by default so many that a batch exceeds them with
+            probability below 1e-15.
 
     Returns:
         A `BatchSampling`.
@@ -190,8 +190,8 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
         Given uniform random bits, every record is in the batch independently of all others, with
         the probability `rate` exactly, a multiple of 2^-32 that is not above batch_size / n. If
         more records than `capacity` join, those with the highest indices are left out. The others
-        are in a uniform order, by 128 random bits each, unless two words are equal. The accounting
-        charges for that, too.
+        are in a uniform order, which 128 random bits per record decide, unless two of these words
+        are equal. The accounting charges for that, too.
 
     Source:
         Abadi et al. (2016); Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Scalable
@@ -222,8 +222,8 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
     """Batches that are uniform subsets of a fixed size, without replacement.
 
     Args:
-        n: number of records, public.
-        batch_size: the batch size of every batch, from 1 to n; public.
+        n: the number of records, public.
+        batch_size: the size of every batch, from 1 to n; public.
 
     Returns:
         A `BatchSampling`.
@@ -262,8 +262,8 @@ def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Ba
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     if present is not None:
         joins &= present
-    # The output size is fixed, so records beyond the capacity are cut off: those with the highest
-    # indices.
+    # The output has a fixed size, so records beyond the capacity are cut off: the records with the
+    # highest indices.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
@@ -278,7 +278,7 @@ def _fixed(key: Key, sampling: BatchSampling) -> Batch:
 
 
 def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
-    """The indices in a uniform order, those of empty slots last.
+    """The indices in a uniform order, with the empty slots last.
 
     Floats are added up in the order of slots. In database order, removing a record would move all
     later records to other slots. In random order, only the last record moves: it takes the empty

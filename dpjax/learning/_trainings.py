@@ -1,9 +1,9 @@
-"""One key for one training: two trainings with one key share their noise, which then cancels.
+"""One key for one training: two trainings with the same key have the same noise, which can cancel.
 
-There are two ways to get there by mistake. `init` of an optimizer looks pure, so programs call it
+Two mistakes lead to a shared key. First, `init` of an optimizer looks pure, so programs call it
 again for the next fold or restart, map over it, compile it, or send the optimizer to other
-processes. And a state looks like a value, so programs copy it for many lanes of a `vmap`, or close
-over it where a loop or a program runs many times.
+processes. Second, a state looks like a value, so programs copy it for many lanes of a `vmap`, or
+close over it in a function that runs many times.
 """
 
 import collections
@@ -31,8 +31,8 @@ from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")
 
-# Copies in lanes fold in numbers from here downward, and trainings from 1 upward, so their keys
-# never coincide.
+# Copies in lanes fold in numbers from here downward, and trainings fold in numbers from 1 upward,
+# so their keys never coincide.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -41,8 +41,8 @@ class Trainings:
     """Counts the trainings of one optimizer. Refuses calls of `init` that may run several times."""
 
     def __init__(self, key: Key | None = None) -> None:
-        """Remembers the process and the trace of the optimizer."""
-        # A call in another process or trace may run many times, with one number for all runs.
+        """Records the process and the trace in which the optimizer was made."""
+        # A call in another process or trace may run many times, with one index for all runs.
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
@@ -59,9 +59,9 @@ class Trainings:
         return next(self._numbers)
 
     def key(self, key: Key) -> jax.Array:
-        """The key of one more training, which open key ledgers record.
+        """The key of one more training, which open key ledgers record as used.
 
-        The first is the given key.
+        The first training uses the given key.
         """
         number = self.number()
         if _checks.is_staging() and not _checks.is_traced(key):
@@ -78,7 +78,7 @@ class Trainings:
         return key
 
     def __reduce__(self) -> NoReturn:
-        """Refuses to be pickled: processes could not see each other's counts."""
+        """Refuses to be pickled, because processes could not share their counts."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
             " noise; make one in each process, from its own key"
@@ -89,7 +89,7 @@ class Trainings:
 
 
 class TrainingState:
-    """A state that knows in which trace it was made; `training_state` makes a pytree of it.
+    """A state that remembers in which trace it was made; `training_state` makes a pytree of it.
 
     JAX flattens a state and makes a new one wherever it enters a function, as an argument or as the
     carry of a loop. So if a state comes from another trace, the running function closes over it,
@@ -98,7 +98,7 @@ class TrainingState:
     """
 
     def __new__(cls, *_: object, **__: object) -> Self:
-        """Remembers the trace that is running."""
+        """Records the current trace."""
         made = object.__new__(cls)
         vars(made)["_trace"] = get_opaque_trace_state()
         return made
@@ -125,8 +125,8 @@ class TrainingState:
 def training_state(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass that JAX flattens only in the trace where it was made.
 
-    Axes of `vmap` and specifications of `shard_map` have the form of a state but hold no arrays.
-    They may come from any trace.
+    Axes of `vmap` and specifications of `shard_map` have the structure of a state but contain no
+    arrays. They may come from any trace.
     """
     made = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     fields = dataclasses.fields(made)  # pyright: ignore[reportArgumentType]
@@ -160,9 +160,10 @@ def training_state(cls: type[T]) -> type[T]:
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """The same key, or a new key if an earlier lane of a `vmap` has this one too.
+    """The same key, or a new key if an earlier lane of a `vmap` has the same key.
 
-    This tells copies of one state apart. Their data differ, so their noise must differ as well.
+    This gives different keys to copies of one state. Their data differ, so their noise must differ
+    as well.
     """
     implementation = jax.random.key_impl(key)
 
@@ -173,7 +174,8 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
-        # How many earlier lanes have the same key. The first lane with a key has 0, and keeps it.
+        # How many earlier lanes have the same key. The first lane with a key counts 0, and keeps
+        # it.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))
@@ -192,8 +194,8 @@ def key_of_each_lane(key: Key) -> Key:
 def _numbers_of(key: Key) -> Iterator[int]:
     """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many of them.
 
-    A seeded or traced key gets its own count: trainings from a seed must be reproducible, and the
-    value of a traced key is not known yet.
+    A seeded or traced key gets a separate count each time: trainings from a seed must be
+    reproducible, and the value of a traced key is not known yet.
     """
     if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
         return itertools.count()

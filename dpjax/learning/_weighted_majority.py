@@ -1,4 +1,4 @@
-"""Randomized weighted majority: choosing among experts nearly as well as the best one of them."""
+"""Randomized weighted majority: follows one of several experts, nearly as well as the best one."""
 
 import math
 from collections.abc import Callable
@@ -32,11 +32,11 @@ class WeightedMajorityRun:
         choices: int32 of shape (T,), the expert that was followed at each step.
         losses: shape (T,), the losses of the choices.
         expected_losses: shape (T,), expected over the randomness of the choices.
-        regret: the average loss of the choices, minus that of the best expert.
-        expected_regret: the same for the expected losses.
+        regret: the average loss of the choices, minus the average loss of the best expert.
+        expected_regret: the regret with expected losses instead of the losses of the choices.
 
     Formal guarantees:
-        Losses are rounded to multiples of 2^-16; with 2^14 steps or more, to coarser ones.
+        Losses are rounded to multiples of 2^-16; with 2^14 steps or more, to coarser multiples.
     """
 
     choices: jax.Array
@@ -56,8 +56,8 @@ def weighted_majority(
 
     Args:
         key: a typed key.
-        losses: shape (T, k), of k experts at T steps, at least 2 and at most 2^20; clamped to
-            [0, 1], NaN counts as 1.
+        losses: shape (T, k), the losses of k experts at T steps, at least 2 and at most 2^20;
+            clamped to [0, 1], NaN counts as 1.
         learning_rate: eta, above 0; sqrt(ln k / T) if None.
 
     Returns:
@@ -102,14 +102,14 @@ def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = Non
         learning_rate: eta, above 0; sqrt(ln k / T) if None.
 
     Returns:
-        A bound on the expected average loss minus that of the best expert, at most 1.
+        A bound on the expected average loss minus the average loss of the best expert, at most 1.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if one is out of range.
 
     Formal guarantees:
-        Holds for every sequence of losses in [0, 1].
+        The bound is valid for every sequence of losses in [0, 1].
 
     Source:
         Freund and Schapire (1997); Arora, Hazan and Kale (2012), Theorem 2.1.
@@ -133,7 +133,7 @@ def best_rate(steps: int, experts: int) -> float:
 
 
 def loss_matrix(name: str, losses: PyTree) -> jax.Array:
-    """Checked losses of at least two experts, for few enough steps that integers add them up."""
+    """Checked losses of two or more experts, with so few steps that their sums do not overflow."""
     return check_loss_matrix(name, _checks.real_arrays(name, losses))
 
 
@@ -149,7 +149,7 @@ def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
 
 
 def loss_bits(steps: int) -> int:
-    """The resolution of losses, 2^-bits. The sum over all steps stays below 2^31 of these units."""
+    """The number of bits of a loss: the sum over all steps stays below 2^31 units of 2^-bits."""
     return min(_FINEST_BITS, 30 - steps.bit_length())
 
 
@@ -173,8 +173,8 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
     """The choices of all steps: `choose(number, cumulative)` gets the sum of the earlier losses.
 
-    The sum is an integer. A sum of floats is rounded at every step, so one loss could move it by
-    more than its own size.
+    The sum is an integer. A sum of floats would be rounded at every step, so one loss could change
+    it by more than the loss itself.
     """
     bits = loss_bits(len(losses))
 
@@ -219,15 +219,15 @@ Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]
 
 
 def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax.Array:
-    """A sequence of losses on which following the leader, or exploring for long, does badly.
+    """A sequence of losses on which following the leader, or exploring for long, performs badly.
 
     - "punish-the-likeliest": only the expert with the least loss so far errs (the first one in a
       tie). Randomized weighted majority is likeliest to follow this expert, at any learning rate.
       Always following it errs at every step; the best expert errs at one step in k.
-    - "alternating": the first two experts take turns, half a step apart, so the leader always errs
-      next. The others always err.
+    - "alternating": the first two experts alternate, offset by a loss of 1/2, so the leader always
+      errs next. The others always err.
     - "one-good-expert": the last expert never errs, and the others always do. A low learning rate
-      costs the most here: the regret comes near ln k / (eta T).
+      costs the most here: the regret approaches ln k / (eta T).
 
     Args:
         adversary: one of the names above.
@@ -268,13 +268,13 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
     return jnp.asarray(losses)
 
 
-# Private choices. A choice is the exponential mechanism on minus the cumulative losses. Replacing
-# the losses of one step moves these sums by at most 1. So a choice is (2 eta)-DP, and its log
-# ratios of probabilities lie in an interval of length 2 eta. Hence it satisfies zCDP with rho = (2
-# eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 / 2-zCDP.
+# Private choices. A choice is the exponential mechanism on the negative cumulative losses.
+# Replacing the losses of one step changes these sums by at most 1. So a choice is (2 eta)-DP, and
+# its log ratios of probabilities are in an interval of length 2 eta. Hence it satisfies zCDP with
+# rho = (2 eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 / 2-zCDP.
 
 RateMethod = Literal["zcdp", "drv"]
-# Cover the rounding of a calibration in float64 and in float32.
+# These margins cover the rounding of a calibration in float64 and in float32.
 _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
@@ -289,14 +289,14 @@ class PrivateWeightedMajority(SensitivityMechanism):
     """Follows experts privately; made by `private_weighted_majority`.
 
     Attributes:
-        sensitivity: the losses of one step are replaced.
+        sensitivity: 1, for one step whose losses are replaced.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         learning_rate: eta.
         steps: T.
 
     Formal guarantees:
-        Those of the factory that made it.
+        See `private_weighted_majority`.
     """
 
     sensitivity: Sensitivity
@@ -309,7 +309,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
 
     @property
     def choice(self) -> SelectionMechanism:
-        """The exponential mechanism of each step, on minus the losses in units of their grid."""
+        """The exponential mechanism of each step, on the negative losses in units of their grid."""
         return exponential(2.0 ** loss_bits(self.steps), 2 * self.learning_rate)
 
     def units(self, losses: jax.typing.ArrayLike) -> jax.Array:
@@ -319,7 +319,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
         jax.random.fold_in(key, t), -total)`, with the total of the earlier units.
 
         Args:
-            losses: the losses of some steps, one after the other along the leading axis, or of one.
+            losses: the losses of one step, or of several steps along the leading axis.
 
         Returns:
             An int32 array of the same shape.
@@ -373,13 +373,13 @@ class PrivateWeightedMajority(SensitivityMechanism):
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on the excess loss so far of a followed expert over the best expert.
+        """A bound on how much the loss so far of a followed expert exceeds that of the best expert.
 
         Args:
-            confidence: the bound holds with at least this probability; in (0, 1).
-            shape: (T, k); it is needed where simultaneous.
-            simultaneous: whether the bound holds for all experts at all steps, instead of for each
-                one of them.
+            confidence: the bound is correct with at least this probability; in (0, 1).
+            shape: (T, k); required if simultaneous.
+            simultaneous: whether the bound is correct for all experts at all steps, instead of for
+                each of them.
 
         Returns:
             A scalar, a sum of losses in units of their grid.
@@ -404,10 +404,10 @@ def private_weighted_majority(
       delta)). Otherwise the optimal conversion gives a larger eta: by 18% at epsilon = 1, delta =
       1e-6.
     - "drv": eta = epsilon / sqrt(32 T ln(1 / delta)), by advanced composition of T choices that are
-      2 eta-DP. This is the textbook rate, about a quarter of the rate by "zcdp". It is there for
+      2 eta-DP. This is the textbook rate, about a quarter of the rate of "zcdp". Use it only for
       comparison.
 
-    The price is `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)`.
+    The regret is at most `regret_bound(steps=, experts=, learning_rate=mechanism.learning_rate)`.
 
     Args:
         epsilon: above 0; with "drv" at most 2 ln(1 / delta) and sqrt(8 T ln(1 / delta)).
@@ -430,8 +430,8 @@ def private_weighted_majority(
         (epsilon, delta)-DP if the losses of all experts at one step are replaced: a record is a
         step. A person who contributes to t steps has t times the distance: see `accounting.group`.
         Losses of a later step may depend on earlier choices. Then only the replaced losses are
-        protected. The guarantee holds for the actual draws: cumulative losses are integers, every
-        choice has a key of its own, and the scale covers the tables of the noise.
+        protected. The guarantee is valid for the actual draws: cumulative losses are integers,
+        every choice has a separate key, and the scale covers the error of the noise tables.
 
     Source:
         McSherry and Talwar (2007); Dwork, Rothblum and Vadhan (2010); Dong, Durfee and Rogers
@@ -467,7 +467,7 @@ def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
 
 
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
-    """Refuses an epsilon at which the closed-form rate may not be private; NaN if traced.
+    """Refuses an epsilon at which the closed-form rate may not be private; gives NaN if traced.
 
     With x = 2 eta, advanced composition gives epsilon / 2 + T x (e^x - 1), and for x <= 1 the
     second term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).

@@ -1,4 +1,4 @@
-"""Attacks, and the limits that a guarantee sets to them."""
+"""Plots of attacks, and of the limits that a guarantee sets for attacks."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -24,8 +24,8 @@ def roc_curve(
 ) -> "Axes":
     """Plots true against false positive rates on logarithmic axes, and the limit of a guarantee.
 
-    The left end shows how many members are found without false alarms. A band above the line of
-    the guarantee, at any place, contradicts the guarantee.
+    The left end shows how many members are found without false alarms. If the band of a curve is
+    above the line of the guarantee at any point, it contradicts the guarantee.
 
     Args:
         curves: a curve for each label, from `dpjax.attacks.roc_curve`. Curves with limits get a
@@ -42,7 +42,8 @@ def roc_curve(
         ValueError: if no curve is given, or as `dpjax.attacks.highest_true_positive_rate`.
 
     Formal guarantees:
-        All limits of one curve hold together, with its confidence. Limits of several curves do not.
+        All limits of one curve are correct together, with its confidence. This confidence does not
+        cover several curves together.
 
     Source:
         Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), for logarithmic axes.
@@ -89,8 +90,8 @@ def recovered_fraction(
 ) -> "Axes":
     """Plots the fraction of bits that attacks recover from answers with noise up to c sqrt(n).
 
-    A curve shows the expectation for least squares on many Walsh-Hadamard queries. For small c it
-    is nearly 1. For large c it is near 1/2, which is guessing.
+    The drawn curve is the expected fraction for least squares on many Walsh-Hadamard queries. For
+    small c it is nearly 1. For large c it is near 1/2, the success of guessing.
 
     Args:
         c: numbers above 0.
@@ -104,11 +105,11 @@ def recovered_fraction(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the fractions are not in a mapping, or not numbers.
-        ValueError: if fractions and c differ in number, or a c is not above 0.
+        ValueError: if a name does not have one fraction for each c, or a c is not above 0.
 
     Formal guarantees:
-        The line is the `dpjax.attacks.guessing_bound` of the guarantee. The curves have none:
-        other attacks may be better.
+        The line is the `dpjax.attacks.guessing_bound` of the guarantee. The curves have no
+        guarantee: other attacks may be better.
 
     Source:
         Dinur and Nissim (2003); Dwork and Yekhanin (2008).

@@ -29,7 +29,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Style(TypedDict):
-    """The look of a curve."""
+    """The color, line style and marker of a curve."""
 
     color: str
     linestyle: "LineStyleType"
@@ -37,7 +37,7 @@ class Style(TypedDict):
 
 
 def axes_or_new(ax: "Axes | None") -> "Axes":
-    """The given axes, or those of a new figure."""
+    """The given axes, or the axes of a new figure."""
     if ax is not None:
         return ax
     return _checks.extra("matplotlib.pyplot", "plot").figure(layout="constrained").subplots()
@@ -49,19 +49,19 @@ def ink() -> str:
 
 
 def style(index: int) -> Style:
-    """The look of the curve with this number."""
+    """The style of the curve with this index."""
     place = index % len(COLORS)
     color = ink() if COLORS[place] == BLACK else COLORS[place]
     return {"color": color, "linestyle": LINES[place], "marker": MARKERS[place]}
 
 
 def with_unit(label: str, unit: str) -> str:
-    """A label of an axis."""
+    """A label of an axis, with its unit in brackets."""
     return f"{label} [{unit}]" if unit else label
 
 
 def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> "Axes":
-    """Draws a legend above the axes and their title, no wider than these, so it covers no data."""
+    """Draws a legend above the axes and their title, as wide as the axes, so it covers no data."""
     points = 72 / ax.figure.dpi
     width, height = (points * x for x in ax.get_window_extent().size)
     above = 1 + (2 * _points("axes.titlesize") / height if ax.get_title() else 0)
@@ -72,7 +72,7 @@ def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> "Axes":
 
 
 def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:
-    """The arguments of a legend no wider than `width` points; long texts are wrapped."""
+    """The arguments of a legend no wider than `width` points; long labels are wrapped."""
     size = _points("legend.fontsize")
     most = max(8, int(width / size / _CHARACTER))
     beside_curve = max(8, int((width / size - _HANDLE) / _CHARACTER))

@@ -64,7 +64,7 @@ def posterior(
     column = Draws(posterior._draws.columns[place])
     low, high = column.quantiles(posterior.weights, (left, 1 - left))
     mean = float(column.mean(posterior.weights))
-    # Most draws have a negligible weight. The axis is limited to the others.
+    # Most draws have a negligible weight. The axis covers only the other draws.
     first, last = column.quantiles(posterior.weights, (1e-3, 1 - 1e-3))
     ends = (float(first), float(last)) if first < last else None
     drawn = axes_or_new(ax)
@@ -89,9 +89,9 @@ def confidence_set(
 ) -> "Axes":
     """Plots the p-values behind a confidence set against one number of theta.
 
-    The set is where p-values are above the line. If theta has several numbers, the others are
-    nuisance parameters: among points with the same value of this number, the highest p-value
-    counts.
+    The set contains the points whose p-values are above the line. If theta has several numbers, the
+    others are nuisance parameters: the plot shows the highest p-value among points with the same
+    value of this number.
 
     Args:
         confidence_set: from `dpjax.confidence_set`. If it has not been searched yet, this call
@@ -144,7 +144,7 @@ def confidence_set(
 
 
 def _number(draws: Draws, number: str | None) -> tuple[str, int]:
-    """The name of a number of theta, and its place."""
+    """The name of a number of theta, and its index."""
     names = draws.names
     if number is None and len(names) == 1:
         return names[0], 0

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> "Axes":
     """Plots audited lower bounds against the number of samples, and the mechanism's claim.
 
-    A bound above the claim refutes it. Other bounds rise towards the truth with the number of
-    samples. If they level off, more samples of these events would not help.
+    A bound above the claim refutes it. Other bounds rise towards the true value with the number of
+    samples. If the bounds level off, more samples of these events would not help.
 
     Args:
-        results: of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All must bound
-            epsilon at one delta, or delta at one epsilon.
+        results: the results of `dpjax.auditing.audit_curve`, or of audits of one mechanism. All
+            must bound epsilon at one delta, or delta at one epsilon.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
@@ -45,7 +45,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
         ValueError: if no result is given, or the results bound different quantities.
 
     Formal guarantees:
-        Those of every single result, at its own confidence. The curve as a whole has none.
+        Each single result has its own guarantee and confidence. The curve as a whole has none.
 
     Source:
         None.
@@ -104,7 +104,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
         ModuleNotFoundError: if matplotlib is not installed.
 
     Formal guarantees:
-        Those of the profile, for both curves as a whole.
+        The guarantees of the profile, for both curves as a whole.
 
     Source:
         None.
@@ -138,7 +138,7 @@ def privacy_profile(profile: PrivacyProfile, *, ax: "Axes | None" = None) -> "Ax
 def gamma_by_record(
     found: RecordGammas, feature: ArrayLike, *, unit: str = "", ax: "Axes | None" = None
 ) -> "Axes":
-    """Plots the gamma of each record, with its limits, over a feature of the records.
+    """Plots the gamma of each record, with its limits, against a feature of the records.
 
     Args:
         found: the result of `dpjax.gamma_by_record`.
@@ -151,11 +151,11 @@ def gamma_by_record(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: if the feature does not hold real numbers.
-        ValueError: if it does not hold one for each record.
+        TypeError: if the feature does not contain real numbers.
+        ValueError: if it does not contain one number for each record.
 
     Formal guarantees:
-        Those of the limits, for all records at once.
+        The limits have the guarantee of `dpjax.gamma_by_record`, for all records at once.
 
     Source:
         None.
@@ -201,7 +201,7 @@ def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
         LedgerError: if the file cannot be trusted.
 
     Formal guarantees:
-        Those of `ledger.spent`. The plot shows only numbers of `ledger.history()`.
+        The plot shows only numbers of `ledger.history()`; see `ledger.spent`.
 
     Source:
         None.

@@ -1,4 +1,4 @@
-"""Releases with their errors, and the noise of mechanisms."""
+"""Plots of releases with their errors, and of the noise of mechanisms."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -44,14 +44,14 @@ def noise(
 ) -> "Axes":
     """Plots the densities of the noise that mechanisms add to a coordinate.
 
-    The noise stays between the two markers on its curve with a given probability.
+    The noise is between the two markers on its curve with a given probability.
 
     Args:
         mechanisms: maps names in the legend to mechanisms with additive noise. For `bernstein`, the
-            plot shows the noise of a lattice value. If neighboring relations differ, the legend
-            says so.
-        shape: the shape of the value, because rounding a large vector to the grid needs slightly
-            more noise.
+            plot shows the noise of one lattice value. If neighboring relations differ, the legend
+            names them.
+        shape: the shape of the value. It matters because rounding a large vector to the grid needs
+            slightly more noise.
         probability: the probability of noise between the markers.
         unit: the unit of the value.
         ax: the axes to draw on; None makes a figure.
@@ -65,8 +65,8 @@ def noise(
         ValueError: if no mechanism is given, one has no noise, or the probability is out of range.
 
     Formal guarantees:
-        The scales are `effective_scale`. The actual noise takes values on a lattice that is finer
-        than any plot can show.
+        The plotted scales are `effective_scale`. The actual noise takes values on a lattice that is
+        finer than any plot can show.
 
     Source:
         None.
@@ -128,10 +128,10 @@ def release_with_error(
 
     Args:
         release: the release of a number, an array, or a tree of them.
-        truth: the exact numbers, for comparison. A plot that shows them is not private.
+        truth: the exact numbers, for comparison. A plot that shows exact numbers is not private.
         probability: the probability that a bar contains the exact number.
-        simultaneous: whether bars hold for all numbers at once, instead of for each one.
-        names: a label for each number; by default the words of the release, or its index.
+        simultaneous: whether this probability is for all numbers at once, instead of for each one.
+        names: a label for each number; by default the labels of the release, or the index.
         unit: the unit of the numbers, for the label of the axis.
         ax: the axes to draw on; None makes a figure.
 
@@ -140,7 +140,7 @@ def release_with_error(
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
-        TypeError: if the release holds anything else than numbers.
+        TypeError: if the release contains anything other than numbers.
         ValueError: if the truth has another shape, or names do not match the numbers.
 
     Formal guarantees:
@@ -194,7 +194,7 @@ def release_with_error(
 
 
 def _flat(tree: Any) -> np.ndarray:
-    """All numbers of a tree in one row, in float64."""
+    """All numbers of a pytree as one vector of float64."""
     leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves)
 
@@ -215,19 +215,19 @@ def released_function(
 ) -> "Axes":
     """Plots a released polynomial in one or two variables, and the raw function.
 
-    In one variable, it plots curves: the release, its error band, the raw function, and the
-    Bernstein polynomial of the raw function, which has no noise. In two, it plots the release in
-    colors, and contours of the raw function at the same levels.
+    In one variable, it plots four curves: the release, its error band, the raw function, and the
+    Bernstein polynomial of the raw function, which has no noise. In two variables, it plots the
+    release in colors, and contours of the raw function at the same levels.
 
     Args:
         released: the value of a release by `dpjax.bernstein`.
         raw: the function of the private database, from points of shape (dims,) in [0, 1]^dims to
             numbers. A plot of it is not private.
         error: half the width of the band around a release in one variable, in the units of the
-            function. `mechanism.error(simultaneous=True)` holds everywhere; add `like=` for one of
-            several released functions.
-        domain: for each coordinate, the numbers that 0 and 1 stand for; by default 0 and 1.
-        codomain: the numbers that values 0 and 1 of the function stand for.
+            function. `mechanism.error(simultaneous=True)` is valid at all points; add `like=` for
+            one of several released functions.
+        domain: for each coordinate, the numbers that 0 and 1 represent; by default 0 and 1.
+        codomain: the numbers that values 0 and 1 of the function represent.
         labels: labels with units, for the coordinates and then for the value.
         ax: the axes to draw on; None makes a figure.
 
@@ -305,14 +305,15 @@ def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
 def _draw_map(
     ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
 ) -> None:
-    """Draws coordinate 0 to the right; larger values are lighter, also in black and white."""
+    """Draws coordinate 0 along the horizontal axis; larger values are lighter, even in gray."""
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())
     look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}
     mesh = ax.pcolormesh(*axes, released.T, **look)
     bar = ax.figure.colorbar(mesh, ax=ax, label=f"private release: {label}")
     if raw is not None:
-        # Contours lie at the ticks of the color bar: dark on light colors, white on dark ones.
+        # Contours are drawn at the ticks of the color bar: dark on light colors, white on dark
+        # ones.
         levels = [level for level in bar.get_ticks() if raw.min() < level < raw.max()]
         colors = ["white" if level < (low + high) / 2 else BLACK for level in levels]
         if levels:

@@ -1,4 +1,4 @@
-"""Sampled distances, the chosen sensitivity, and the cost of operating points."""
+"""Plots of sampled distances, the chosen sensitivity, and the cost of operating points."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# The most steps in a plot. A page cannot show more.
+# The most steps in a plot, since a page cannot show more.
 _MOST_STEPS = 2_000
 
 Band = Literal["dkw", "beta"]
@@ -33,11 +33,11 @@ def sensitivity_ecdf(
     unit: str = "",
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Plots the share of sampled pairs by distance, and the chosen distance.
+    """Plots the empirical distribution function of sampled distances, and the chosen distance.
 
-    Bands show where the true distribution function may lie: "dkw" holds everywhere simultaneously,
-    "beta" at each single distance (Clopper-Pearson). For a single order statistic, "beta" is right,
-    and it is narrow in the tails.
+    Bands show where the true distribution function may be: "dkw" covers all distances
+    simultaneously, "beta" each single distance (Clopper-Pearson). For a single order statistic,
+    "beta" is right, and it is narrow in the tails.
 
     Args:
         distances: the distances of m pairs, shape (m,), from `dpjax.sample_distances`. NaN and
@@ -59,8 +59,8 @@ def sensitivity_ecdf(
             of pairs, a band is unknown, or confidence is out of range.
 
     Formal guarantees:
-        The bands hold for independent pairs and any distribution, at their confidence. Fix a point
-        in advance: if this plot helps to choose it, its guarantee is weaker than it says.
+        The bands are valid for independent pairs and any distribution, at their confidence. Choose
+        the point in advance: if you choose it by this plot, its guarantee is weaker than it says.
 
     Source:
         Rubinstein and Aldà (2017), Figure 1; Massart (1990); Clopper and Pearson (1934).
@@ -87,7 +87,7 @@ def sensitivity_ecdf(
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
         _checks.choice("bands", band, ("dkw", "beta"))
-    # All ranks if they are few, and the chosen one.
+    # The plot shows all ranks if there are few, and always the chosen rank.
     ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
     ranks = np.union1d(ranks, [k] if k is not None and k <= finite else ranks)
     x, share = ordered[ranks - 1], ranks / m
@@ -147,7 +147,7 @@ def least_pairs(points: Iterable[OperatingPoint], *, ax: "Axes | None" = None) -
         ValueError: if no point is given.
 
     Formal guarantees:
-        Those of every single point. Statements of different confidence cannot be compared.
+        Each point has its own guarantee. Points of different confidence cannot be compared.
 
     Source:
         Rubinstein and Aldà (2017), Figure 2.
@@ -180,8 +180,8 @@ def overestimate(
     """Plots how much sampling overestimates the sensitivity, on average, against m.
 
     The average estimate is the mean of the order statistic G_(k) of m distances. The plot divides
-    it by their true quantile at 1 - gamma. The ratio is how much more noise is needed because the
-    distribution is unknown. Each gamma, method and confidence has a curve.
+    it by the true quantile of the distances at 1 - gamma. This ratio says how much more noise is
+    needed because the distribution is unknown. Each gamma, method and confidence has a curve.
 
     Args:
         points: the result of `dpjax.operating_point`.
@@ -198,7 +198,7 @@ def overestimate(
 
     Formal guarantees:
         None. For light tails, averages are accurate to about 1 in 1,000. If the mean is infinite,
-        they are too low.
+        the plotted averages are too low.
 
     Source:
         The k-th smallest of m uniform numbers is Beta(k, m - k + 1); Rubinstein and Aldà (2017),
@@ -238,7 +238,7 @@ def _grouped(
 
 
 def _mean(point: OperatingPoint, quantile: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The mean of the order statistic, by the midpoints of equal parts of its distribution."""
+    """The mean of the order statistic, as an average over equally likely quantiles."""
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
     uniform = scipy.special.betaincinv(point.k, point.m - point.k + 1, levels)
     return float(np.mean(np.asarray(quantile(uniform), np.float64)))

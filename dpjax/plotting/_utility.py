@@ -1,4 +1,4 @@
-"""Utility: of sweeps, of rehearsed releases, and of following experts."""
+"""Plots of utility: of sweeps, of rehearsed releases, and of weighted majority."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,14 @@ def utility(
             `relation` varies, labels name the neighboring relation of each curve or panel.
         variable: a variable of the dataset; optional if it has only one.
         x: the dimension of the horizontal axis.
-        repeat: the dimension of the quantiles.
-        curve: the dimension with a curve for each entry; by default the remaining one.
+        repeat: the dimension over which quantiles are taken.
+        curve: the dimension with a curve for each entry; by default the only one left.
         col: the dimension with a column of panels for each entry.
         row: the dimension with a row of panels for each entry.
         quantiles: lower and upper end of the band, in (0, 1).
         legend: whether to draw a legend, above the axes or above all panels. If you add a title to
             your own axes afterwards, draw the legend yourself.
-        ax: the axes to draw on; None makes a figure. A grid of panels makes its own.
+        ax: the axes to draw on; None makes a figure. It must be None for a grid of panels.
 
     Returns:
         The axes; with `col` or `row` an array of them, of shape (rows, columns).
@@ -54,8 +54,8 @@ def utility(
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the data are not an object of xarray.
         ValueError: if the data have other dimensions, an empty dimension, no numbers along x, or
-            several variables without a choice; if the quantiles are not an interval, `ax` is given
-            for a grid, or no label can say which curve is under which neighboring relation.
+            several variables and none is chosen; if the quantiles are not an interval; if `ax` is
+            given for a grid; or if labels cannot show the neighboring relation of each curve.
 
     Formal guarantees:
         None: the results of a sweep are not private.
@@ -89,7 +89,7 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
-    # Adds an axis each for rows, columns and curves, even if there is only one of them.
+    # Adds axes for rows, columns and curves, even if there is only one of them.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
     )
@@ -125,7 +125,7 @@ def utility(
 
 
 def _new_panels(rows: int, columns: int) -> Any:
-    """Panels at the size of a page: text keeps its size, and panels share their axes."""
+    """Panels that fit a page: text keeps its size, and panels share their axes."""
     pyplot = _checks.extra("matplotlib.pyplot", "plot")
     size = (0.8 + _PANEL[0] * columns, 1.1 + _PANEL[1] * rows)
     figure = pyplot.figure(figsize=size, layout="constrained")
@@ -135,7 +135,7 @@ def _new_panels(rows: int, columns: int) -> Any:
 def _label_grid(
     panels: Any, rows: list[str], columns: list[str], x_label: str, y_label: str
 ) -> None:
-    """Labels the grid once: columns above, rows on the right, and the axes that panels share."""
+    """Labels the grid once: columns above, rows on the right, and the shared axes."""
     figure = panels[0, 0].figure
     figure.supxlabel(x_label, fontsize="medium")
     figure.supylabel(y_label, fontsize="medium")
@@ -163,7 +163,7 @@ def _variable(data: Any, variable: str | None) -> "DataArray":
 
 
 def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
-    """The labels along the dimensions of rows, columns and curves, with relations that differ."""
+    """Labels of the rows, columns and curves, with neighboring relations if these differ."""
     row, col, curve = dims
     found = [_names(array, row, f"{row} = "), _names(array, col, f"{col} = "), _names(array, curve)]
     if "relation" not in array.coords or "relation" in array.dims:
@@ -196,15 +196,15 @@ def _label(array: "DataArray", name: str) -> str:
     return with_unit(str(array.attrs.get("long_name", name)), str(array.attrs.get("units", "")))
 
 
-_MOST_NUMBERS = 200  # Marks in a row; more would merge into one band of ink.
+_MOST_NUMBERS = 200  # Marks in a row. More marks would merge into one band.
 
 
 def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
     """Plots the noise of mechanisms as multiples of the sampling spread.
 
-    Left of the line at 1, noise is smaller than the sampling error. A large mark stands for all
-    numbers of a release together. Small marks stand for single numbers, or for 200 evenly spaced
-    quantiles of them if there are more.
+    Left of the line at 1, noise is smaller than the sampling error. A large mark represents all
+    numbers of a release together. Small marks represent single numbers, or 200 evenly spaced
+    quantiles of their ratios if there are more numbers.
 
     Args:
         data: the result of `dpjax.rehearse`.
@@ -218,7 +218,7 @@ def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":
         ValueError: if no ratio is finite and above 0.
 
     Formal guarantees:
-        None are needed: a rehearsal holds no private data.
+        None are needed: a rehearsal contains no private data.
 
     Source:
         None.
@@ -287,9 +287,9 @@ def regret_bounds(
         experts: the number k of experts.
         epsilon: the epsilon of all choices together.
         delta: the delta of all choices together.
-        realized: regrets of actual runs at these T, plotted as marks; maps the names of curves to
+        realized: regrets of actual runs at these T, plotted as marks. It maps names of curves to
             regrets: "not private", "private, bounded range" or "private, advanced composition". A
-            bound limits the expected regret. Single runs vary about their expectation.
+            bound is about the expected regret, and single runs vary around their expectation.
         ax: the axes to draw on; None makes a figure.
 
     Returns:
