@@ -1,4 +1,4 @@
-"""Mechanisms: keyed noise calibrated to a sensitivity."""
+"""Mechanisms: randomized functions of a key and a value, calibrated to a sensitivity."""
 
 from dpjax.mechanisms._above_threshold import AboveThreshold, SparseVectorState
 from dpjax.mechanisms._additive import AdditiveMechanism, additive

@@ -1,4 +1,4 @@
-"""The sparse vector technique: finds the queries above a threshold, and pays only for these.
+"""The sparse vector technique: reports which queries exceed a threshold, and pays only for these.
 
 docs/proofs/sparse-vector.md has the proofs.
 """
@@ -33,9 +33,9 @@ from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
-# The quadrature over the threshold's noise in `log_prob`: the largest noise on either side, in
-# scales; the number of panels, which are narrower where the density is higher; and the number of
-# nodes in a panel.
+# Parameters of the quadrature in `log_prob`, which integrates over the noise of the threshold: the
+# integration range in scales on either side; the number of panels, which are narrower near 0; and
+# the number of Gauss-Legendre nodes in a panel.
 _REACH, _PANELS, _NODES = 24.0, 48, 4
 
 
@@ -44,12 +44,12 @@ class SparseVectorState:
     """The secret state of an `AboveThreshold` between two queries.
 
     Attributes:
-        key: the key of the noise to come.
-        noisy_threshold: in steps of the grid.
-        remaining: the number of positive answers that are left.
+        key: the key that draws the noise of all later queries.
+        noisy_threshold: the threshold plus its noise, in steps of the grid.
+        remaining: how many more positive answers may be given.
 
     Formal guarantees:
-        None of its own. The mechanism's guarantee fails if one state answers two queries, or if a
+        None of its own. The mechanism's guarantee is void if one state answers two queries, or if a
         state is published.
     """
 
@@ -68,9 +68,9 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
     Attributes:
         sensitivity: the largest change of any query, norm "linf".
         epsilon: the epsilon of the guarantee, for all answers together.
-        threshold: the number that queries are compared with.
-        positives: the number of positive answers that are given.
-        monotone: whether one record moves all queries in the same direction.
+        threshold: the number with which queries are compared.
+        positives: the largest number of positive answers.
+        monotone: whether one record changes all queries in the same direction.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -102,13 +102,13 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # Only the shape and dtype of this cast are used. The draw rounds integers to the grid
-        # directly.
+        # Only the shape and dtype of the result are used, to calibrate the noise. The draw itself
+        # rounds integers to the grid without this cast.
         return value.astype(jnp.result_type(float))
 
     @property
     def _charged(self) -> int:
-        """The number of sensitivities that positive answers are charged: 2c, or c if monotone."""
+        """How many sensitivities the c positive answers cost in the proof: 2c, or c if monotone."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -123,8 +123,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon,
             rounding_norm("linf", arrays),
-            # The threshold and each positive answer are charged. Negative answers cost nothing, so
-            # the tables of their noise are not charged.
+            # The number of draws whose table errors count as privacy loss: the threshold, and each
+            # positive answer. Negative answers cost nothing.
             1 + self.positives,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -145,23 +145,24 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         """Draws the noise of the threshold, for queries that come one by one.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, used for nothing else. An open ledger claims
-                it, and pays for all answers to come.
+            key: a key from `dpjax.random.secure_key`, used for nothing else. An open ledger records
+                the key, and pays for all later answers now.
 
         Returns:
             A `SparseVectorState`, for `step`. Keep it secret.
 
         Raises:
             TypeError: if the key is not a typed key, or a ledger is open inside `jit` or `vmap`.
-            ValueError: if a ledger knows the key, or the sensitivity was sampled: a sample says
-                nothing about queries that are chosen by answers.
-            BudgetExceededError: if an open `dpjax.Ledger` has too little left.
+            ValueError: if a ledger has recorded the key before, or if the sensitivity was sampled,
+                because a sample is not valid for queries that depend on earlier answers.
+            BudgetExceededError: if the remaining budget of an open `dpjax.Ledger` is too small.
         """
         check_key(key)
         if self.sensitivity.identity is not None:
             raise ValueError(
-                "sensitivity must be a global bound for queries that come one by one: a sampled one"
-                " only holds for queries that were fixed in advance"
+                "sensitivity must be a global bound for queries that come one by one, got a sampled"
+                " one, which is only valid for queries that were chosen in advance: use"
+                " dpjax.assume_sensitivity, or release all queries at once"
             )
         refuse_batch(self)
         self._check_unclamped()
@@ -175,22 +176,23 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         ).value
 
     def step(self, state: SparseVectorState, query: PyTree) -> tuple[SparseVectorState, jax.Array]:
-        """Answers one query. Earlier answers may decide which query it is.
+        """Answers one query. You may choose the query by earlier answers.
 
-        A state answers one query only. Use the returned state for the next one.
+        Use each state for one query only. Use the returned state for the next query.
 
         Args:
-            state: the state from `start`, or of the step before.
-            query: its answer on the private database, a real scalar. One record moves it by at most
-                the sensitivity. NaN counts as 0.
+            state: the state from `start`, or from the previous step.
+            query: the value of the query on the private database, a real scalar. One record may
+                change it by at most the sensitivity. NaN counts as 0.
 
         Returns:
-            The next state, and whether the query is above the threshold. After `positives` positive
-            answers, or if a traced parameter was bad, that is False.
+            The next state, and whether the query is above the threshold. The answer is always False
+            after `positives` positive answers, or if a traced parameter was bad.
 
         Raises:
             TypeError: if the query is not a real number.
-            ValueError: if it is not a scalar, or `vmap` maps over queries and not over states.
+            ValueError: if the query is not a scalar, or if `vmap` maps over queries but not over
+                states.
         """
         self._check_unclamped()
         answer = _checks.real_arrays("query", query)
@@ -200,7 +202,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             return _step(self, state, answer)
 
     def clamped(self, value: Value) -> Value:
-        """The answers that are compared: NaN becomes 0, a number out of `range` its nearer end.
+        """The answers after clamping: NaN becomes 0, and others are clamped to `range`.
 
         Args:
             value: an array of queries' answers.
@@ -216,7 +218,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         return jnp.clip(jnp.where(jnp.isnan(answers), 0, answers), -high, high)
 
     def range(self) -> tuple[Scalar, Scalar]:
-        """The interval in which nothing is clamped: 2^61 steps of the grid, 10^13 sensitivities."""
+        """The interval to which answers are clamped: 2^61 grid steps, about 10^13 sensitivities."""
         exponent = self._noise().numbers.exponent
         high = as_number(power_of_two(exponent, jnp.result_type(float)) * 2.0**61)
         return -high, high
@@ -228,7 +230,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         places, count = jnp.asarray(output), answers.size
         gaps = (answers.astype(dtype) - jnp.asarray(self.threshold, dtype)) / noise.numbers.scale
         above = jnp.any(jnp.arange(count)[:, None] == places[None, :], axis=1)
-        # No query after the last positive answer is compared.
+        # Queries after the last positive answer have no effect.
         last = jnp.where(places[-1] < count, places[-1], count)
         asked = jnp.arange(count) <= last
         nodes, log_weights = _threshold_rule(dtype)
@@ -251,17 +253,17 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         like: PyTree = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """The distance from the threshold at which a comparison is right, at a confidence.
+        """A distance from the threshold beyond which comparisons are correct, at a confidence.
 
         Args:
             confidence: in (0, 1).
-            shape: (K,), for K queries; simultaneous bounds need it, or `like`.
+            shape: (K,), for K queries. Simultaneous bounds need `shape` or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of answers.
-            simultaneous: whether the bound holds for the first K comparisons at once, instead of
-                for each one.
+            simultaneous: whether the confidence is for the first K comparisons together, instead of
+                for each comparison.
 
         Returns:
-            A scalar in the units of the answers; it covers the rounding to the grid.
+            A scalar in the units of the answers, which includes the rounding to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of queries, got ()")
@@ -269,10 +271,10 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
-        # Half of the failure probability is for the noise of the threshold, half for that of the
-        # queries.
+        # Half of the failure probability is for the noise of the threshold, and half is for the
+        # noise of the queries.
         line = noise.threshold.scale * -math.log(tail)
-        # Rounding moves a query, the threshold and both noises by half a step each.
+        # The query, the threshold and both noises are rounded, each by at most half a step.
         steps = 2 * power_of_two(noise.numbers.exponent, jnp.result_type(float))
         return as_number(line + noise.numbers.scale * math.log(queries / tail) + steps)
 
@@ -285,34 +287,35 @@ def above_threshold(
     positives: int = 1,
     monotone: bool = False,
 ) -> AboveThreshold:
-    """The sparse vector technique: finds c queries above a threshold, at a cost that grows with c.
+    """The sparse vector technique: finds the first c queries above a threshold.
 
-    Compares q_i + nu_i >= T + rho for one query after the other, until c of them were above. The
-    noise rho is drawn once, and nu_i for every query. Queries below the threshold cost nothing,
-    however many there are. The Laplace noises have scales Delta / epsilon_1 and 2 c Delta /
-    epsilon_2. The split epsilon_2 = (2c)^(2/3) epsilon_1 gives their difference the least variance.
-    Monotone queries need c instead of 2c.
+    The mechanism tests q_i + nu_i >= T + rho for one query after the other, until c queries were
+    above. The noise rho is drawn once, and nu_i is drawn for every query. Queries below the
+    threshold cost nothing, however many there are. The Laplace noises rho and nu_i have scales
+    Delta / epsilon_1 and 2 c Delta / epsilon_2. The split epsilon_2 = (2c)^(2/3) epsilon_1
+    minimizes the variance of nu_i - rho. For monotone queries, c replaces 2c.
 
-    Only positions are released. To release the c numbers too, spend another epsilon:
-    `dpjax.laplace(c * Delta, other)` on `queries[release.value]` (Algorithm 7). Do not publish
-    q_i + nu_i instead: it reveals the threshold's noise.
+    The release contains only the positions of the queries. To release their c values, too, spend
+    another epsilon: `dpjax.laplace(c * Delta, other)` on `queries[release.value]` (Algorithm 7). Do
+    not publish q_i + nu_i instead, because it reveals the threshold's noise.
 
     Args:
         sensitivity: a `Sensitivity` of the queries in the norm "linf", or a number, taken as a
             global bound in it.
-        epsilon: finite, above 0; of all answers together.
-        threshold: T, a public number in the units of the queries. To give each query a threshold of
-            its own, let the target subtract them.
+        epsilon: the epsilon of all answers together; finite, above 0.
+        threshold: T, a public number in the units of the queries. If each query has its own
+            threshold, let the target subtract it from the query, and pass 0.
         positives: c, the number of positive answers, at least 1.
-        monotone: your promise that replacing one record never moves two queries in opposite
-            directions. Counts keep it under add-or-remove-one. Under replace-one, counts of x > t
-            for several t keep it, but counts in several bins do not.
+        monotone: your promise that changing one record never changes two queries in opposite
+            directions. The promise is true for counts under add-or-remove-one. Under replace-one,
+            it is true for counts of x > t for several t, but false for the counts of several bins.
 
     Returns:
-        An `AboveThreshold`: `mechanism(key, queries)` takes answers of shape (K,) and releases the
-        first c positions above, int32 of shape (c,), with K where there are no more. For queries
-        chosen by earlier answers: `state = mechanism.start(key)`, then
-        `state, above = mechanism.step(state, query)`.
+        An `AboveThreshold`: `mechanism(key, queries)` takes answers of shape (K,), and releases the
+        positions of the first c answers above the threshold, int32 of shape (c,). If there are
+        fewer, the remaining entries are K. If queries depend on earlier answers, call
+        `state = mechanism.start(key)`, and then `state, above = mechanism.step(state, query)` for
+        each query.
 
     Raises:
         TypeError: if a parameter is not of its kind.
@@ -320,17 +323,17 @@ def above_threshold(
             if the queries are not one array of shape (K,).
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. Holds for the integers that are drawn, by the proof in
-        docs/proofs/sparse-vector.md. The scales are larger to make up for rounding to the grid
-        and for drawing noise from finite tables. Of the draws, the noise of the threshold and of
-        the c positive answers counts. All K comparisons are made, so the time does not reveal the
-        position of the last positive answer.
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
+        the sensitivity is a global bound. The guarantee is true of the integer noise that is drawn,
+        by the proof in docs/proofs/sparse-vector.md. The scales are slightly larger than above, to
+        cover rounding to the grid and the finite tables of the noise. Only the noise of the
+        threshold and of the c positive answers adds privacy loss. All K comparisons are made, so
+        the running time does not reveal the position of the last positive answer.
 
-        Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): those
+        Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): variants
         without noise on queries, without a limit on positive answers, or that release q_i + nu_i.
-        If the noise on queries does not grow with c, the true cost is epsilon (1 + 6c) / 4. With
-        one noise for all queries, answers are exact relative to each other.
+        If the noise on queries does not grow with c, the true cost is epsilon (1 + 6c) / 4. If all
+        queries share one draw of noise, their order is released exactly.
 
     Source:
         Lyu, Su and Li (2017), Algorithms 1 and 7, with their split of epsilon and their theorem on
@@ -347,7 +350,8 @@ def above_threshold(
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
     if sensitivity.zero_allowed:
         raise ValueError(
-            "sensitivity must be above 0, got one that may be 0: if it is 0, compare without noise"
+            "sensitivity must be above 0, got one made with allow_zero=True: if the queries do not"
+            " depend on the records, compare them without a mechanism"
         )
     line = _checks.finite("threshold", threshold)
     if _checks.is_traced(line):

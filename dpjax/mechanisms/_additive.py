@@ -1,4 +1,4 @@
-"""Additive noise of one scale: Laplace, Gaussian, and other noise with a Lipschitz log density."""
+"""Additive noise with the same scale in every coordinate: Laplace, Gaussian, and your own."""
 
 import dataclasses
 import math
@@ -39,7 +39,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         scale: the scale of the noise, in the units of the value.
         norm: the norm in which the sensitivity is measured.
         noise: the distribution at scale 1.
-        dims: the only number of coordinates that it releases, or None for any number.
+        dims: the number of coordinates that a value must have; None for any number.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -62,7 +62,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of one release. For Gaussian noise, also the one under replace-one."""
+        """The guarantee of one release. For Gaussian noise, `replacing` is also set."""
         promised = super().guarantee
         numbers = (self.scale, self.sensitivity.value, self.epsilon, self.delta)
         unknown = _checks.any_traced(numbers) or any(map(np.ndim, numbers))
@@ -85,7 +85,8 @@ class AdditiveMechanism(CoordinatewiseMechanism):
     def zcdp(self) -> tuple[float, float]:
         """For Gaussian noise in the l2 norm, rho = (Delta / sigma)^2 / 2 and delta = 0.
 
-        Bun and Steinke (2016), Proposition 1.6. For other noise they follow from epsilon and delta.
+        Bun and Steinke (2016), Proposition 1.6. For other noise, rho and delta are computed from
+        epsilon and delta.
         """
         if not self._is_gaussian:
             return super().zcdp
@@ -102,26 +103,27 @@ def additive(
     multiplier: Callable[[Scalar, Scalar], Scalar] | None = None,
     dims: int | None = None,
 ) -> AdditiveMechanism:
-    """A mechanism of your own: a norm, and noise whose log density is Lipschitz in it.
+    """An additive mechanism from your own noise distribution, norm and formula for the scale.
 
-    Releases value + scale * Z with scale = Delta * multiplier(epsilon, delta), by default
-    Delta / epsilon.
+    It releases value + scale * Z with scale = Delta * multiplier(epsilon, delta), by default
+    Delta / epsilon. With this default, the log density of Z must be 1-Lipschitz in the norm.
 
     Args:
         sensitivity: a `Sensitivity` in `norm`, or a number, taken as a global bound in it.
         epsilon: finite, above 0.
         norm: "l1", "l2", "linf", or a norm of the difference of two values: a function that is
             homogeneous, subadditive, and monotone in the magnitudes of the coordinates.
-        noise: the distribution of Z. Without a `lattice` it is drawn in floats, and the release's
-            guarantee says that it is not private.
+        noise: the distribution of Z. Noise without a `lattice` is drawn in floats, and then the
+            guarantee says that the release is not private.
         delta: 0, or a number in (0, 1) that the multiplier takes into account.
-        multiplier: scale over sensitivity. With GAUSSIAN noise it must leave (1 - 2^-24) delta, for
-            the mass that the noise's tables miss. It is called on the host with float64 numbers,
-            even if it is written in `jax.numpy`. If a parameter is traced, it is called with the
-            floats of the program, so it must be written in `jax.numpy`. Its rounding error is
-            measured and added to the scale. A formula with catastrophic cancellation is refused.
-        dims: the number of coordinates that a multiplier was made for. Values of another size are
-            refused. None if the multiplier is right for any number of coordinates.
+        multiplier: maps epsilon and delta to the scale divided by the sensitivity. With GAUSSIAN
+            noise, it must use at most (1 - 2^-24) delta, because the tables of the noise omit a
+            small probability. The multiplier is called on the host with float64 numbers, even if it
+            is written in `jax.numpy`. If a parameter is traced, it is called with the floats of the
+            traced program, so it must be written in `jax.numpy`. Its rounding error is measured and
+            added to the scale. A formula with catastrophic cancellation is refused.
+        dims: the number of coordinates for which the multiplier is valid; values of another size
+            are refused. None if the multiplier is valid for any number of coordinates.
 
     Returns:
         An `AdditiveMechanism`.
@@ -133,16 +135,17 @@ def additive(
             floats of a program.
 
     Formal guarantees:
-        You promise that the noise at scale multiplier(epsilon, delta), shifted by any vector of
-        norm 1, is (epsilon, delta)-indistinguishable from itself; for the default multiplier,
-        that its log density changes by at most the norm of the shift. The rest follows:
-        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation.
+        You promise a property of the noise Z. With a multiplier of your own: multiplier(epsilon,
+        delta) * Z and its shift by any vector of norm 1 are (epsilon, delta)-indistinguishable.
+        With the default multiplier: the log density of Z changes by at most the norm of the shift.
+        Then the mechanism is (epsilon, delta, gamma)-random DP under the sensitivity's neighboring
+        relation.
 
-        The rounding error of a multiplier is measured, not proved. Concrete parameters: second
-        differences in float64 over many widths around them, for epsilon of at least 1e-9. Traced
-        parameters: comparison with float64 at 256 points, with epsilon from 2^-14 to 64 and a
-        traced delta of 0 or from 2^-60 to 1/4; outside of these ranges the result is NaN. Eight
-        times the largest measured error is added.
+        The rounding error of a multiplier is measured, not proved. For concrete parameters, it is
+        measured by second differences in float64 over many widths around the parameters, for
+        epsilon of at least 1e-9. For traced parameters, the formula is compared with float64 at 256
+        points, with epsilon from 2^-14 to 64, and a traced delta of 0 or from 2^-60 to 1/4. Outside
+        of these ranges the scale is NaN. Eight times the largest measured error is added.
 
     Source:
         Rubinstein and Aldà (2017), Definition 9.
@@ -158,20 +161,20 @@ def additive(
         dims = _checks.integer("dims", dims, least=1)
     if norm == "hamming":
         raise ValueError(
-            "norm must be homogeneous, |c x| = |c| |x|, for the noise to cover the rounding to a"
-            ' grid, got "hamming"'
+            "norm must be homogeneous, |c x| = |c| |x|, because otherwise the scale of the noise"
+            ' would not cover the rounding to a grid, got "hamming"'
         )
     if norm == "range":
         raise ValueError(
-            'norm must not be "range": it is 0 for a shift of all coordinates, which the noise'
-            " would not hide"
+            'norm must not be "range": it does not change if a number is added to all coordinates,'
+            " so the noise would not hide this number"
         )
     if isinstance(norm, NoiseShape):
         raise ValueError(
-            "norm must be monotone in the magnitudes of the coordinates, unlike a NoiseShape:"
-            " draw noise of a shape by dpjax.shaped_gaussian"
+            "norm must be monotone in the magnitudes of the coordinates, and a NoiseShape is not:"
+            " use dpjax.shaped_gaussian"
         )
-    # Tables that miss some mass of the noise need a delta above 0, which pays for that mass.
+    # If the tables of the noise omit some probability, delta must be above 0 to cover it.
     missed = noise.lattice is not None and noise.lattice.certificate.delta > 0
     if missed or _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
@@ -202,21 +205,22 @@ def laplace(
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
-        An `AdditiveMechanism`: `mechanism(key, value)` releases any pytree of real arrays. Integers
-        get the noise rounded to integers; `discrete_laplace` has less noise for them.
+        An `AdditiveMechanism`: `mechanism(key, value)` releases any pytree of real arrays. Noise
+        for integers is rounded to integers; `discrete_laplace` adds less noise to integers.
 
     Raises:
         TypeError: if epsilon or the sensitivity is not a number.
         ValueError: if one of them is not positive and finite, or the sensitivity's norm is not l1.
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound (gamma 0). Holds for the noise that is drawn, given
-        uniform bits: the scale covers rounding to the grid and the tables of the noise, see
-        `effective_scale`. With noise="float" nothing is promised.
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
+        the sensitivity is a global bound (gamma 0). The guarantee is true of the noise that is
+        drawn, given uniform random bits: the scale covers rounding to the grid and the errors of
+        the noise's tables, see `effective_scale`. noise="float" has no guarantee.
 
-        `dp_event` is the event of the scalar mechanism, for vectors too. Proof: let two coordinates
-        shift by a >= b, in units of the scale. One coordinate that shifts by a + b dominates them.
+        `dp_event` is the event of the scalar mechanism, even for vectors. Proof: let two
+        coordinates shift by a >= b, in units of the scale. A single coordinate that shifts by a + b
+        dominates them.
         For t >= 0, its hockey-stick divergence is 1 - exp((t - a - b) / 2). Let s = t - a. The
         divergence of the two coordinates is smaller: by (b - s) exp((s - b) / 2) / 4 if |s| <= b,
         and by b exp((s - b) / 2) / 2 if s < -b. For negative t, use symmetry.
@@ -241,8 +245,8 @@ def discrete_laplace(
 ) -> AdditiveMechanism:
     """The discrete Laplace mechanism, also called geometric, for integers such as counts.
 
-    At b = Delta / epsilon, each coordinate gets an integer k with probability
-    (1 - a) / (1 + a) a^|k|, where a = exp(-1 / b). It is the difference of two geometric variables.
+    Let b = Delta / epsilon and a = exp(-1 / b). The noise of each coordinate is the integer k with
+    probability (1 - a) / (1 + a) a^|k|. It is the difference of two geometric random variables.
 
     Args:
         sensitivity: a `Sensitivity` in the norm "l1", or a number, taken as a global bound in it.
@@ -258,12 +262,13 @@ def discrete_laplace(
         ValueError: if one of them is not positive and finite, or the sensitivity's norm is not l1.
 
     Formal guarantees:
-        Those of `laplace`: probabilities change by a factor of at most exp(||x - y||_1 / b) between
-        two values. The variance is 2 a / (1 - a)^2. That of rounded Laplace noise is larger, by the
-        factor cosh(1 / (2 b)). A count at sensitivity 1 serves readers with any prior, and any loss
-        that grows with the error, as well as the best epsilon-DP count made for them. With
-        probability at least 1 - beta a coordinate is off by at most t, the least integer with
-        2 a^(t + 1) / (1 + a) <= beta: `error`. `dp_event` is the event of any epsilon-DP mechanism.
+        As for `laplace`: probabilities change by a factor of at most exp(||x - y||_1 / b) between
+        two values x and y. The variance is 2 a / (1 - a)^2, and the variance of rounded Laplace
+        noise is larger by a factor of cosh(1 / (2 b)). For a count with sensitivity 1, this
+        mechanism is universally optimal: for every prior of a reader, and every loss that grows
+        with the error, no epsilon-DP count is more useful. With probability at least 1 - beta, the
+        error of a coordinate is at most t, the least integer with 2 a^(t + 1) / (1 + a) <= beta
+        (see `error`). `dp_event` is the event of any epsilon-DP mechanism.
 
     Source:
         Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms"
@@ -301,17 +306,18 @@ def gaussian(
 
     Args:
         sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
-        epsilon: finite, above 0. For the classical calibration at most 1: above, its noise is too
-            small.
-        delta: at most 1 - 1e-9 (traced: .999). The tables of the noise also require that delta,
-            divided by the number of released coordinates, is at least about 2e-28 exp(epsilon), and
-            that delta is at most about 1 - 5e-7. Other values raise, or give NaN if traced.
+        epsilon: finite, above 0. For the classical calibration at most 1, because above 1 its noise
+            would be too small.
+        delta: at most 1 - 1e-9; at most .999 if traced. The tables of the noise also require that
+            delta, divided by the number of released coordinates, is at least about
+            2e-28 exp(epsilon), and that delta is at most about 1 - 5e-7. Other values raise an
+            error, or give NaN if traced.
         calibration: "analytic" or "classical".
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
         An `AdditiveMechanism` whose `scale` is sigma: `mechanism(key, value)` releases any pytree
-        of real arrays. Integers get the noise rounded to integers.
+        of real arrays. Noise for integers is rounded to integers.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -319,11 +325,12 @@ def gaussian(
 
     Formal guarantees:
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation;
-        (epsilon, delta)-DP where the sensitivity is a global bound. sigma is rounded up: by less
-        than 1e-6 for concrete parameters, by less than 0.2% for traced ones. Holds for the noise
-        that is drawn, in any dimension. That is a discrete Gaussian on a lattice of 2^-35 sigma,
-        divided down to the grid. It is within e^(2^-46) of the rounded normal, except for a mass of
-        2^-118. noise="float" promises nothing.
+        (epsilon, delta)-DP if the sensitivity is a global bound. sigma is rounded up: by a relative
+        amount below 1e-6 for concrete parameters, and below 0.2% for traced parameters. The
+        guarantee is true of the noise that is drawn, in any dimension. This noise is a discrete
+        Gaussian on a lattice of spacing 2^-35 sigma, which is divided and rounded to the grid. Its
+        probabilities are within a factor of e^(2^-46) of the rounded normal distribution, except
+        for a total probability of 2^-118. noise="float" has no guarantee.
 
     Source:
         Balle and Wang (2018), Theorem 8; Dwork and Roth (2014), Theorem A.1, for the classical
@@ -341,8 +348,8 @@ def gaussian(
         raise ValueError(f"delta must be from 1e-300 to 1 - 1e-9, got {delta}")
     if calibration == "classical" and not _checks.is_traced(epsilon) and epsilon > 1:
         raise ValueError(
-            f"epsilon must be at most 1 for the classical calibration, got {epsilon}:"
-            ' above, it adds too little noise; use calibration="analytic"'
+            f"epsilon must be at most 1 for the classical calibration, got {epsilon}: above 1 it"
+            ' would add too little noise; use calibration="analytic"'
         )
     drawn = GAUSSIAN if check_noise(noise) else GAUSSIAN.in_floats()
     return additive(

@@ -1,4 +1,4 @@
-"""The Bernstein mechanism: private release of functions on the unit cube, as polynomials."""
+"""The Bernstein mechanism: releases a function on the unit cube as a polynomial."""
 
 import dataclasses
 import math
@@ -35,17 +35,18 @@ from dpjax.sensitivity._norms import grid_dtype
 class BernsteinPolynomial:
     """The iterated Bernstein polynomial of a function on [0, 1]^dims, from its lattice values.
 
-    `polynomial(points)` evaluates it at points of shape (..., dims). That applies the operator
-    I - (I - B)^h, of order h, to the lattice values v: the coefficients are
-    sum_{i < h} (I - B)^i v.
+    `polynomial(points)` evaluates it at points of shape (..., dims). With B the Bernstein operator
+    and v the lattice values, the polynomial of order h is (I - (I - B)^h) v. Its coefficients in
+    the Bernstein basis are sum_{i < h} (I - B)^i v.
 
     Attributes:
         values: the values on the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims;
-            coordinate i lies along axis i.
+            axis i is coordinate i.
         order: h; 1 is the plain Bernstein polynomial.
 
     Formal guarantees:
-        It depends on the lattice values alone. If these are private, so are its values.
+        The polynomial is a function of the lattice values alone. If the lattice values are
+        differentially private, evaluating the polynomial costs nothing more.
     """
 
     values: jax.Array
@@ -76,7 +77,7 @@ class BernsteinPolynomial:
         """Evaluates the polynomial.
 
         Args:
-            points: shape (..., dims), in [0, 1]; outside, the polynomial extrapolates.
+            points: shape (..., dims), in [0, 1]; outside of [0, 1], the polynomial extrapolates.
 
         Returns:
             Shape (...).
@@ -88,7 +89,7 @@ class BernsteinPolynomial:
         if points.ndim == 0 or points.shape[-1] != self.dims:
             raise ValueError(
                 f"points must have shape (..., {self.dims}), got {points.shape}"
-                + ("; use x[..., None] for numbers" if self.dims == 1 else "")
+                + (": for an array x of numbers, pass x[..., None]" if self.dims == 1 else "")
             )
         flat = points.reshape(-1, self.dims)
         coefficients = self.coefficients
@@ -105,7 +106,7 @@ def lattice_points(degree: int, dims: int) -> np.ndarray:
 
 
 def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
-    """The values of a function on the lattice. It maps a point to a scalar or a tree of scalars."""
+    """Evaluates a function on the lattice. It must return a scalar or a pytree of scalars."""
     _checks.function("the value of the target", function)
     points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
     values = jax.vmap(function)(points.reshape(-1, dims))
@@ -124,23 +125,24 @@ def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: in
 def evaluate_on_lattice(
     target: Callable[[Database], Callable[[jax.Array], Value]], *, degree: int, dims: int
 ) -> Target:
-    """Turns a target that returns functions into one that returns their values on a lattice.
+    """Converts a target that returns a function to a target that returns values on a lattice.
 
-    The lattice is {0, 1/degree, ..., 1}^dims; coordinate i lies along axis i.
+    The lattice is {0, 1/degree, ..., 1}^dims; axis i is coordinate i.
 
     Args:
-        target: maps a database to a function. That function maps points of [0, 1]^dims, shape
-            (dims,), to scalars, or to a tuple of scalars, each of which gets a lattice.
+        target: maps a database to a function. This function maps a point of [0, 1]^dims, shape
+            (dims,), to a scalar or a tuple of scalars. A tuple gives one lattice for each entry.
         degree: the degree of the polynomial, at least 1.
         dims: number of coordinates, at least 1.
 
     Returns:
-        A target whose value has shape (degree + 1,) * dims. Sample it in the norm "linf", and
-        release it by `dpjax.bernstein` with the same degree and dims. A sensitivity that the target
-        knows itself, as `dpjax.targets.kernel_density` does, holds for these values.
+        A target whose value has shape (degree + 1,) * dims. Sample its sensitivity in the norm
+        "linf", and release it by `dpjax.bernstein` with the same degree and dims. Some targets,
+        such as `dpjax.targets.kernel_density`, know their sensitivity. It is also valid for the
+        values on the lattice.
 
     Raises:
-        TypeError: if the target is not a function, or does not return one.
+        TypeError: if the target is not a function, or does not return a function.
         ValueError: if degree or dims is below 1, or the function does not return scalars.
 
     Formal guarantees:
@@ -171,7 +173,7 @@ def evaluate_on_lattice(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OnLattice:
-    """The values of functions on a lattice."""
+    """A target that evaluates the function of another target on a lattice."""
 
     target: Callable[[Database], Callable[[jax.Array], Value]]
     degree: int
@@ -182,7 +184,7 @@ class _OnLattice:
 
 
 class _KnownOnLattice(_OnLattice, KnowsSensitivity):
-    """The same values, if the target knows how far one record moves its function at any point."""
+    """An `_OnLattice` of a target that knows its sensitivity in the norm "linf"."""
 
     norms = ("linf",)
     relations = (NeighboringRelation.REPLACE_ONE,)
@@ -201,13 +203,14 @@ def approximate_bernstein(
     The Bernstein mechanism would release this polynomial if it added no noise.
 
     Args:
-        function: takes points of shape (dims,) in [0, 1]^dims to scalars.
+        function: maps a point of [0, 1]^dims, shape (dims,), to a scalar or a pytree of scalars.
         degree: the degree of the polynomial, at least 1.
         dims: number of coordinates, at least 1.
         order: h of the operator I - (I - B)^h, at least 1.
 
     Returns:
-        A `BernsteinPolynomial`; a pytree of them if the function returns a pytree of scalars.
+        A `BernsteinPolynomial`, or a pytree of polynomials if the function returns a pytree of
+        scalars.
 
     Raises:
         TypeError: if `function` is not a function.
@@ -248,7 +251,7 @@ def sup_norm_growth(degree: int, dims: int, order: int) -> float:
     maximum between the nodes (Ehlich and Zeller 1964).
     """
     if order == 1:
-        return 1.0  # A convex combination.
+        return 1.0  # The polynomial is a convex combination of lattice values.
     if dims > 1:
         return float(2**order - 1)  # B has norm 1, so the norm of (I - B)^i is at most 2^i.
     matrix = bernstein_matrix(degree)
@@ -271,13 +274,13 @@ def _along_every_axis(operator: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
-    """De Casteljau's algorithm along each axis. Convex combinations are stable at any degree."""
+    """De Casteljau's algorithm along each axis. It is stable at any degree."""
     for coordinate in range(x.shape[0]):
         t = x[coordinate]
 
         def combine(_: int, c: jax.Array, t: jax.Array = t) -> jax.Array:
-            # `roll` wraps the first entry around to the end. This wrong entry moves inward by one
-            # place a step, and never reaches the first place, which is returned.
+            # `roll` moves the first entry to the end, where it does not belong. The wrong entries
+            # spread by one place in each step, but never reach the first entry, which is returned.
             return (1 - t) * c + t * jnp.roll(c, -1, axis=0)
 
         coefficients = lax.fori_loop(0, coefficients.shape[0] - 1, combine, coefficients)[0]
@@ -288,9 +291,9 @@ def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
 class BernsteinMechanism(CoordinatewiseMechanism):
     """Releases polynomials from lattice values; made by `bernstein`.
 
-    `effective_scale`, `grid_for`, `range` and `error` ignore a shape, and assume one lattice. Give
-    them `like` for a pytree of lattices. A simultaneous `error` bounds the polynomials everywhere
-    on the cube.
+    `effective_scale`, `grid_for`, `range` and `error` ignore the argument `shape`, and assume one
+    lattice. For a pytree of lattices, pass `like`. A simultaneous `error` bounds the error of the
+    polynomials everywhere on the cube.
 
     Attributes:
         sensitivity: the sensitivity of the lattice values, norm "linf".
@@ -320,7 +323,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     @property
     def scale(self) -> Scalar:
-        """Scale of the noise in a lattice value, if the value is one lattice."""
+        """The scale of the noise in each lattice value, if the value is a single lattice."""
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
@@ -338,7 +341,8 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     def _calibration(self, arrays: PyTree) -> Calibration:
         lattices = len(jax.tree.leaves(arrays))
-        # Laplace noise needs the l1 norm. All coordinates may move by the sensitivity in linf.
+        # Laplace noise is calibrated in the l1 norm. The l1 norm is at most the number of
+        # coordinates times the sensitivity in linf.
         coordinates = lattices * math.prod(self.lattice_shape)
         return Calibration(
             lattices * self.scale,
@@ -380,7 +384,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
 
 def _as_float(lattice: jax.Array) -> jax.Array:
-    """Lattice values in floats; integers are first clamped to those that floats hold exactly."""
+    """Casts lattice values to floats. Integers are first clamped to a range that is exact."""
     dtype = compute_dtype(lattice.dtype)
     if jnp.issubdtype(lattice.dtype, jnp.integer):
         limits, exact = jnp.iinfo(lattice.dtype), 2 ** (jnp.finfo(dtype).nmant + 1)
@@ -412,9 +416,10 @@ def bernstein(
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
-        A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes shape (degree + 1,) * dims,
-        as `dpjax.evaluate_on_lattice` makes it, and releases a `BernsteinPolynomial`. For a pytree
-        of J lattices the scale grows by J, and the release is a pytree of polynomials.
+        A `BernsteinMechanism`: `mechanism(key, lattice_values)` takes values of shape
+        (degree + 1,) * dims from `dpjax.evaluate_on_lattice`, and releases a `BernsteinPolynomial`.
+        For a pytree of J lattices, the scale is J times as large, and the release is a pytree of
+        polynomials.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -422,11 +427,11 @@ def bernstein(
             release, if a value does not have the shape of the lattice.
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. The polynomial is post-processing: evaluate it anywhere,
-        any number of times. Holds for the noise that is drawn, given uniform bits. The scale covers
-        rounding to the grid and the tables of the noise (`effective_scale`). noise="float" promises
-        nothing.
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
+        the sensitivity is a global bound. The polynomial is post-processing, so you may evaluate it
+        anywhere, any number of times. The guarantee is true of the noise that is drawn, given
+        uniform random bits: the scale covers rounding to the grid and the errors of the noise's
+        tables, see `effective_scale`. noise="float" has no guarantee.
 
     Source:
         Aldà and Rubinstein (2017), Theorem 1; Rubinstein and Aldà (2017), Corollary 14.

@@ -1,18 +1,18 @@
-"""Multipliers of Gaussian noise: sigma over the sensitivity, found in log space.
+"""The standard deviation of Gaussian noise divided by the sensitivity, computed in log space.
 
-Let the noise be sigma at sensitivity Delta, and mu = Delta / sigma. By Balle and Wang (2018),
-Theorem 8, it is (epsilon, delta)-DP if and only if
+Let sigma be the standard deviation, Delta the sensitivity, and mu = Delta / sigma. By Balle and
+Wang (2018), Theorem 8, the Gaussian mechanism is (epsilon, delta)-DP if and only if
 
     delta >= Phi(x) - exp(epsilon) Phi(x - mu),   x = mu / 2 - epsilon / mu.
 
-Evaluated by `erf`, this difference cancels: it is off by 26% at epsilon 20, delta 1e-8. But its
-derivative in mu is the normal density phi(x). Substitute x = sqrt(2 epsilon) sinh(y) and
-mu = sqrt(2 epsilon) exp(y). Then
+If this difference is computed by `erf`, it suffers from cancellation: at epsilon 20 and delta 1e-8
+its relative error is 26%. But the derivative of the difference in mu is the normal density phi(x).
+Substitute x = sqrt(2 epsilon) sinh(y) and mu = sqrt(2 epsilon) exp(y). Then
 
     delta = sqrt(2 epsilon) integral_{-inf}^{y} phi(sqrt(2 epsilon) sinh(s)) exp(s) ds.
 
-The integrand is smooth and positive. So Gauss-Legendre quadrature in log space does not cancel. The
-host computes it in float64, and a program in the dtype of its traced epsilon.
+The integrand is smooth and positive. So Gauss-Legendre quadrature in log space has no cancellation.
+The host computes it in float64. For traced parameters, it is computed in their dtype.
 """
 
 import functools
@@ -30,12 +30,14 @@ from dpjax._exact._numerics import bisect, compute_dtype, legendre_rule
 from dpjax.random._noise import GAUSSIAN
 
 _NODES = 100
-# The bracket of x. Below it delta underflows float64, and above it delta is 1 up to rounding.
+# Bisection searches x in this interval. Below it, delta underflows in float64. Above it, delta
+# rounds to 1.
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
-# The tables of the noise may miss this part of delta, see `random._grid_fit`.
+# The probability that the tables of the noise omit may take this fraction of delta, see
+# `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
-# A release of more numbers would not fit into memory. For a larger delta, `Calibration.covers` has
-# another condition, which `epsilon_of_multiplier` does not handle.
+# Limits of `epsilon_of_multiplier`. A release of more numbers would not fit into memory. For a
+# larger delta, `Calibration.covers` has another condition, which is not implemented here.
 _MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
 # Outward margins on sigma. They cover the error of the numerical root, in float64 and in float32.
 _HOST_MARGIN = 1e-7
@@ -43,12 +45,12 @@ _TRACED_MARGIN = 1e-3
 
 
 def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta of the analytic Gaussian mechanism, rounded up as `gaussian` says."""
+    """Sigma / Delta of the analytic Gaussian mechanism, rounded up; see `gaussian`."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
         dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
-    # If delta is near 1, the margin must be small against 1 - delta.
+    # If delta is near 1, the margin is a fraction of 1 - delta instead of delta.
     log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
     x, _ = bisect(lambda x: _log_delta(x, epsilon, np) <= log_delta, _LOWEST_X, _HIGHEST_X)
     return _multiplier(x, epsilon, np).item() * (1 + _HOST_MARGIN)
@@ -56,11 +58,12 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
 
 @functools.lru_cache(maxsize=1024)
 def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
-    """The epsilon that a Gaussian mechanism with this multiplier promises, rounded up.
+    """The least epsilon that a Gaussian mechanism with this multiplier satisfies, rounded up.
 
-    None if the margin for the tables of the noise does not cover it. The drawn scale has this
-    epsilon too, by "The scale that covers everything" in docs/proofs/exact-noise.md: the charges
-    for rounding and for tables shrink as sensitivity and epsilon grow.
+    Returns None if delta does not cover the probability that the tables of the noise omit. The
+    epsilon is also true of the noise that is drawn, by the section "The scale that covers
+    everything" in docs/proofs/exact-noise.md: the margins for rounding and for tables shrink as
+    sensitivity and epsilon grow.
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:
@@ -89,7 +92,7 @@ def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
 
 
-# Multipliers that round outward already, so `additive` adds nothing.
+# Multipliers that already round outward, so `additive` does not measure their rounding error.
 HAVE_MARGINS = frozenset((analytic_multiplier, classical_multiplier))
 
 
@@ -105,7 +108,7 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
     low, _ = lax.fori_loop(0, 60, halve, start)
     multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    # In float32, a delta closer to 1 cannot be told from 1.
+    # In float32, a delta closer to 1 has too few significant digits of 1 - delta.
     usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
     return jnp.where(usable, multiplier, jnp.nan)
 
@@ -117,11 +120,11 @@ def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
 
 
 def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """Log of the exact delta at x, by quadrature where the integrand is not negligible."""
+    """The log of delta at x, by quadrature over the interval where the integrand matters."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)
-    # Below `lower`, the integrand is at most exp(-depth) of its largest value, by the normal
-    # density or by exp(s).
+    # Below `lower`, the integrand is at most exp(-depth) times its largest value, because either
+    # the normal density or exp(s) is this small.
     depth = 45.0
     tail = numpy.sqrt(numpy.minimum(x, 0.0) ** 2 + 2 * depth)
     lower = numpy.maximum(-numpy.arcsinh(tail / root), upper - depth)

@@ -1,4 +1,4 @@
-"""Bases of mechanisms with integer noise: their grid, and the scale that is drawn in the end."""
+"""Base classes of mechanisms with integer noise: the grid, and the scale of the drawn noise."""
 
 import abc
 import dataclasses
@@ -41,17 +41,17 @@ ArrayOrShape: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 class OnGrid(abc.ABC):
-    """The part of a mechanism that rounds arrays to a grid, and fits integer noise to the grid.
+    """A mixin for mechanisms that round arrays to a grid and add integer noise.
 
-    The mechanism defines `_lattice`, `_calibration` and `_draw`. `_before_noise` maps a value to
-    the arrays that get noise. By default it is the identity.
+    A subclass defines `_lattice`, `_calibration` and `_draw`. `_before_noise` maps a value to the
+    arrays that get noise. By default it is the identity.
 
     Attributes:
         epsilon: the epsilon of the guarantee.
 
     Formal guarantees:
-        None of its own. The scale that a `Calibration` fits covers rounding to the grid and the
-        tables of the noise. The mechanism must calibrate with the numbers that its `_draw` uses.
+        None of its own. The scale that `Calibration.fit` returns covers rounding to the grid and
+        the errors of the noise's tables. The `_draw` of a subclass must use its `_calibration`.
     """
 
     epsilon: Scalar
@@ -64,20 +64,20 @@ class OnGrid(abc.ABC):
 
     @abc.abstractmethod
     def _calibration(self, arrays: PyTree) -> Calibration:
-        """The numbers that noise is calibrated to. They depend on shapes and dtypes alone."""
+        """The parameters that determine the scale and the grid, from shapes and dtypes alone."""
 
     def _before_noise(self, value: Value) -> PyTree:
         """The arrays that are rounded and get noise."""
         return value
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """A value of this shape and dtype, for methods with an argument `shape`."""
+        """The spec of a value of this shape and dtype, for methods with an argument `shape`."""
         count(shape)
         return jax.ShapeDtypeStruct(shape, dtype)
 
     def _check_structure(self, value: Value) -> None:
-        """Refuses values of a structure or shape that the mechanism cannot take."""
-        del value  # Most mechanisms take any.
+        """Refuses values of a structure or shape that the mechanism does not accept."""
+        del value  # By default, all structures and shapes are accepted.
 
     @property
     def _is_exact(self) -> bool:
@@ -85,7 +85,8 @@ class OnGrid(abc.ABC):
 
     def _check_value(self, value: Value) -> None:
         self._check_structure(value)
-        # Shapes and dtypes alone decide. The contents of a value may not.
+        # The check may depend on shapes and dtypes, but not on the contents of the value, which are
+        # private.
         arrays = jax.eval_shape(self._before_noise, value)
         calibration = self._calibration(arrays)
         check_scale(self._scale_name, calibration, arrays)
@@ -93,7 +94,7 @@ class OnGrid(abc.ABC):
             self._check_fit(arrays, calibration)
 
     def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
-        """Refuses concrete parameters if no grid can hold the noise of arrays of this size."""
+        """Refuses concrete parameters if no grid suits noise of this scale."""
         assert self._lattice is not None
         if calibration.zero_allowed or _checks.is_traced(calibration.scale):
             return
@@ -102,20 +103,21 @@ class OnGrid(abc.ABC):
                 raise ValueError(
                     f"epsilon={float(calibration.epsilon):g} is too small for a value of"
                     f" {calibration.coordinates} coordinates of {dtype}: no grid can hold noise of"
-                    f" scale {float(calibration.scale):g}"
+                    f" scale {float(calibration.scale):g}; take a larger epsilon"
                 )
 
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[PyTree, Calibration]:
-        """The arrays of a value of this shape, or like this one, and their calibration."""
+        """The specs of the arrays that get noise, and their calibration, for `shape` or `like`."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
             shape = () if shape is None else shape
             value = self._example(shape, jax.dtypes.canonicalize_dtype(dtype))
         elif shape is not None or dtype is not None:
             raise ValueError(
-                f"like already has shapes and dtypes: leave out shape={shape}, dtype={dtype}"
+                f"like already determines shapes and dtypes: leave out shape={shape} and"
+                f" dtype={dtype}"
             )
         else:
             value = _checks.real_shapes("like", like)
@@ -125,19 +127,19 @@ class OnGrid(abc.ABC):
 
     @property
     def grid(self) -> Scalar:
-        """The grid that a scalar float is rounded to; integers are not rounded."""
+        """The spacing of the grid for a scalar float. Integers are not rounded."""
         return self.grid_for()
 
     def grid_for(self, shape: tuple[int, ...] | None = None, *, like: PyTree = None) -> PyTree:
-        """The grid that arrays are rounded to before noise: a power of two, 1 for integers.
+        """The spacing of the grid to which arrays are rounded: a power of two; 1 for integers.
 
         Args:
             shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`. It is 0 where nothing
-            is rounded: for noise in floats, and without noise.
+            A scalar in the units of the value, or one scalar for every array of `like`. It is 0 if
+            nothing is rounded: for noise in floats, and without noise.
         """
         arrays, calibration = self._asked(shape, like)
 
@@ -150,20 +152,22 @@ class OnGrid(abc.ABC):
             return 1.0
         exponent = calibration.fit(self._lattice, leaf.dtype).exponent
         if not _checks.is_traced(exponent) and exponent.ndim == 0:
-            return math.ldexp(1.0, int(exponent))  # On the host: no program to compile.
+            return math.ldexp(1.0, int(exponent))  # On the host, this needs no compilation.
         return power_of_two(exponent, compute_dtype(leaf.dtype))
 
     def effective_scale(
         self, shape: tuple[int, ...] | None = None, *, like: PyTree = None
     ) -> PyTree:
-        """The scale of the noise that is drawn: the nominal scale b, and a little more.
+        """The scale of the noise that is drawn, which is slightly above the nominal scale b.
 
-        For selections, it is the gap of scores that makes an option e times less likely. The excess
-        pays for rounding to the grid, and for the errors of the noise's tables. Let T be the number
-        of lattice points in a scale: 2^43, or 2^35 for Gaussian noise. Let ||1|| be the norm of a
-        vector of ones. For floats, the scale exceeds b by at most .01% and 2.5 sqrt(b ||1|| / (T
-        Delta)), if that is below 10%. For Laplace noise on d coordinates this is 8.5e-7 sqrt(d /
-        epsilon). Integers are not rounded, and their scale exceeds b by at most .01% and 2 b / T.
+        The excess covers rounding to the grid, and the errors of the noise's tables. For
+        selections, the scale is the gap in score that makes an option e times less likely.
+
+        Let T be the number of lattice points in a scale: 2^43, or 2^35 for Gaussian noise. Let
+        ||1|| be the norm of a vector of ones. For floats, the relative excess over b is at most
+        .01% + 2.5 sqrt(b ||1|| / (T Delta)), if the second term is below 10%. For Laplace noise on
+        d coordinates, the second term is 8.5e-7 sqrt(d / epsilon). Integers are not rounded, and
+        their scale exceeds b by at most .01% and 2 b / T.
 
         Args:
             shape: the shape of a value of JAX's default float; () by default.
@@ -171,9 +175,9 @@ class OnGrid(abc.ABC):
                 `jax.ShapeDtypeStruct`s.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`. All arrays share the
-            nominal scale, but the integer that divides the noise is rounded for each dtype. NaN
-            where no grid can hold the noise.
+            A scalar in the units of the value, or one scalar for every array of `like`. All arrays
+            have the same nominal scale, but the effective scales of different dtypes may differ
+            slightly. NaN if no grid suits the noise.
         """
         arrays, calibration = self._asked(shape, like)
         return jax.tree.map(lambda leaf: self._scale_drawn(leaf, calibration), arrays)
@@ -185,26 +189,27 @@ class OnGrid(abc.ABC):
 
 
 def as_number(scalar: Scalar) -> Scalar:
-    """A Python number, if the scalar is known. Integers stay integers."""
+    """Converts a concrete scalar to a Python number; returns batches and tracers unchanged."""
     if isinstance(scalar, int) or _checks.is_traced(scalar) or jnp.ndim(scalar) > 0:
         return scalar
     return float(scalar)
 
 
 def whole(bound: Scalar) -> Scalar:
-    """A bound on an integer, rounded down. The integer cannot exceed the rounded bound either."""
+    """Rounds down a bound on an integer, which remains a bound."""
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
-# A factor on quantiles. It covers the tables of the noise, and the rounding of scales to float32.
+# A factor on quantiles, to cover the errors of the noise's tables and of scales in float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
 KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, DISCRETE_LAPLACE, GAUSSIAN)}
 
 
 def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
-    """A bound, in scales of the noise, that `together` coordinates all satisfy at a confidence.
+    """A bound on the noise of d = `together` coordinates, in units of the scale.
 
-    Each of d independent coordinates may exceed it with probability 1 - confidence^(1/d).
+    With probability at least `confidence`, no coordinate exceeds the bound. For this, each of the d
+    independent coordinates exceeds it with probability at most 1 - confidence^(1/d).
     """
     confidence = _checks.fraction("confidence", confidence)
     return OUTWARD_QUANTILE * noise.tail_quantile(-math.expm1(math.log(confidence) / together))
@@ -217,13 +222,13 @@ def around_noise(
     steps: Sequence[ArrayLike],
     **facts: object,
 ) -> Accuracy:
-    """Describes arrays with noise, for intervals.
+    """The `Accuracy` of arrays to which noise was added.
 
     Args:
         noise: the distribution at scale 1.
-        leaves: the size of each array, and whether it holds integers.
-        scales: of the noise in each array.
-        steps: the number of steps of the grid of each array.
+        leaves: for each array, its size, and whether it contains integers.
+        scales: the scale of the noise of each array.
+        steps: a bound on the total rounding error of each array: usually the spacing of its grid.
         **facts: other public facts, such as bounds on the values.
     """
     known = KNOWN_NOISE.get(noise.name)
@@ -239,7 +244,7 @@ def around_noise(
 
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
-    """A bound on the error of each array that `together` coordinates satisfy simultaneously."""
+    """For each array, a bound on its errors that is true of `together` coordinates at once."""
     noise = KNOWN_NOISE[facts["noise"]]
     quantile = noise_quantile(noise, confidence, together)
 
@@ -257,7 +262,7 @@ def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> lis
 def _around_noise(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The value plus and minus the noise and the rounding."""
+    """Intervals around the value, which cover the noise and all rounding."""
     del measured
     leaves, structure = jax.tree.flatten(value)
     together = facts["coordinates"] if simultaneous else 1
@@ -266,7 +271,7 @@ def _around_noise(
         center = as_floats(leaf)
         size = np.abs(center)
         reach = bound + rounding_to(leaf.dtype) * size
-        if leaf.dtype.kind in "iu":  # float64 holds larger integers only to the nearest one.
+        if leaf.dtype.kind in "iu":  # float64 rounds integers above 2^53.
             reach = np.where(size + reach < 2.0**53, reach, reach + 2.0**-52 * (size + reach))
         low.append(np.maximum(center - reach, facts.get("lower", -np.inf)))
         high.append(np.minimum(center + reach, facts.get("upper", np.inf)))
@@ -274,7 +279,7 @@ def _around_noise(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """The array in float64. The integer that stands for a bad traced parameter becomes NaN."""
+    """Casts to float64. The least integer, which marks a bad traced parameter, becomes NaN."""
     if not np.issubdtype(array.dtype, np.signedinteger):
         return array.astype(np.float64)
     return np.where(array == np.iinfo(array.dtype).min, np.nan, array.astype(np.float64))
@@ -287,7 +292,7 @@ def rounding_to(dtype: np.dtype) -> float:
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
 
 
-# Discrete Laplace noise of scale 1 / epsilon loses as much as any mechanism of this epsilon.
+# The privacy profile of discrete Laplace noise can be as large as for any epsilon-DP mechanism.
 _FAMILIES: dict[Noise, LossFamily] = {
     LAPLACE: "laplace",
     DISCRETE_LAPLACE: "pure",
@@ -296,12 +301,14 @@ _FAMILIES: dict[Noise, LossFamily] = {
 
 
 class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
-    """Adds noise to every coordinate of a value, or of a linear map of the value.
+    """A base class of mechanisms that add noise to every coordinate.
 
-    A subclass may define its own `_calibration`. If it sets `_is_mapped`, `_before_noise` applies a
-    linear map, `_after_noise` its inverse, and `_noisy` maps an output to the noisy arrays again.
-    Then sensitivity, norm, grid, scale, range and density are about the mapped arrays. Audits use
-    `grids` for outputs and `clamped` for values, so a subclass with a map overrides these two.
+    The noise is added to the value, or to a linear map of the value. For a linear map, a subclass
+    sets `_is_mapped`. Then `_before_noise` applies the map, `_after_noise` applies its inverse, and
+    `_noisy` recovers the noisy arrays from an output. Sensitivity, norm, grid, scale, range and
+    density are then about the mapped arrays. Audits call `grids` for outputs and `clamped` for
+    values, so a subclass with a map may override these methods. A subclass may also override
+    `_calibration`.
 
     Attributes:
         sensitivity: the sensitivity of the arrays that get noise.
@@ -334,13 +341,13 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
         if self.noise.is_whole and floats:
             raise TypeError(
-                f"value must hold integers, because {self.noise.name} noise is for them alone, got"
-                f" {floats[0]}: use dpjax.laplace for floats"
+                f"value must hold integers, because {self.noise.name} noise is only for integers,"
+                f" got {floats[0]}: use dpjax.laplace for floats"
             )
 
     @property
     def _norm_of_noise(self) -> Norm:
-        """The norm in which the noisy arrays are compared."""
+        """The norm in which the distance of arrays determines the privacy loss."""
         return self.norm
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -356,8 +363,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         lattice, delta = self._lattice, self.delta
         if lattice is None or not (_checks.is_traced(self.epsilon) or _checks.is_traced(delta)):
             return calibration
-        # If the tables of the noise do not cover the parameters, `_check_fit` raises. Traced
-        # parameters cannot raise, so their scale becomes NaN.
+        # If delta does not cover the errors of the noise's tables, `_check_fit` raises an error. It
+        # cannot do so for traced parameters, so their scale becomes NaN here.
         covered = calibration.covers(lattice, delta, jnp)
         return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
 
@@ -374,16 +381,16 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
         if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
-            # Accountants assume the norm of the event. In another norm the same noise multiplier
-            # has another meaning.
+            # Accountants assume the norm of the event. In another norm, the same noise multiplier
+            # means another guarantee.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
-        # The event describes ideal noise. The certificate of the tables adds a delta that
-        # accountants ignore: 2^-118 (1 + e^epsilon) for each coordinate of Gaussian noise.
+        # The event describes ideal noise. It omits the delta of the tables' certificate, which is
+        # 2^-118 (1 + e^epsilon) for each coordinate of Gaussian noise.
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
     def _after_noise(self, noisy: PyTree) -> Value:
-        """The value of the release that is made of noisy arrays."""
+        """The published value, computed from the noisy arrays."""
         return noisy
 
     def _noisy(self, output: Value) -> PyTree:
@@ -404,7 +411,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return self._after_noise(add_noise(key, arrays, self._calibration(arrays), self.noise))
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of every array that gets noise: a power of two for floats, 1 for integers.
+        """The grid spacing of every array that gets noise: a power of two, or 1 for integers.
 
         Args:
             value: a pytree of real arrays, or of `jax.ShapeDtypeStruct`s.
@@ -421,11 +428,11 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """The interval in which nothing is clamped; a value outside is released as the nearer end.
+        """The interval to which values are clamped.
 
-        For floats it is 2^93 steps of the grid. For a vector of 10^9 numbers at epsilon 1, that is
-        more than 10^15 sensitivities. Numbers of this size have float64 spacings wider than a
-        sensitivity. For integers it is the range of the released dtype.
+        For floats it is 2^93 steps of the grid on either side of 0. For a vector of 10^9 numbers at
+        epsilon 1, this is more than 10^15 sensitivities. Near such numbers, the spacing of float64
+        is wider than a sensitivity. For integers it is the range of the released dtype.
 
         Args:
             shape: the shape of the value; () by default.
@@ -433,7 +440,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
             like: instead of both, a pytree of arrays or `jax.ShapeDtypeStruct`s.
 
         Returns:
-            The two ends, in the units of the value; those of every array of `like`.
+            The lower and the upper end, in the units of the value. With `like`, each is a pytree
+            with one end for every array.
         """
         arrays, calibration = self._asked(shape, like, dtype)
 
@@ -444,7 +452,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return jax.tree.map(operator.neg, high), high
 
     def clamped(self, value: Value) -> Value:
-        """The arrays that get noise: NaN becomes 0, and a number out of `range` its nearer end.
+        """The arrays that get noise: NaN becomes 0, and other numbers are clamped to `range`.
 
         Args:
             value: a pytree of real arrays.
@@ -484,20 +492,20 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     ) -> PyTree:
         """A bound on the distance of a release from the true value, at a confidence.
 
-        It covers the noise and the rounding to the grid, or to integers. The true value is the
-        `clamped` one. A float that is released is also rounded to its dtype, which adds half a unit
-        in its last place.
+        The bound covers the noise, and the rounding to the grid or to integers. The true value is
+        the value after `clamped`. A released float is also rounded to its dtype, which adds half a
+        unit in its last place to the error.
 
         Args:
-            confidence: the bound holds for each coordinate with at least this probability; in (0,
-                1).
+            confidence: the probability, at least, that the error of a coordinate is within the
+                bound; in (0, 1).
             shape: the shape of a value of JAX's default float; () by default.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: whether the bound holds for all coordinates of all arrays at once, instead
-                of for each one.
+            simultaneous: whether the confidence is for all coordinates of all arrays together,
+                instead of for each coordinate.
 
         Returns:
-            A scalar in the units of the value, one for every array of `like`.
+            A scalar in the units of the value, or one scalar for every array of `like`.
         """
         arrays, calibration = self._asked(shape, like)
         together = sum(leaf.size for leaf in jax.tree.leaves(arrays)) if simultaneous else 1
@@ -507,17 +515,16 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds on the error of releases, if no noise exceeds `quantile` scales.
+        """Bounds on the error of a release whose noise is at most `quantile` scales.
 
-        `everywhere` asks for a bound on all numbers that follow from a release, if it is a
-        function.
+        If the release is a function, `everywhere` asks for a bound on all of its values.
         """
         del everywhere
 
         def bound(leaf: ArrayOrShape) -> Scalar:
             scale = self._scale_drawn(leaf, calibration)
             if is_float(leaf):
-                # Half a step for the value, and half a step for the noise.
+                # The value and the noise are each rounded by at most half a step.
                 return scale * quantile + self._spacing(leaf, calibration)
             most = self.noise.whole_bound(quantile, scale)
             return most if isinstance(most, jax.Array) else float(most)
@@ -533,7 +540,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
         steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
-        # Rounding may move every coordinate by a step of the grid. In units of the noise, this is
+        # By how much rounding may change the difference of each coordinate: one step of the grid,
+        # in units of the scale.
         moved = [
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
@@ -570,11 +578,11 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 def _log_prob(
     output: Value, center: jax.Array, scale: jax.Array, noise: Noise, end: float
 ) -> jax.Array:
-    """Log density of one noisy array; log probability where it holds integers.
+    """Log density of one noisy array; log probability if it contains integers.
 
     Args:
-        output: the array.
-        center: the number to which noise was added, in the dtype of the computation.
+        output: the noisy array.
+        center: the array without noise, in the dtype of the computation.
         scale: the scale of the noise.
         noise: the distribution at scale 1.
         end: the largest magnitude of a release.
@@ -586,15 +594,15 @@ def _log_prob(
     if output.shape != center.shape:
         raise ValueError(f"output must be of the value's shape {center.shape}, got {output.shape}")
     given, output = output, output.astype(center.dtype)
-    # Numbers beyond the largest release are clamped to it, so each end has the probability of a
-    # tail.
+    # Noisy numbers beyond the largest release are clamped to it. So each end of the range has the
+    # probability of a whole tail.
     low, high = output <= -end, output >= end
     if is_float(center):
         error = (output - center) / scale
         inside = noise.log_density(error) - jnp.log(scale)
         tail = noise.log_cdf(jnp.where(low, error, -error))
     else:
-        # Subtracted as integers, because floats would lose the last digits.
+        # The subtraction is exact in integers. Floats would lose the last digits.
         error = _integer_difference(output, center, scale.dtype)
         silent, drawn = scale == 0, jnp.where(scale == 0, 1, scale)
         unmoved = jnp.where(error == 0, 0.0, -jnp.inf)
@@ -607,22 +615,23 @@ def _log_prob(
 
 
 def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The difference of two integers as a float. The difference may not fit into their dtype."""
+    """The exact difference of two integers, which their dtype may not hold, as a float."""
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
     return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """The message that delta does not cover the tables' error. It says which number to change."""
+    """An error message: delta does not cover the probability that the noise's tables omit."""
     missed = (
-        f"the tables of the noise miss {lattice.certificate.delta:.1g} of its mass in each of"
+        f"the tables of the noise omit a probability of {lattice.certificate.delta:.1g} in each of"
         f" {calibration.coordinates} coordinates"
     )
     epsilon, largest = float(calibration.epsilon), calibration.largest_epsilon(lattice, delta)
     if 0 < largest < epsilon:
         return (
             f"epsilon={epsilon:g} is too large for delta={delta!r}, which allows at most"
-            f" {largest:.3g}: {missed}, and e^epsilon times that must be far below delta"
+            f" {largest:.3g}: {missed}, and e^epsilon times this probability must be far below"
+            " delta"
         )
     return f"delta={delta!r} is too close to 0 or 1 at epsilon={epsilon:g}: {missed}"

@@ -1,4 +1,4 @@
-"""A private test of an oracle: are the records plausible as a draw from it?"""
+"""`check_oracle`: a private test of the hypothesis that the records are a draw from an oracle."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from dpjax.mechanisms._start import begin
 from dpjax.random._keys import check_key, sampling_key
 from dpjax.release._mechanism import SensitivityMechanism
 
-# Databases that fix the bins and the weights of the test.
+# The number of drawn databases that determine the bins and the weights of the test.
 _PILOTS = 32
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -31,7 +31,7 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 class _Expected:
     """Counts of an oracle's records in public bins, without noise.
 
-    Two instances are equal if their contents are.
+    Two instances are equal if all arrays are equal.
 
     Attributes:
         edges: the edges between the bins.
@@ -57,15 +57,16 @@ class _Expected:
 
 @frozen_pytree
 class OraclePlausibility:
-    """Noisy counts of the records in public bins, and how rarely the oracle deviates as much.
+    """The result of a test of an oracle: noisy counts of records in public bins, and a p-value.
 
     Attributes:
-        p_value: the share of databases, including this one, that deviate at least as much.
+        p_value: the fraction of databases, including the private one, whose noisy counts deviate
+            from the mean at least as much as the private counts.
         counts: the counts of the records in the bins, with noise; integers that may be negative.
 
     Formal guarantees:
-        Those of the mechanism that released it. A small p-value refutes the oracle. A large one
-        certifies nothing.
+        As for the mechanism that released it. A small p-value is evidence against the oracle. A
+        large p-value proves nothing.
     """
 
     p_value: jax.Array
@@ -80,9 +81,9 @@ class OracleCheck(SensitivityMechanism):
     """Compares the records with an oracle; made by `check_oracle`.
 
     Attributes:
-        sensitivity: one record changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one record changes.
         epsilon: the epsilon of the guarantee.
-        score: the score of a record.
+        score: maps a record to its score.
         expected: counts of the oracle's records in the bins.
 
     Formal guarantees:
@@ -135,15 +136,15 @@ class OracleCheck(SensitivityMechanism):
         simulated = jnp.asarray(expected.simulated)
         keys = jax.random.split(key_simulated, len(simulated))
         noisy = jax.vmap(counting._draw)(keys, simulated)
-        # The test is valid with any fixed weights. Inverse variances make it powerful.
+        # The test is valid with any constant weights. Inverse variances give it more power.
         variance = expected.variance + 2 * jnp.square(2 / jnp.asarray(self.epsilon, jnp.float32))
 
         def deviation(counts: jax.Array) -> jax.Array:
             off = counts.astype(jnp.float32) - expected.mean
             return jnp.sum(jnp.square(off) / variance)
 
-        # A sum may round differently alone and in a batch. The factor makes sure that equal counts
-        # still count as deviating as much.
+        # A sum may be rounded differently alone and in a batch. The factor makes sure that equal
+        # counts are counted as equal deviations.
         least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
         as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
         p_value = (1 + as_much) / float(1 + len(simulated))
@@ -152,7 +153,7 @@ class OracleCheck(SensitivityMechanism):
         return OraclePlausibility(jnp.where(bad, jnp.nan, p_value), jnp.where(bad, -1, counts))
 
     def clamped(self, value: Value) -> Value:
-        """The records as they are: the score sees all of them.
+        """The records without a change, because the mechanism does not clamp them.
 
         Args:
             value: a pytree of arrays of records.
@@ -163,7 +164,7 @@ class OracleCheck(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        """Log probability of the counts. The p-value adds public randomness to them alone.
+        """Log probability of the counts, from which the p-value is drawn by public randomness.
 
         Args:
             output: an `OraclePlausibility`.
@@ -181,17 +182,17 @@ class OracleCheck(SensitivityMechanism):
     def power(
         self, key: Key, alternative: Oracle, *, level: float = 0.05, trials: int = 200
     ) -> float:
-        """How often the test would refute the oracle, if records came from another one.
+        """The probability that the test refutes the oracle if records come from another oracle.
 
         Args:
             key: a typed key of `dpjax.random`.
-            alternative: draws databases as the oracle does.
-            level: the level of the p-value, below which the oracle counts as refuted.
-            trials: the number of databases that are drawn.
+            alternative: the other oracle, from which databases are drawn.
+            level: the significance level of the test.
+            trials: the number of drawn databases.
 
         Returns:
-            The share of databases with a p-value of at most `level`. It is public: nothing private
-            goes in.
+            The fraction of databases with a p-value of at most `level`. It is public, because it
+            does not depend on private data.
         """
         check_key(key)
         level = float(_checks.fraction("level", level))
@@ -220,23 +221,25 @@ def check_oracle(
 ) -> OracleCheck:
     """A private test of whether the database is plausible as a draw from an oracle.
 
-    Random DP rests on its oracle. The mechanism counts the records in bins of a public score, adds
-    noise, and compares the counts with those of databases from the oracle, under the same noise.
+    The guarantee of random DP assumes that the private database is a draw from the oracle. The
+    mechanism counts the records in bins of a public score, and adds noise. Then it compares the
+    noisy counts with noisy counts of databases from the oracle.
 
     Args:
-        key: a typed key, for the databases from the oracle, which are drawn here.
+        key: a typed key, for drawing databases from the oracle.
         oracle: draws databases; its records may depend on each other.
-        score: takes one record to a number; None for `oracle.log_prob`. It must be public. NaN
-            counts as the lowest.
+        score: a public function that maps one record to a number; None for `oracle.log_prob`. NaN
+            counts as the lowest score.
         n: records of a database; public.
         epsilon: finite, above 0.
-        quantiles: of the score under the oracle, in order: the edges of the bins.
-        simulations: databases that the p-value compares with, at least 19.
+        quantiles: the bins have their edges at these quantiles of the score under the oracle, in
+            increasing order.
+        simulations: the number of drawn databases for the p-value, at least 19.
 
     Returns:
         An `OracleCheck`: `mechanism(key, database)` releases an `OraclePlausibility` with `p_value`
         and `counts`. `mechanism.power(key, alternative)` estimates in advance how often the test
-        refutes the oracle, if the records come from another one.
+        refutes the oracle if the records come from an alternative oracle.
 
     Raises:
         TypeError: if the oracle has no `log_prob` and no score is given, or an argument has the
@@ -244,15 +247,16 @@ def check_oracle(
         ValueError: if a number is out of range; at a release, if there are not n records.
 
     Formal guarantees:
-        epsilon-DP when one record is replaced, for any oracle and score, with gamma 0: the counts
-        move by 2 in l1, and the rest is computed from them and public numbers. A ledger pays for it
-        like for any other release.
+        epsilon-DP when one record is replaced, for any oracle and score, with gamma 0. Proof: a
+        replaced record changes the counts by 2 in l1, and everything else is computed from the
+        noisy counts and public numbers. A ledger pays for the test as for any other release.
 
-        If the database is a draw from the oracle, P(p_value <= a) <= a, over the databases drawn
-        here, the private database and the noise, because the counts of all databases are
-        exchangeable. The edges come from other draws, so they need not be the true quantiles. The
-        test can only refute an oracle. You may test first and release only if the oracle passes:
-        the probability that a pair is bad and is released remains at most gamma.
+        If the database is a draw from the oracle, P(p_value <= a) <= a over the databases drawn
+        here, the private database and the noise, because the noisy counts of all databases are
+        exchangeable. The edges are estimated from separate draws, so the test is valid even if they
+        are not the true quantiles. The test can only refute an oracle, not confirm it. You may test
+        first, and release only if the oracle passes. The probability that a pair is not covered by
+        the sensitivity and is released remains at most gamma.
 
     Source:
         Barnard (1963) for the test; Awan and Wang (2022), Kazan et al. (2023) and Canonne et al.
@@ -274,7 +278,9 @@ def check_oracle(
     simulations = _checks.integer("simulations", simulations, least=19)
     cuts = tuple(float(_checks.fraction("quantiles", x)) for x in quantiles)
     if not cuts or list(cuts) != sorted(set(cuts)):
-        raise ValueError(f"quantiles must be numbers in order, got {quantiles}")
+        raise ValueError(
+            f"quantiles must be different numbers in increasing order, got {quantiles}"
+        )
     _checks.function("oracle", oracle)
     if score is None:
         score = getattr(oracle, "log_prob", None)
@@ -288,7 +294,7 @@ def check_oracle(
 
 
 def _program_of(score: Score, database: Database) -> Program:
-    """The score of one record as a program that never mixes records under `vmap`."""
+    """Traces the score of one record; refuses a score that may mix records under `vmap`."""
     if isinstance(score, Program):
         return score
     record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
@@ -302,16 +308,16 @@ def _scores_of(score: Score, database: Database) -> jax.Array:
 
 
 def _counts(score: Score, edges: np.ndarray | jax.Array, database: Database) -> jax.Array:
-    """The records in each bin, int32: a record is in exactly one."""
+    """The number of records in each bin, int32. Each record is in exactly one bin."""
     bins = jnp.searchsorted(jnp.asarray(edges), _scores_of(score, database), side="right")
     return jnp.zeros(len(edges) + 1, jnp.int32).at[bins].add(1)
 
 
 def _edges(scores: np.ndarray, cuts: tuple[float, ...]) -> np.ndarray:
-    """Edges slightly below each quantile, in the middle between two scores.
+    """Edges of bins: slightly below each quantile, halfway between two scores.
 
-    Two programs may round the same score differently. So no edge lies at a score, where many
-    records could change their bin.
+    Two compiled programs may round the same score differently. If an edge were equal to a score,
+    all records with this score could move to another bin. So edges are kept away from scores.
     """
     ordered = np.sort(scores.astype(np.float64), axis=None)
     quantiles = ordered[[int(cut * (ordered.size - 1)) for cut in cuts]]
@@ -341,7 +347,8 @@ def _simulated(
 
     piloted = simulate(pilots)
     mean = piloted.mean(axis=0)
-    # Counts of a few databases may coincide by chance, so the variance gets a lower limit.
+    # The counts of the few pilot databases may be equal by chance. So the variance is at least the
+    # variance for independent records, and at least 1.
     variance = np.maximum(piloted.var(axis=0), np.maximum(mean * (1 - mean / n), 1.0))
     databases = simulate(jax.random.split(key_databases, simulations))
     return _Expected(edges, mean.astype(np.float32), variance.astype(np.float32), databases)

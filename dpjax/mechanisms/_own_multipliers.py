@@ -1,9 +1,10 @@
-"""Multipliers that users write: formulas for the scale of noise over the sensitivity.
+"""Margins for the rounding errors of multipliers: users' formulas for scale over sensitivity.
 
-The rounding error of the formula is measured, and several times that error is added to the scale.
-Concrete parameters are evaluated in float64 on the host, and the formula is compared with itself at
-nearby parameters. Traced parameters are evaluated in the float dtype of the program, and float32 is
-compared with float64 at many parameters. A formula with catastrophic cancellation is refused.
+The rounding error of the formula is measured, and eight times the largest error is added to the
+scale. Concrete parameters are evaluated in float64 on the host, and the formula is compared with
+its own values at nearby parameters. Traced parameters are evaluated in the float dtype of the
+program, and the formula in float32 is compared with float64 at many parameters. A formula with
+catastrophic cancellation is refused.
 """
 
 import math
@@ -20,18 +21,18 @@ from dpjax._exact._numerics import compute_dtype
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
 
-# A smaller relative error needs no margin, because the drawn scale already exceeds the nominal one
-# by more.
+# A relative error below this needs no margin, because the scale that is drawn exceeds the nominal
+# scale by more.
 _COVERED = 2.0**-40
-_FACTOR = 8  # The margin over the largest error that was measured.
+_FACTOR = 8  # The margin is this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Steps from 2^-8 to 2^-48. The step up is longer than the step down by an irrational factor. Equal
-# steps could miss errors that are symmetric about the center.
+# Relative steps from 2^-8 to 2^-48. A step up is longer than a step down by an irrational factor,
+# because equal steps could miss errors that are symmetric about the center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
-# For smaller epsilon, a formula that subtracts logarithms, which reach 745 in float64, could lose
-# all digits at every nearby parameter. The comparison would then find no error.
+# A formula may subtract logarithms, whose magnitudes reach 745 in float64. For smaller epsilon, it
+# could lose all digits at every nearby parameter, and then the comparison would find no error.
 _LEAST_EPSILON = 1e-9
-# The ranges in which traced parameters are tested. Others give NaN.
+# Traced parameters are tested in these ranges. Parameters outside of them give NaN.
 _EPSILONS, _DELTAS = (2.0**-14, 2.0**6), (2.0**-60, 2.0**-2)
 _TRIED = 256
 
@@ -43,7 +44,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     if epsilon < _LEAST_EPSILON:
         raise ValueError(
             f"epsilon must be at least {_LEAST_EPSILON:g} for a multiplier of your own, got"
-            f" {epsilon}: its rounding errors cannot be measured below that"
+            f" {epsilon}: below this limit, rounding errors of the multiplier cannot be measured"
         )
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -62,8 +63,8 @@ def _in_float64(unit: object) -> float:
         raise TypeError("multiplier closes over a traced value: make the mechanism outside of jit")
     if dtype != np.float64:
         raise TypeError(
-            f"multiplier must compute in float64, got {dtype}: its parameters are float64, so a"
-            " cast in it, or an array of another dtype, rounds the scale"
+            f"multiplier must return float64 for float64 parameters, got {dtype}: remove the cast,"
+            " or the array of another dtype, that rounds its result"
         )
     return float(unit)  # pyright: ignore[reportArgumentType]
 
@@ -71,11 +72,11 @@ def _in_float64(unit: object) -> float:
 def _lost_around(
     formula: Callable[..., Value], numbers: tuple[Value, ...], unit: Value
 ) -> np.ndarray:
-    """The largest deviation of a formula from a straight line, minus that of a smooth formula.
+    """Estimates the relative rounding error of a formula by its deviation from a straight line.
 
-    Rounding errors look random over steps about as large as the error. Steps of 2^-8 and less are
-    tried. A smooth formula is nearly straight there: its deviation is a multiple of the squared
-    step. The multiple is 56 for x^-7, and x^2 for e^x.
+    Three values at nearby parameters of a smooth formula are nearly on a straight line: the
+    deviation is a multiple of the squared step. The multiple is 56 for x^-7, and x^2 for e^x. A
+    larger deviation is rounding error, which looks random over steps about as large as the error.
     """
     worst = np.zeros(np.shape(unit))
     for place, number in enumerate(numbers):
@@ -128,8 +129,8 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
                     around = _lost_around(formula, (epsilons, deltas), exact)
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
         raise TypeError(
-            "multiplier must be written in jax.numpy if its parameters are traced, got one that"
-            " needs their values: rewrite it, or make the mechanism outside of jit"
+            "multiplier must be written in jax.numpy if its parameters are traced, but it needs the"
+            " values of the parameters: rewrite it, or make the mechanism outside of jit"
         ) from error
     errors = around if around is not None else np.abs(short / exact - 1)
     worst = int(np.argmax(np.where(np.isnan(errors), np.inf, errors)))

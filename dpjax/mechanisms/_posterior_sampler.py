@@ -1,4 +1,7 @@
-"""Private draws from a posterior; docs/proofs/posterior-sampler.md has the proofs."""
+"""`posterior_sampler`: private draws from a posterior over a public list of parameters.
+
+docs/proofs/posterior-sampler.md has the proofs.
+"""
 
 import dataclasses
 
@@ -30,8 +33,8 @@ class PosteriorSampler(SelectionMechanism):
     def temperature(self) -> Scalar:
         """max(1, sensitivity / epsilon). The likelihood is raised to the power 1 / temperature.
 
-        At temperature 1 a draw from the posterior itself is private enough, up to the rounding that
-        `effective_scale` shows.
+        At temperature 1, parameters are drawn from the posterior itself, up to the small excess of
+        `effective_scale` over 1.
         """
         needed = self._most_range / self.epsilon
         return jnp.maximum(needed, 1) if _checks.is_traced(needed) else max(float(needed), 1.0)
@@ -45,18 +48,18 @@ def posterior_sampler(
 ) -> PosteriorSampler:
     """Draws from a posterior over public parameters, with the likelihood tempered for privacy.
 
-    Parameter k is drawn with probability ~ prior_k exp(log p(D | theta_k) / temperature): an
-    exponential mechanism with the log likelihood as score and the prior as base. A record that
-    changes all log likelihoods equally changes no probability, so the sensitivity is measured in
-    the norm "range".
+    Parameter k is drawn with probability proportional to prior_k exp(log p(D | theta_k) /
+    temperature). This is the exponential mechanism, with the log likelihood as score and the prior
+    as base weights. If a record changes all log likelihoods by the same amount, the probabilities
+    do not change. So the sensitivity is measured in the norm "range".
 
     Args:
         sensitivity: a `Sensitivity` of the log likelihoods in the norm "range", or a number, taken
             as a global bound in it.
-        epsilon: finite, above 0. At `epsilon=sensitivity.value` the temperature is 1; a larger one
-            would buy nothing.
-        log_prior: shape (K,), log weights of the parameters: of a grid, or zeros for draws from the
-            prior. Parameters and prior must be public.
+        epsilon: finite, above 0. At `epsilon=sensitivity.value` the temperature is 1. A larger
+            epsilon has no benefit.
+        log_prior: shape (K,), the log prior weights of the parameters. Pass zeros if the parameters
+            are draws from the prior. Parameters and prior must be public.
 
     Returns:
         A `PosteriorSampler`: `mechanism(key, log_likelihoods)` takes shape (K,), as
@@ -72,9 +75,9 @@ def posterior_sampler(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by the proof in
-        docs/proofs/posterior-sampler.md, and epsilon^2 / 8-zCDP for each draw. So k draws at
-        epsilon / k each are epsilon^2 / (8 k)-zCDP: see `dpjax.accounting.compose_at` with "zcdp".
-        A wrong model makes the posterior useless, but not less private.
+        docs/proofs/posterior-sampler.md. Each draw is epsilon^2 / 8-zCDP. So k draws at epsilon / k
+        each are epsilon^2 / (8 k)-zCDP: see `dpjax.accounting.compose_at` with "zcdp". A wrong
+        model makes the posterior useless, but not less private.
 
     Source:
         Mir (2012); Dimitrakakis, Nelson, Mitrokotsa and Rubinstein (2014, 2017); Wang, Fienberg and
@@ -98,11 +101,15 @@ def posterior_sampler(
     if callable(log_prior):
         raise TypeError(
             "log_prior must be log weights of a public list of parameters, got a function: a"
-            " Markov chain does not draw exactly from the posterior, and its error has no"
-            " certified bound; pass draws from the prior as parameters, and zeros"
+            " continuous posterior would need a Markov chain, which does not draw exactly from the"
+            " posterior, and whose error has no certified bound. Draw a list of parameters from the"
+            " prior, and pass zeros as log_prior"
         )
     sensitivity, epsilon = begin("range", sensitivity, epsilon)
     if sensitivity.zero_allowed:
-        raise ValueError("sensitivity must be above 0: where it is 0, the prior is the posterior")
+        raise ValueError(
+            "sensitivity must be above 0, got 0: then the posterior is equal to the prior, and"
+            " needs no mechanism"
+        )
     base = log_weights("log_prior", log_prior)
     return PosteriorSampler(sensitivity, epsilon, EXPONENTIAL_RULE, log_base=base)

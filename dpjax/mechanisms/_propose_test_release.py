@@ -1,5 +1,6 @@
-"""Propose-test-release: proposes a bound, tests in private whether it holds widely, then uses it.
+"""Propose-test-release for quantiles: noise for a proposed bound on the local sensitivity.
 
+A private test first decides whether the bound is true of all databases near the private one.
 docs/proofs/propose-test-release.md has the proofs.
 """
 
@@ -31,11 +32,12 @@ from dpjax.random._grid_fit import GridFit
 from dpjax.random._noise import LAPLACE
 from dpjax.random._release import integer_fit, laplace_steps, steps_to_float
 
-# The grid is chosen such that the proposed bound, rounded down, has 2^11 to 2^12 steps.
+# The spacing of the grid is chosen such that the proposed bound is 2^11 to 2^12 steps.
 _BOUND_BITS = 12
-# The least ratio of the bound to upper - lower. So lower and upper are less than 2^30 steps apart.
+# The least ratio of the bound to upper - lower. It makes sure that upper - lower is less than 2^30
+# steps.
 _LEAST_BOUND = 2.0**-17
-# Covers the float32 roundings of the least distance.
+# This factor covers the float32 rounding errors of `least_distance`.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
 # The least epsilon, and also the least epsilon / `scales`. So the noise of an answer has a scale of
 # at most 2^41 steps, and `least_distance` is below 2^30.
@@ -44,14 +46,15 @@ _LEAST_EPSILON = 2.0**-28
 
 @frozen_pytree
 class Reply:
-    """An answer, or none; made by a `ProposeTestRelease`.
+    """The value of a release by `ProposeTestRelease`: an answer, or the fact that there is none.
 
     Attributes:
         answered: 1 if the test passed, 0 if it failed, -1 if a traced parameter was bad.
         value: the answer; 0 if the test failed.
 
     Formal guarantees:
-        None of its own. A missing answer is also released information, and is accounted for.
+        None of its own. The fact that there is no answer is part of the release, and the guarantee
+        of the mechanism covers it.
     """
 
     answered: jax.Array
@@ -63,13 +66,14 @@ class Reply:
 
 @made_by_factory
 class ProposeTestRelease(QuantileMechanism):
-    """Answers only far from databases that break the bound; made by `propose_test_release`.
+    """Answers only if the bound is true of all nearby databases; made by `propose_test_release`.
 
     Attributes:
-        sensitivity: one record changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one record changes.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
-        scales: log(1 / (2 delta)). The noisy distance must exceed this many scales of its noise.
+        scales: log(1 / (2 delta)). The test passes if the noisy distance exceeds this many scales
+            of its noise.
         bound: the bound on the local sensitivity, as proposed.
         lower: the lower bound of the records.
         upper: the upper bound of the records.
@@ -97,7 +101,7 @@ class ProposeTestRelease(QuantileMechanism):
 
     @property
     def _bound_steps(self) -> jax.Array:
-        """The bound in steps, rounded down; NaN if it is NaN."""
+        """The bound in steps of the grid, rounded down; NaN if the bound is NaN."""
         bound = jnp.asarray(self.bound, jnp.float32)
         return jnp.floor(bound * power_of_two(-self._exponent, jnp.float32))
 
@@ -111,12 +115,12 @@ class ProposeTestRelease(QuantileMechanism):
 
     @property
     def least_distance(self) -> jax.Array:
-        """The test passes if the noisy distance exceeds this: `scales` of its noise, rounded up."""
+        """The test passes if the noisy distance exceeds this number of records."""
         fit, _ = self._fits()
         return jnp.ceil(fit.scale * jnp.asarray(self.scales, jnp.float32) * _OUTWARD_DISTANCE)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, jax.Array, jax.Array]:
-        """The records in order, the statistic in steps, and its distance from instability."""
+        """The sorted records, the statistic in steps, and the distance that the test uses."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         ranks = [rank_of(p, records.n) for p in self.probabilities]
         bound = self._bound_steps
@@ -130,9 +134,9 @@ class ProposeTestRelease(QuantileMechanism):
         return records.steps[ranks[1]] - records.steps[ranks[0]]
 
     def _center(self, records: OrderedRecords, statistic: jax.Array) -> Limbs:
-        """The statistic in steps above 0.
+        """Converts the statistic to steps from 0.
 
-        `statistic` counts a single quantile from the lower bound.
+        For a single quantile, `statistic` counts steps from the lower bound.
         """
         if len(self.probabilities) == 1:
             return records.absolute(statistic)
@@ -159,10 +163,10 @@ class ProposeTestRelease(QuantileMechanism):
         return Reply(jnp.float32(0), power_of_two(self._exponent, jnp.float32))
 
     def distance(self, value: Value) -> jax.Array:
-        """How many records must be replaced until the bound fails. It is as private as the records.
+        """How many records must be replaced until the local sensitivity exceeds the bound.
 
-        To choose a bound, call this on public or simulated records. If it is below
-        `least_distance`, the test will rarely pass.
+        This number is as private as the records. To choose a bound, call this method on public or
+        simulated records. If the distance is below `least_distance`, the test will rarely pass.
 
         Args:
             value: an array of records, shape (n,).
@@ -177,8 +181,8 @@ class ProposeTestRelease(QuantileMechanism):
         dtype = compute_dtype(value.dtype)
         records, statistic, distance = self._measured(value)
         test, answer = self._fits()
-        # P(distance + M > least) for integer noise M, approximated by the continuous distribution
-        # with the usual correction of half a step.
+        # The probability P(distance + M > least) of the integer noise M is approximated by the
+        # continuous distribution, with the usual continuity correction of 1/2.
         margin = (distance.astype(dtype) - self.least_distance.astype(dtype) - 0.5) / test.scale
         center = steps_to_float(self._center(records, statistic), records.exponent, dtype)
         scale = (answer.scale * power_of_two(records.exponent, jnp.float32)).astype(dtype)
@@ -193,10 +197,12 @@ class ProposeTestRelease(QuantileMechanism):
         """A bound on the distance of an answer from the true statistic, if there is an answer.
 
         Args:
-            confidence: the probability, at least, that an answer keeps the bound; in (0, 1).
+            confidence: the probability, at least, that the error of an answer is within the bound;
+                in (0, 1).
 
         Returns:
-            A scalar in the units of the records; it covers the rounding to the grid and to floats.
+            A scalar in the units of the records, which includes the rounding to the grid and to
+            floats.
         """
         noise = self._fits()[1].scale * noise_quantile(LAPLACE, confidence)
         # The noise and each quantile are rounded by half a step.
@@ -226,8 +232,8 @@ def propose_test_release(
     Args:
         epsilon: finite, above 0. Half of it pays for the test.
         delta: in (0, 1).
-        bound: the proposed bound, in the units of the records. It must be public: choose it from
-            public data, or by the noise that you accept. It must be at least 2^-17 (upper - lower).
+        bound: the proposed bound, in the units of the records, at least 2^-17 (upper - lower). It
+            must be public: choose it from public data, or from the noise that you accept.
         lower: the lower bound of the records, which are clamped; public.
         upper: the upper bound of the records, public.
         probability: p, for the ceil(p n)-th smallest record, as in `targets.quantile`; or two
@@ -235,18 +241,19 @@ def propose_test_release(
             range.
 
     Returns:
-        A `ProposeTestRelease`: `mechanism(key, records)` takes numbers of shape (n,), NaN as lower,
-        and releases a `Reply`.
+        A `ProposeTestRelease`: `mechanism(key, records)` takes numbers of shape (n,), and releases
+        a `Reply`. NaN counts as `lower`.
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range, a pair is out of order, or epsilon is so small that no
-            database passes the test; at a release, if the value is not one array of records.
+        ValueError: if a parameter is out of range, if `lower` and `upper` or two probabilities are
+            out of order, or if epsilon is so small that no database passes the test; at a release,
+            if the value is not one array of records.
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for the integers that are drawn. On every
-        pair of neighbors, either the release is epsilon-DP, or both pass the test with probability
-        at most delta. docs/proofs/propose-test-release.md has the proof.
+        pair of neighbors, either the release is epsilon-DP, or each database passes the test with
+        probability at most delta. docs/proofs/propose-test-release.md has the proof.
 
     Source:
         Dwork and Lei (2009); the distance as in Nissim, Raskhodnikova and Smith (2007), section 3.
@@ -264,7 +271,7 @@ def propose_test_release(
     low, high = check_bounds(lower, upper)
     proposed = _checks.positive("bound", bound)
     least, most = _LEAST_BOUND * (high - low), high - low
-    # Computed on the host if possible, because float32 would round a tiny delta.
+    # Concrete numbers are computed on the host, because float32 would round a tiny delta.
     scales = _scales(delta)
     in_range = (least <= proposed) & (proposed <= most)
     carried = (epsilon >= _LEAST_EPSILON) & (epsilon >= _LEAST_EPSILON * scales)

@@ -1,4 +1,4 @@
-"""Mechanisms that each person runs on their own answer: randomized response, unary encoding."""
+"""Mechanisms of local differential privacy: randomized response and unary encoding."""
 
 import abc
 import math
@@ -29,15 +29,15 @@ class LocalMechanism(SensitivityMechanism):
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times the probability that a report names the true category, or any one other."""
+        """2^32 times two probabilities: of reporting the true category, and a given other one."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
-        """The reports for an array of answers."""
+        """Draws the reports for an array of answers."""
 
     @abc.abstractmethod
     def _most_lies(self, confidence: float, answers: int) -> float:
-        """A bound on the number of lies in the reports of some answers, at a confidence."""
+        """A bound on the number of lies in `answers` reports, at a confidence."""
 
     def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
@@ -66,7 +66,7 @@ class LocalMechanism(SensitivityMechanism):
             confidence: the bound holds with at least this probability; in (0, 1).
             shape: shape of the value.
             like: instead of a shape, a pytree of arrays or `jax.ShapeDtypeStruct`s.
-            simultaneous: over all the answers, instead of for each one of them.
+            simultaneous: whether to count the lies in all answers, instead of in one answer.
 
         Returns:
             An integer. For bits, a lie is a bit that differs from the truth.
@@ -75,7 +75,7 @@ class LocalMechanism(SensitivityMechanism):
         if like is None:
             answers = count(() if shape is None else shape)
         elif shape is not None:
-            raise ValueError(f"like has shapes and dtypes of its own: leave out shape={shape}")
+            raise ValueError(f"like already determines shapes and dtypes: leave out shape={shape}")
         else:
             value = _checks.real_shapes("like", like)
             self._check_value(value)
@@ -83,7 +83,7 @@ class LocalMechanism(SensitivityMechanism):
         return int(self._most_lies(confidence, answers if simultaneous else 1))
 
     def clamped(self, value: Value) -> Value:
-        """The answers that are reported on: clamped to [0, categories).
+        """The answers, clamped to [0, categories).
 
         Args:
             value: a pytree of integers.
@@ -105,9 +105,9 @@ class RandomizedResponse(LocalMechanism):
     """Keeps each answer or lies about it; made by `randomized_response` or `two_coins`.
 
     Attributes:
-        sensitivity: one answer changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one answer changes.
         epsilon: the epsilon of the guarantee.
-        lie_weight: each lie has probability lie_weight / 2^32.
+        lie_weight: each false answer has probability lie_weight / 2^32.
         categories: number of possible answers.
 
     Formal guarantees:
@@ -149,8 +149,8 @@ class RandomizedResponse(LocalMechanism):
     def dp_event(self) -> Any:
         """The event of one answer, for accountants under the relation `REPLACE_ONE`.
 
-        Under `REPLACE_SPECIAL`, dp-accounting would charge less, as for an answer that is removed.
-        It also ignores the count of a repeated event: compose several one by one.
+        Under `REPLACE_SPECIAL`, dp-accounting computes a smaller cost, for an answer that is
+        removed. It also ignores the count of a repeated event, so compose events one by one.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         growth = math.exp(min(float(self.epsilon), 700.0))  # exp overflows soon after.
@@ -161,8 +161,9 @@ class RandomizedResponse(LocalMechanism):
 def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedResponse:
     """Randomized response: the truth with probability e^eps / (e^eps + K - 1), else a uniform lie.
 
-    One 32-bit word decides. Each lie has probability 1 / (e^eps + K - 1), rounded up to a multiple
-    of 2^-32. So the ratio of truth to lie never exceeds e^eps. There is no floating-point noise.
+    Each lie has probability 1 / (e^eps + K - 1), rounded up to a multiple of 2^-32. So the truth is
+    at most e^eps times as likely as a lie. One random 32-bit word determines the answer, without
+    floating-point arithmetic.
 
     Args:
         epsilon: above 0, at most 22.
@@ -179,9 +180,9 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
     Formal guarantees:
         epsilon-DP when one answer changes. Each entry of a value must be the answer of a different
-        person. A person who gives t answers is protected at t epsilon only. With `dpjax.privatize`,
-        you promise that one record of the database moves one entry of the target's value. Exact
-        given uniform bits.
+        person. A person who gives t answers has only t epsilon-DP. With `dpjax.privatize`, you
+        promise that one record of the database changes at most one entry of the target's value. The
+        guarantee is exact given uniform random bits.
 
     Source:
         Warner (1965); Kairouz, Bonawitz and Ramage (2016) for K categories.
@@ -201,11 +202,11 @@ def randomized_response(epsilon: Scalar, categories: int = 2) -> RandomizedRespo
 
 
 def two_coins(categories: int = 2) -> RandomizedResponse:
-    """The two-coin protocol: tails reports the truth, heads a uniformly random answer.
+    """The two-coin protocol: report the truth on tails, and a uniformly random answer on heads.
 
-    The truth has probability 1/2 + 1/(2 K), and each lie 1/(2 K), rounded up to a multiple of
-    2^-32. This is randomized response at epsilon ln(K + 1). For K = 2 the second coin says yes or
-    no, and epsilon is ln 3.
+    The truth has probability 1/2 + 1/(2 K), and each lie has probability 1/(2 K), rounded up to a
+    multiple of 2^-32. This is randomized response at epsilon ln(K + 1). For K = 2 a second coin
+    chooses the random answer, and epsilon is ln 3.
 
     Args:
         categories: K, the number of possible answers, from 2 to 2^15.
@@ -218,8 +219,8 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
         ValueError: if K is out of range.
 
     Formal guarantees:
-        Those of `randomized_response` at epsilon = ln(K + 1), rounded up. If K is a power of two,
-        the probabilities are exactly those of the coins.
+        As for `randomized_response` at epsilon = ln(K + 1), rounded up. If K is a power of two, the
+        probabilities are exactly those of fair coins.
 
     Source:
         Warner (1965); Dwork and Roth (2014), section 3.2, for K = 2.
@@ -235,13 +236,13 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
-    """Refuses an epsilon above 22 (NaN if traced): a lie would be likelier than it should be."""
+    """Refuses an epsilon above 22 (NaN if traced), because lies would be rounded up too much."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
         raise ValueError(
             f"epsilon must be at most {_MOST_EPSILON}, got {epsilon:g}: the probabilities of lies"
-            " are multiples of 2^-32"
+            " are multiples of 2^-32, which is too coarse for a larger epsilon"
         )
     return epsilon
 
@@ -249,17 +250,18 @@ def within_a_word(epsilon: Scalar) -> Scalar:
 def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     """2^32 times the probability of each lie, rounded up; 0 if a traced epsilon is too small.
 
-    The result is at most floor(2^32 / K), since a lie may not be likelier than the truth.
+    The result is at most floor(2^32 / K), because a lie must not be more likely than the truth.
     """
     most = 2**32 // count
     if isinstance(epsilon, float):
-        # The error of exp is below 1e-14. A weight that is too high is on the safe side.
+        # The relative error of exp is below 1e-14. Rounding the weight up is safe.
         share = 2**32 / (math.exp(min(epsilon, 700.0)) + count - 1)
         weight = math.ceil(share * (1 + 1e-14))
         if weight > most:
             raise ValueError(
-                f"epsilon={epsilon:g} is too small for {count} categories: their probabilities"
-                " are multiples of 2^-32"
+                f"epsilon={epsilon:g} is too small for {count} categories: probabilities are"
+                " multiples of 2^-32, so a lie would be more likely than the truth. Take a larger"
+                " epsilon"
             )
         return np.uint32(weight)
     share = 2.0**32 / (jnp.exp(jnp.asarray(epsilon).astype(jnp.float32)) + (count - 1))
@@ -273,10 +275,10 @@ _MOST_BITS = 2**20
 
 @made_by_factory
 class UnaryEncoding(LocalMechanism):
-    """Reports a bit for each category, and may flip each; made by `unary_encoding`.
+    """Reports one bit for each category, after random flips; made by `unary_encoding`.
 
     Attributes:
-        sensitivity: one answer changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one answer changes.
         epsilon: the epsilon of the guarantee.
         truth_weight: the bit of the true category is 1 with probability truth_weight / 2^32.
         lie_weight: another bit is 1 with probability lie_weight / 2^32.
@@ -309,8 +311,8 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # The weight of a 0 is 2^32 minus the weight of a 1. In uint32 that is minus the weight
-            # of a 1.
+            # The weight of a 0 is 2^32 minus the weight of a 1. In uint32 arithmetic, this is the
+            # negated weight of a 1.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
                 for of_true, of_others in ((truth, lie), (-truth, -lie))
@@ -321,7 +323,9 @@ class UnaryEncoding(LocalMechanism):
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
     def _most_lies(self, confidence: float, answers: int) -> float:
-        each = (1 + confidence) / 2  # Split between lost true bits and false bits that are set.
+        # The failure probability is split between true bits that become 0, and other bits that
+        # become 1.
+        each = (1 + confidence) / 2
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)
         lost = scipy.stats.binom.ppf(each, answers, 1 - truth)
         return lost + scipy.stats.binom.ppf(each, answers * (self.categories - 1), lie)
@@ -330,16 +334,16 @@ class UnaryEncoding(LocalMechanism):
 def unary_encoding(
     epsilon: Scalar, categories: int, *, flips: BitFlips = "optimized"
 ) -> UnaryEncoding:
-    """Randomized response on one bit for each category, 1 for the true one; any bit may flip.
+    """Randomized response on one-hot bits: the true category is 1, and every bit may be flipped.
 
-    - "optimized": the true bit stays 1 with probability 1/2. Another bit becomes 1 with probability
-      1 / (e^epsilon + 1).
+    - "optimized": the bit of the true category stays 1 with probability 1/2. Each other bit becomes
+      1 with probability 1 / (e^epsilon + 1).
     - "symmetric": each bit flips with probability 1 / (e^(epsilon / 2) + 1).
 
-    `dpjax.queries.frequencies` estimates frequencies from either. For optimized flips their
-    variance is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any K. With K above 3 e^epsilon + 2,
-    that is less than for `randomized_response`. Probabilities are multiples of 2^-32, and those of
-    lies are rounded up. There is no floating-point noise.
+    `dpjax.queries.frequencies` estimates frequencies from the reports. For optimized flips, the
+    variance of an estimate is about 4 e^epsilon / (n (e^epsilon - 1)^2), for any K. If K is above
+    3 e^epsilon + 2, this is less than for `randomized_response`. Probabilities are multiples of
+    2^-32, and the probabilities of lies are rounded up. There is no floating-point arithmetic.
 
     Args:
         epsilon: above 0, at most 22.
@@ -358,9 +362,9 @@ def unary_encoding(
 
     Formal guarantees:
         epsilon-DP when one answer changes, in the sense of `randomized_response`. A changed answer
-        changes two bits. Let p be the drawn probability of a 1 for the true category, and q for
-        other categories. No report gets likelier by more than a factor of p (1 - q) / (q (1 - p)),
-        which is at most e^epsilon. Exact given uniform bits.
+        changes two bits. Let p be the probability of a 1 for the true category, and q for another
+        category. The probability of a report changes by a factor of at most p (1 - q) / (q (1 -
+        p)), which is at most e^epsilon. The guarantee is exact given uniform random bits.
 
     Source:
         Wang, Blocki, Li and Jha (2017), section 4.3; Erlingsson, Pihur and Korolova (2014) for

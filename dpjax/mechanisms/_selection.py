@@ -1,4 +1,4 @@
-"""Private selection: an option with a high score, found by a noisy maximum."""
+"""Private selection of an option with a high score: exponential mechanism, permute-and-flip."""
 
 import dataclasses
 import math
@@ -46,14 +46,15 @@ from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
 @dataclasses.dataclass(frozen=True)
 class SelectionRule:
-    """How to select: draws of an index, and their log probabilities.
+    """A rule of selection: functions that draw an index and compute log probabilities.
 
     Attributes:
-        draw: draws an index by `draw(key, scores, calibration)`. An optional fourth argument gives
-            log weights.
-        draw_in_floats: the same with noise in floats.
+        draw: `draw(key, scores, calibration)` draws an index. An optional fourth argument gives log
+            weights.
+        draw_in_floats: like `draw`, but with noise in floats.
         log_pmf: maps scores / temperature, shape (K,), to log probabilities, shape (K,).
-        bounded_range: whether all privacy losses of a pair lie in an interval of length epsilon.
+        bounded_range: whether the privacy losses of all options, on any pair of neighbors, lie in
+            an interval of length epsilon.
 
     Formal guarantees:
         None of its own.
@@ -69,7 +70,7 @@ def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
     """A norm of scores in groups: the sum over groups of the largest magnitude in a group.
 
     Args:
-        difference: of two values, floats with a leading axis of groups.
+        difference: the difference of two values, floats with a leading axis of groups.
 
     Returns:
         A scalar.
@@ -78,8 +79,8 @@ def sum_of_group_maxima(difference: jax.Array) -> jax.Array:
         TypeError: if the difference is not an array.
 
     Formal guarantees:
-        The privacy loss of selections in disjoint groups is proportional to this norm, not to the
-        number of groups. A group whose scores do not move costs nothing.
+        If options are selected in several groups, the total privacy loss is proportional to this
+        norm, not to the number of groups. A group whose scores do not change costs nothing.
 
     Source:
         The argument above.
@@ -99,13 +100,13 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     """Selects a response by its score; made by `exponential` or `permute_and_flip`.
 
     Attributes:
-        sensitivity: how far scores move, norm "linf" or "range".
+        sensitivity: the sensitivity of the scores, norm "linf" or "range".
         epsilon: the epsilon of the guarantee.
-        rule: how to select.
-        exact: whether the noise is exact; noise in floats promises nothing.
-        log_base: log weights of the responses; None for equal ones.
-        count: the number of selections, each at epsilon / count. By group, it counts the selections
-            in one group.
+        rule: the rule of selection.
+        exact: whether the noise is exact. Noise in floats has no guarantee.
+        log_base: log weights of the responses; None for equal weights.
+        count: the number of selections, each at epsilon / count. With groups, the number of
+            selections in one group.
 
     Formal guarantees:
         Those of the factory that made it.
@@ -137,13 +138,13 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """For the exponential mechanism rho = epsilon^2 / 8 and delta = 0: its range is bounded.
+        """For the exponential mechanism, rho = epsilon^2 / 8 and delta = 0, by its bounded range.
 
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
-        # The loss of each of `count` selections has a range of at most epsilon / count, so the
-        # squared ranges add up to epsilon^2 / count. With groups, two groups may move. For each
-        # selection, the ranges of both groups add up to epsilon / count, so the sum of squares is
+        # The privacy loss of each of `count` selections has a range of at most epsilon / count, so
+        # the squared ranges add up to epsilon^2 / count. With groups, a record may change two
+        # groups. The ranges of their selections add up to epsilon / count, so the sum of squares is
         # no larger.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
@@ -166,9 +167,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # The proof compares the noise of one option on two neighbors, so the tables are charged
-            # twice. With groups, a replaced record changes two groups, so the tables are charged
-            # four times.
+            # How often the proof counts the error of the noise's tables. It compares the noise of
+            # one option on two neighbors, so twice. With groups, a replaced record changes two
+            # groups, so four times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -203,10 +204,10 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[Scalar, Scalar]:
-        """The range of gaps to the best score. A larger gap is clamped to the end of the range.
+        """The range to which gaps from the best score are clamped.
 
-        The largest gap is about 2^18 scales. A response with this gap is never selected. Scores are
-        not clamped, except infinite ones to the largest float.
+        The largest gap is about 2^18 scales. A response with this gap is never selected. Scores
+        themselves are not clamped, except that infinity becomes the largest float.
 
         Args:
             shape: the shape of the scores; the range does not depend on it.
@@ -222,14 +223,14 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
         if lattice is None or self.sensitivity.zero_allowed or not self._is_single:
-            return super().pair_loss(value)  # The loss of several selections is not implemented.
+            return super().pair_loss(value)  # Several selections are not implemented.
         scores, calibration = self._asked(None, value)
         scale = float(self._scale_drawn(scores, calibration))
         step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
         return PairLoss(
             "range" if self.rule.bounded_range else "pure",
-            # Adding one number to all scores changes no probability, so the range of the changes
-            # matters.
+            # Adding the same number to all scores does not change the probabilities. So the loss
+            # depends on the range of the changes.
             lambda moved: _range_at_most(moved, exact=is_float(scores)) / scale,
             float(self.epsilon),
             2 * step / scale,
@@ -248,7 +249,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return largest_gap(calibration.fit(EXPONENTIAL, scores.dtype), dtype)
 
     def clamped(self, value: Value) -> Value:
-        """The scores that are compared: integers as they are; floats finite, and NaN the lowest.
+        """The scores after clamping: infinity becomes the largest float, and NaN the lowest score.
+
+        Integers do not change.
 
         Args:
             value: an array of scores.
@@ -267,7 +270,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def _logits(self, scores: jax.Array) -> jax.Array:
         """The log weight of each response, minus its gap over the drawn scale; at most 0."""
         calibration = self._calibration(scores)
-        # Gaps are measured from the best score among the responses with a positive weight.
+        # Gaps are measured from the best score of a response with a positive weight.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -287,19 +290,19 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
         A response with gap g is selected with probability at most exp(-epsilon g / (2 Delta)). With
         weights, this bound is multiplied by the ratio of the largest to the smallest weight. If
-        `simultaneous`, the gap of the selected response is within the bound, with probability at
-        least `confidence`. Otherwise the statement is about each response: if its gap is beyond the
-        bound, it is not selected with that probability.
+        `simultaneous`, the gap of the selected response is within the bound with probability at
+        least `confidence`. Otherwise the statement is about any single response: if its gap is
+        beyond the bound, it is selected with probability at most 1 - `confidence`.
 
         Args:
             confidence: in (0, 1).
-            shape: (K,), for K responses; simultaneous bounds need it, or `like`.
+            shape: (K,), for K responses. Simultaneous bounds need `shape` or `like`.
             like: instead of a shape, an array or `jax.ShapeDtypeStruct` of scores.
-            simultaneous: whether the bound holds for all responses at once, instead of for each one
-                of them.
+            simultaneous: whether the confidence is for all responses together, instead of for each
+                response.
 
         Returns:
-            A scalar in the units of the scores; it covers their rounding to the grid.
+            A scalar in the units of the scores, which includes the rounding of scores to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of responses, got ()")
@@ -308,11 +311,11 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         responses = self._responses(scores) if simultaneous else 1
         weights = 0.0 if self.log_base is None else max(self.log_base) - min(self.log_base)
         gap = self._scale_drawn(scores, calibration) * (math.log(responses / tail) + weights)
-        # Rounding moves both scores of a gap by up to half a step.
+        # A gap is the difference of two scores, and each is rounded by up to half a step.
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
-        """The total number of options in all selections."""
+        """The number of options, over all selections."""
         return scores.size
 
 
@@ -321,9 +324,9 @@ def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Ar
 
     Args:
         moved: the difference of two arrays of scores, and the difference of their negatives.
-        exact: whether the scores are floats. The resolution of the `PairLoss` covers their
-            rounding. Differences of integers are cast to float32, and the error of the cast is
-            added here.
+        exact: whether the scores are floats, whose rounding `PairLoss.rounding` covers. If they are
+            integers, their differences are cast to float32, and the error of the cast is added
+            here.
     """
     upper, lower = map(jnp.max, moved)
     largest, eps = jnp.maximum(upper, lower), float(jnp.finfo(jnp.float32).eps)
@@ -353,14 +356,17 @@ def select_by(
 
 
 def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
-    """Public log weights of all responses; not all of them are -inf."""
+    """Checks public log weights of all responses. At least one must be above -inf."""
     if _checks.is_traced(weights):
-        raise TypeError(f"{name} must be known when the mechanism is made, got a traced array")
+        raise TypeError(
+            f"{name} must be known when the mechanism is made, got a traced array: make the"
+            " mechanism outside of jit and vmap"
+        )
     found = _checks.host_numbers(name, weights).astype(np.float64)
     if found.ndim != 1 or not found.size or np.isnan(found).any() or not found.max() < math.inf:
         raise ValueError(f"{name} must be log weights, shape (K,), got {_checks.shown(weights)}")
     if found.max() == -math.inf:
-        raise ValueError(f"{name} must give a weight to one response at least, got only -inf")
+        raise ValueError(f"{name} must be above -inf for at least one response, got only -inf")
     return tuple(found.tolist())
 
 
@@ -381,15 +387,15 @@ def exponential(
 ) -> SelectionMechanism:
     """The exponential mechanism: selects r with probability ~ exp(epsilon score_r / (2 Delta)).
 
-    A uniformly random r is accepted with probability exp(epsilon (score_r - best) / (2 Delta)),
-    otherwise another one is drawn. So the time depends a little on the scores. `permute_and_flip`
-    has the same guarantee, takes the same time for all scores, and its expected gap is never
-    larger.
+    The implementation uses rejection sampling: a uniformly random r is accepted with probability
+    exp(epsilon (score_r - best) / (2 Delta)), otherwise another r is drawn. So the running time
+    depends slightly on the scores. `permute_and_flip` has the same guarantee, its running time does
+    not depend on the scores, and its expected gap is never larger.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf", or a number, taken as a
-            global bound in it. It may also be in the norm "range": the largest change of a score
-            minus the smallest change, which is at most twice the norm "linf". In this norm the
+            global bound in this norm. The norm may also be "range": the largest change of a score
+            minus the smallest change, which is at most twice the norm "linf". With "range", the
             exponent is epsilon score / Delta, without the 2.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
@@ -402,15 +408,16 @@ def exponential(
 
     Raises:
         TypeError: if epsilon or the sensitivity is not a number.
-        ValueError: if one of them is not positive and finite, the sensitivity has another norm, or
-            log_base does not hold log weights; at a release, if the scores are not one array of
-            shape (K,).
+        ValueError: if epsilon or the sensitivity is not positive and finite, the sensitivity has
+            another norm, or log_base does not consist of log weights; at a release, if the scores
+            are not one array of shape (K,).
 
     Formal guarantees:
-        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP where
-        the sensitivity is a global bound. This holds for the integers that are drawn, given uniform
-        bits. `effective_scale` covers the rounding of float scores. noise="float" promises nothing.
-        Proofs for the range and for weights are in docs/proofs/posterior-sampler.md.
+        (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
+        the sensitivity is a global bound. The guarantee is true of the integers that are drawn,
+        given uniform random bits. `effective_scale` covers the rounding of float scores.
+        noise="float" has no guarantee. docs/proofs/posterior-sampler.md has the proofs for the norm
+        "range" and for weights.
 
     Source:
         McSherry and Talwar (2007); Rubinstein and Aldà (2017), Corollary 13.
@@ -436,8 +443,8 @@ def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Its relative error is below 2^-40, see docs/proofs/privacy-profile.md.
     """
     halvings = (options - 1).bit_length()
-    # The integrand is a polynomial of degree options - 1. Gauss-Legendre quadrature with half as
-    # many nodes is exact.
+    # The integrand is a polynomial of degree options - 1, so Gauss-Legendre quadrature with
+    # options / 2 nodes is exact.
     ends, count = np.array([0.0, 1.0]), -(-options // 2)
     if count > _NODES * (1 + halvings):
         ends, count = np.append(0.0, 0.5 ** np.arange(halvings, -1, -1)), _NODES
@@ -446,7 +453,7 @@ def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     from_0 = ends[:-1, None] + half * (1 + nodes)
     to_1 = (
         1 - ends[1:, None] + half * (1 - nodes)
-    )  # 1 - t would lose digits near t = 1, so it is computed directly.
+    )  # Subtracting `from_0` from 1 would lose digits near t = 1.
     return from_0.ravel(), to_1.ravel(), (half * weights).ravel()
 
 
@@ -465,8 +472,8 @@ def _log_pmf(logits: jax.Array) -> jax.Array:
         return total + weight * jnp.prod(factors) / factors, None
 
     rule = tuple(jnp.asarray(x, logits.dtype) for x in _rule(logits.size))
-    # The zero is computed from the data because, under `shard_map`, the initial carry of a loop
-    # must vary over devices like its results.
+    # The initial zeros are computed from the data: under `shard_map`, the initial carry of a loop
+    # must vary over devices as the final carry does.
     total, _ = lax.scan(add, 0 * absent, rule)
     return logits + jnp.log(total)
 
@@ -485,21 +492,21 @@ def permute_and_flip(
     noise: NoiseKind = "exact",
     log_base: ArrayLike | None = None,
 ) -> SelectionMechanism:
-    """Permute-and-flip: visits responses in random order, keeps r with probability p_r.
+    """Permute-and-flip: visits responses in random order, and selects r with probability p_r.
 
-    p_r = exp(epsilon (score_r - best) / (2 Delta)). The implementation adds exponential noise to
-    epsilon score_r / (2 Delta), and selects the largest sum, which has the same distribution. The
-    expected gap is at most that of the exponential mechanism, and can be half of it.
+    Here p_r = exp(epsilon (score_r - best) / (2 Delta)). The implementation adds exponential noise
+    to epsilon score_r / (2 Delta), and selects the largest sum, which has the same distribution.
+    The expected gap is at most as large as for the exponential mechanism, and can be half as large.
 
     Args:
         sensitivity: as for `exponential`.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
-        log_base: as for `exponential`. It is multiplied by 2 Delta / epsilon and added to the
-            scores.
+        log_base: as for `exponential`. The log weights are multiplied by 2 Delta / epsilon and
+            added to the scores.
 
     Returns:
-        A `SelectionMechanism`, as `exponential` does.
+        A `SelectionMechanism`, as from `exponential`.
 
     Raises:
         TypeError: as for `exponential`.

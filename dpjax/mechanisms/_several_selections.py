@@ -1,4 +1,4 @@
-"""Several selections that share an epsilon: one in each row of scores, or the k best options."""
+"""Several selections for one epsilon: one option from each row of scores, or the top k options."""
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +55,11 @@ class SeveralSelections(SelectionMechanism):
 def select_each(
     sensitivity: Sensitivity | float, epsilon: Scalar, *, count: int
 ) -> SeveralSelections:
-    """The exponential mechanism in each of several rows of scores, for one epsilon.
+    """Selects an option from each row of scores by the exponential mechanism, for one epsilon.
 
     Args:
         sensitivity: a `Sensitivity` of all scores in the norm "linf" or "range", or a number, taken
-            as a global bound in linf; or, for groups of rows, a `Sensitivity` in the norm
+            as a global bound in linf. For groups of rows, a `Sensitivity` in the norm
             `sum_of_group_maxima`.
         epsilon: the epsilon of all selections together; finite, above 0. Each selection spends
             epsilon / count.
@@ -68,9 +68,9 @@ def select_each(
     Returns:
         A `SeveralSelections`: `mechanism(key, scores)` takes scores of shape (count, K) and
         releases indices of shape (count,), int32, drawn independently. NaN counts as the lowest
-        score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` bounds the gap of every
-        selected score to the best one of its row, with probability .95. With groups, scores and
-        indices have a leading axis of groups.
+        score. `mechanism.score_gap(shape=(count, K), simultaneous=True)` bounds, with probability
+        .95, how far every selected score is below the best score of its row. With groups, scores
+        and indices have a leading axis of groups.
 
     Raises:
         TypeError: as for `dpjax.exponential`.
@@ -78,12 +78,12 @@ def select_each(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation, by basic
-        composition of `dpjax.exponential`. Each selection has a bounded range, so all together are
-        epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). At a delta above 0,
-        `dpjax.accounting.compose_at` by "zcdp" then finds less than epsilon for many selections.
-        Exact given uniform bits. With groups, the privacy loss of a selection is proportional to
-        the change of its group's scores. `sum_of_group_maxima` adds up these changes, so groups
-        that do not change cost nothing.
+        composition of `dpjax.exponential`. The privacy loss of each selection has a bounded range,
+        so all selections together are epsilon^2 / (8 count)-zCDP (`mechanism.zcdp`). So for many
+        selections and a delta above 0, `dpjax.accounting.compose_at` by "zcdp" computes a smaller
+        epsilon. The guarantee is exact given uniform random bits. With groups, the privacy loss of
+        a selection is proportional to the change of its group's scores. `sum_of_group_maxima` adds
+        up these changes, so groups that do not change cost nothing.
 
     Source:
         McSherry and Talwar (2007); Dwork and Roth (2014), Theorem 3.16; Cesar and Rogers (2021).
@@ -102,7 +102,7 @@ def select_each(
 
 
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
-    """The norm in which selections take a sensitivity: its own if that is allowed, else "linf"."""
+    """The norm of a sensitivity if selections accept it, else "linf"."""
     found: Norm = getattr(sensitivity, "norm", "linf")
     return found if found in ("range", sum_of_group_maxima) else "linf"
 
@@ -111,7 +111,7 @@ def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
 class TopK(SelectionMechanism):
     """Selects k options by their scores, without replacement; made by `top_k`.
 
-    The attributes are those of `SelectionMechanism`, with k as its count. The norm may also be
+    It has the attributes of `SelectionMechanism`, and `count` is k. The norm may also be
     `sum_of_group_maxima`.
 
     Formal guarantees:
@@ -165,19 +165,18 @@ class TopK(SelectionMechanism):
 def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
     """The k options with the largest noisy scores, in order (one-shot Gumbel top-k).
 
-    The j-th choice is option i with probability ~ exp(epsilon score_i / (2 k Delta)), among the
-    options that are left. Taking the k largest scores with Gumbel noise of scale 2 k Delta /
-    epsilon has the same distribution (docs/proofs/shorter.md). But Gumbel noise in floats or from
-    tables has ties, which change the distribution. So k exact selections are drawn, one after the
-    other.
+    Options are selected one after the other. Among the options that are left, option i is selected
+    with probability proportional to exp(epsilon score_i / (2 k Delta)). Selecting the k largest
+    scores with Gumbel noise of scale 2 k Delta / epsilon has the same distribution
+    (docs/proofs/shorter.md). But Gumbel noise in floats or from tables has ties, which change the
+    distribution. So the implementation draws k exact selections.
 
     Args:
         sensitivity: a `Sensitivity` of the scores in the norm "linf" or "range", or a number, taken
-            as a global bound in linf under replace-one. Adding one number to all scores changes
-            nothing. So "range" halves the noise if a record moves all scores in the same direction,
-            as it moves counts under add-or-remove-one. For scores of groups, shape (groups, K), the
-            norm is `sum_of_group_maxima`.
-        epsilon: the epsilon of all k together; finite, above 0.
+            as a global bound in linf under replace-one. If a record changes all scores in the same
+            direction, as it changes counts under add-or-remove-one, the norm "range" halves the
+            noise. For groups of scores, shape (groups, K), the norm is `sum_of_group_maxima`.
+        epsilon: the epsilon of all k selections together; finite, above 0.
         k: at least 1, at most the number of scores.
 
     Returns:
@@ -191,8 +190,8 @@ def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:
         ValueError: as for `dpjax.exponential`, or if there are fewer than k scores.
 
     Formal guarantees:
-        Those of `dpjax.queries.select_each` with count=k: (epsilon, 0, gamma)-random DP by basic
-        composition, and epsilon^2 / (8 k)-zCDP. Exact given uniform bits.
+        As for `dpjax.queries.select_each` with count=k: (epsilon, 0, gamma)-random DP by basic
+        composition, and epsilon^2 / (8 k)-zCDP. Both are exact given uniform random bits.
 
     Source:
         Durfee and Rogers (2019), Lemma 4.2, for one-shot Gumbel noise; McSherry and Talwar (2007).

@@ -1,4 +1,4 @@
-"""The shaped Gaussian mechanism: its noise is large where records move the value far."""
+"""The shaped Gaussian mechanism: correlated Gaussian noise A z for a public matrix A."""
 
 import dataclasses
 
@@ -21,19 +21,19 @@ from dpjax.sensitivity._shaped_norm import NoiseShape
 
 @made_by_factory
 class ShapedGaussianMechanism(CoordinatewiseMechanism):
-    """Adds Gaussian noise to A^-1 f and releases A times that; made by `shaped_gaussian`.
+    """Adds Gaussian noise to A^-1 f, and releases A times the sum; made by `shaped_gaussian`.
 
-    `scale`, `effective_scale` and `grid_for` describe the one array A^-1 f that gets noise.
-    `range`, `clamped`, `error` and `log_prob` describe the value and its release. Arguments `shape`
-    and `dtype` are ignored, since the `NoiseShape` already has the shape of the value. Releases do
-    not lie on a grid.
+    `scale`, `effective_scale` and `grid_for` are about the array A^-1 f, which gets the noise.
+    `range`, `clamped`, `error` and `log_prob` are about the value and its release. Arguments
+    `shape` and `dtype` are ignored, because the `NoiseShape` determines the shape of the value.
+    Releases are not multiples of a grid spacing.
 
     Attributes:
         sensitivity: the sensitivity that the noise is calibrated to.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         scale: the scale of the noise in A^-1 f.
-        norm: the `NoiseShape`, which holds A.
+        norm: the `NoiseShape`, which contains A.
         noise: the distribution at scale 1.
 
     Formal guarantees:
@@ -58,7 +58,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         return "l2"
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """The value that the shape was learned from."""
+        """The spec of the values from which the shape was learned."""
         del shape, dtype
         return self._shape.outputs.tree()
 
@@ -84,9 +84,9 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """The interval in which nothing is clamped: 2^36 steps of the grid of f.
+        """The interval to which values are clamped: from -2^36 to 2^36 steps of the grid of f.
 
-        Its ends are at least sixteen times the largest value that the shape was learned from.
+        Its ends are at least 16 times the largest sampled value from which the shape was learned.
         """
         del shape, dtype
         if like is None:
@@ -95,7 +95,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
 
     def clamped(self, value: Value) -> Value:
-        """The value that is released: NaN becomes 0, and a number out of `range` its nearer end."""
+        """The value after clamping: NaN becomes 0, and other numbers are clamped to `range`."""
         return self._shape.clamped(_checks.real_arrays("value", value))
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
@@ -104,10 +104,9 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds on the error of each coordinate: from noise, and from rounding to both grids.
+        """Bounds on the error of each coordinate, from the noise and from rounding to both grids.
 
-        Simultaneous bounds count the coordinates as independent, which is the worst case
-        (Šidák 1967).
+        Simultaneous bounds assume independent coordinates, which is the worst case (Šidák 1967).
         """
         del everywhere
         scales, steps = self._scales_and_steps(arrays, calibration)
@@ -116,10 +115,10 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _scales_and_steps(
         self, array: ArrayOrShape, calibration: Calibration
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For each coordinate, the scale of its noise, and its rounding to both grids."""
+        """For each coordinate, the scale of its noise, and the rounding error of both grids."""
         matrix = self._shape.matrix
         scales = self._scale_drawn(array, calibration) * np.linalg.norm(matrix, axis=1)
-        # The matrix A also maps steps of the noise's grid. The value's own grid adds half a step.
+        # A multiplies the rounding error of the noise's grid. The grid of f adds half a step.
         steps = self._spacing(array, calibration) * np.abs(matrix).sum(axis=1)
         return scales, steps + 2.0 ** (self._shape.unit - 1)
 
@@ -137,12 +136,13 @@ def shaped_gaussian(
     *,
     noise: NoiseKind = "exact",
 ) -> ShapedGaussianMechanism:
-    """The Gaussian mechanism with noise of a shape: A times normal noise, for a public matrix A.
+    """The Gaussian mechanism with correlated noise: A times normal noise, for a public matrix A.
 
-    Releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
-    With the A of `dpjax.noise_shape`, the noise is large where replacing a record moves the value
-    far, and small elsewhere. For a logistic regression of 30 features it has .47 to .75 of the
-    energy of isotropic noise, depending on the correlations in the oracle.
+    It releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
+    With A from `dpjax.noise_shape`, the noise is large in directions in which a replaced record
+    changes the value much, and small in other directions. For a logistic regression with 30
+    features, the expected squared error is .47 to .75 of the error of isotropic noise, depending on
+    the correlations in the oracle.
 
     Args:
         sensitivity: a `Sensitivity` whose norm is a `NoiseShape`: sampled with `norm=shape`, or a
@@ -152,22 +152,22 @@ def shaped_gaussian(
         noise: "exact", or "float" for sweeps where nothing is published.
 
     Returns:
-        A `ShapedGaussianMechanism`: `mechanism(key, value)` releases a pytree like the value that
-        the shape was learned from, in floats. `error` has a bound for each coordinate.
+        A `ShapedGaussianMechanism`: `mechanism(key, value)` releases floats, in a pytree like the
+        values from which the shape was learned. `error` returns a bound for each coordinate.
 
     Raises:
         TypeError: if a parameter is not a number, or the sensitivity not a `Sensitivity`.
         ValueError: if a parameter is out of range, or the sensitivity's norm is not a `NoiseShape`.
 
     Formal guarantees:
-        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, exactly that
-        of `dpjax.gaussian` on A^-1 f. Values are rounded to a fine grid, and multiplied by a matrix
-        of integers without rounding. So the sampler and a release compute the same A^-1 f, and the
-        sampled distances hold for it. Then A^-1 f is rounded to the grid of the noise, and the
-        scale covers this rounding. Applying A to the noisy numbers is post-processing. A is fixed
-        before the pairs are drawn: `dpjax.sample_sensitivity` refuses the key of the shape. A bound
-        of your own must hold for A^-1 f as `shape.mapped` computes it. noise="float" promises
-        nothing.
+        (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation, because it
+        is the mechanism `dpjax.gaussian` on A^-1 f. Values are rounded to a fine grid, and
+        multiplied by a matrix of integers without rounding. So the sampler and a release compute
+        the same A^-1 f, and the sampled distances are valid for a release. Then A^-1 f is rounded
+        to the grid of the noise, and the scale covers this rounding. Multiplying the noisy numbers
+        by A is post-processing. A does not depend on the sampled pairs, because
+        `dpjax.sample_sensitivity` refuses the key that the shape was learned with. A bound of your
+        own must be true of A^-1 f as `shape.mapped` computes it. noise="float" has no guarantee.
 
     Source:
         Balle and Wang (2018), Theorem 8, on A^-1 f; Dwork and Roth (2014), Proposition 2.1, for

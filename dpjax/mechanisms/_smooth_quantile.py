@@ -1,17 +1,17 @@
-"""A quantile with noise scaled to its smooth sensitivity, which is small where records are dense.
+"""Quantiles with noise scaled to the smooth sensitivity, which is small where records are dense.
 
 docs/proofs/smooth-quantile.md has the proofs.
 
 Each record is clamped to public bounds, and rounded to a public grid. It becomes an integer: the
-number of grid steps above the lower bound. Records are rounded one by one, so neighbors stay
-neighbors. All later computations are exact in integers.
+number of grid steps above the lower bound. Each record is rounded separately, so neighboring
+databases remain neighbors. All later computations are exact in integers.
 
-Let x_1 <= ... <= x_n be the records in order, x_0 the lower bound and x_(n+1) the upper one. The
-largest local sensitivity of x_r that k replaced records can cause is
+Let x_1 <= ... <= x_n be the sorted records, x_0 the lower bound and x_(n+1) the upper bound. If k
+records are replaced, the local sensitivity of x_r can become at most
 
     A_k = max of x_j - x_i over i <= r <= j, j - i = k + 1.
 
-So A_k of a database is at most A_(k+1) of any neighbor (docs/proofs/smooth-quantile.md).
+A_k of a database is at most A_(k+1) of any neighbor (docs/proofs/smooth-quantile.md).
 """
 
 import math
@@ -40,10 +40,10 @@ from dpjax.release._mechanism import SensitivityMechanism
 
 
 class OrderedRecords(NamedTuple):
-    """Records in order, in steps of a grid above the lower bound.
+    """Sorted records as integers: numbers of grid steps above the lower bound.
 
     Attributes:
-        steps: int32, shape (n + 2,): 0, the records in order, the upper bound.
+        steps: int32, shape (n + 2,): 0, the sorted records, the upper bound.
         lowest: the lower bound in steps.
         exponent: the grid is 2^exponent.
     """
@@ -54,7 +54,7 @@ class OrderedRecords(NamedTuple):
 
     @classmethod
     def of(cls, x: jax.Array, bounds: tuple[float, float], exponent: jax.Array) -> "OrderedRecords":
-        """Sorts records, with NaN as the lower bound.
+        """Rounds and sorts records. NaN counts as the lower bound.
 
         The bounds must be less than 2^31 steps apart.
         """
@@ -73,7 +73,7 @@ class OrderedRecords(NamedTuple):
         return self.steps.size - 2
 
     def absolute(self, steps: jax.Array) -> Limbs:
-        """Converts steps above the lower bound to steps above 0."""
+        """Converts steps from the lower bound to steps from 0."""
         return _limbs.add(self.lowest, _limbs.from_integers(steps))
 
 
@@ -83,16 +83,16 @@ def rank_of(probability: float, count: int) -> int:
 
 
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
-    """The smooth sensitivity in steps: the largest of e^(-k decay) A_k over all k, and at least 1.
+    """The smooth sensitivity in steps: the maximum of 1 and of e^(-k decay) A_k over all k.
 
-    Without the 1, it could fall to 0 and would not be smooth. Rounding could break smoothness. All
-    factors e^(-k decay) come from one array, and the rounded quotient of consecutive factors is at
-    most e^(decay + 2^-16). Products round monotonically. So one record changes the result by a
-    factor of at most e^(decay + 2^-16) (1 + 2^-23).
+    The 1 is needed because a result of 0 would not be smooth. Rounding must not break smoothness,
+    either. All factors e^(-k decay) come from one array, and the quotient of consecutive rounded
+    factors is at most e^(decay + 2^-16). Rounding of products is monotone. So one record changes
+    the result by a factor of at most e^(decay + 2^-16) (1 + 2^-23).
     """
-    steps = records.steps.astype(jnp.float32)  # Exact up to 2^24.
+    steps = records.steps.astype(jnp.float32)  # This is exact up to 2^24.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor belongs to i = j, where the gap is 0. So this factor does not matter.
+    # The first factor is for i = j, where the gap is 0, so its value does not matter.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -100,8 +100,8 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
         gaps = right - steps[rank - left]
         return jnp.maximum(best, jnp.max(gaps * lax.dynamic_slice(factors, (left,), right.shape)))
 
-    # After `reach` rounds, factors are below 2^-25 and gaps below 2^24, so products are below 1 and
-    # cannot be the maximum. If decay is NaN, the loop has no such rounds.
+    # After `reach` rounds, factors are below 2^-25 and gaps are below 2^24. So products are below
+    # 1, and cannot be the maximum. If decay is NaN, the loop runs only once.
     reach = jnp.where(decay > 0, jnp.minimum(jnp.ceil(18 / decay) + 1, float(rank)), 0)
     return lax.fori_loop(0, reach.astype(jnp.int32) + 1, widen, jnp.float32(1))
 
@@ -112,9 +112,10 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
-    """The least k with A_k > bound; n + 1 if there is none. One record moves it by at most 1.
+    """The least k with A_k > bound; n + 1 if there is none. `bound` is in steps.
 
-    `bound` is in steps. For every i, a binary search finds the first j >= r with x_j - x_i > bound.
+    Replacing one record changes the result by at most 1. For every i, a binary search finds the
+    first j >= r with x_j - x_i > bound.
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
@@ -125,7 +126,7 @@ def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> 
 
 
 class QuantileMechanism(SensitivityMechanism):
-    """A base for mechanisms that sort records between public bounds, under replace-one."""
+    """A base class of mechanisms for quantiles of records between public bounds."""
 
     delta: Scalar
     lower: float
@@ -136,13 +137,13 @@ class QuantileMechanism(SensitivityMechanism):
         check_one_array(value, "records, shape (n,)")
 
     def _checked(self, value: Value) -> jax.Array:
-        """The records as an array; refuses anything else."""
+        """Converts records to an array; refuses values of another structure or shape."""
         records = _checks.real_arrays("value", value)
         self._check_value(records)
         return records
 
     def clamped(self, value: Value) -> Value:
-        """The records as they are sorted: between the bounds, with NaN as the lower one.
+        """The records after clamping to the bounds. NaN becomes the lower bound.
 
         Args:
             value: an array of records.
@@ -157,12 +158,12 @@ class QuantileMechanism(SensitivityMechanism):
 
     @property
     def dp_event(self) -> Any:
-        """An event that no accountant knows: the privacy loss depends on the database."""
+        """An unsupported event, because no `DpEvent` describes noise that depends on the data."""
         return _checks.extra("dp_accounting", "accounting").UnsupportedDpEvent()
 
 
 def check_bounds(lower: float, upper: float) -> tuple[float, float]:
-    """Two public numbers in order, far enough apart for a grid between them."""
+    """Checks public bounds: they must be in order, and far enough apart for a grid."""
     low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
     if _checks.is_traced(low) or _checks.is_traced(high):
         raise TypeError("lower and upper must be known when the mechanism is made")
@@ -171,14 +172,14 @@ def check_bounds(lower: float, upper: float) -> tuple[float, float]:
     width = high - low
     if width < 2.0**-20 * max(abs(low), abs(high)) or not 1e-25 < width < 1e25:
         raise ValueError(
-            "lower and upper must be further apart, and less than 1e25 apart, got"
-            f" {low:g} and {high:g}"
+            "upper - lower must be between 1e-25 and 1e25, and at least 2^-20 times the larger"
+            f" magnitude of both, got {low:g} and {high:g}"
         )
     return low, high
 
 
 def check_probability(probability: float) -> float:
-    """A number in (0, 1) that is known when the mechanism is made."""
+    """Checks that a probability is concrete and in (0, 1)."""
     p = _checks.fraction("probability", probability)
     if _checks.is_traced(p):
         raise TypeError("probability must be known when the mechanism is made")
@@ -188,18 +189,19 @@ def check_probability(probability: float) -> float:
 def rounding_of_a_release(magnitude: Scalar) -> Scalar:
     """A bound on the error of rounding a release of at most this magnitude to float32.
 
-    Half of this bound is the largest error. The other half covers the rounding of the bound itself.
+    The largest error is half of this bound. The other half covers the rounding error of the bound.
     """
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# The decay is below beta by this margin: 2^-15 for the 16-bit divisor of the noise, 2^-16 for the
+# The decay is beta minus this margin: 2^-15 for the 16-bit divisor of the noise, 2^-16 for the
 # factors in `smooth_bound`, and the rest for the rounding of products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
-# A margin on alpha, and on w in `_smoothing`. It covers float32 and the tables of the noise.
+# A relative margin on alpha, and on w in `_smoothing`. It covers rounding in float32, and the
+# errors of the noise's tables.
 _MARGIN = 2.0**-16
-# On a finer grid, float32 could not hold all integers between the bounds.
+# The largest number of bits of upper - lower, in steps. float32 represents these integers exactly.
 _MOST_BITS = 23
 
 
@@ -208,7 +210,7 @@ class SmoothQuantile(QuantileMechanism):
     """Adds noise of a private scale to a quantile; made by `smooth_quantile`.
 
     Attributes:
-        sensitivity: one record changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one record changes.
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         shift: alpha. The scale of the noise is the smooth sensitivity over alpha.
@@ -232,7 +234,7 @@ class SmoothQuantile(QuantileMechanism):
 
     @property
     def _exponent(self) -> jax.Array:
-        """The exponent of the grid. It depends on public numbers, and suits any private scale."""
+        """The exponent of the grid, from public numbers. The grid suits every private scale."""
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
         # The smooth sensitivity has at most 2^bits steps, and alpha is at least half of the power
         # of two that `frexp` finds. So the scale is below 2^25 steps.
@@ -241,11 +243,11 @@ class SmoothQuantile(QuantileMechanism):
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, int, GridFit]:
-        """The records in order, the rank of the quantile, and the fit of its noise."""
+        """The sorted records, the rank of the quantile, and the fit of its noise."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         rank = rank_of(self.probability, records.n)
         smooth = smooth_bound(records, rank, self.decay)
-        # A bad traced parameter is NaN here, and makes the release NaN.
+        # If a traced parameter is bad, the scale is NaN, and so is the release.
         scale = smooth / jnp.asarray(self.shift, jnp.float32)
         return records, rank, private_fit(records.exponent, scale)
 
@@ -258,14 +260,14 @@ class SmoothQuantile(QuantileMechanism):
         return jnp.where(jnp.isnan(fit.scale), jnp.nan, released)
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of releases, a power of two; `value` does not matter."""
+        """The grid spacing of releases, a power of two; it does not depend on `value`."""
         del value
         return power_of_two(self._exponent, jnp.float32)
 
     def noise_scale(self, value: Value) -> jax.Array:
         """The scale of the noise on this database, S(x) / alpha. It is as private as the database.
 
-        Call this on public or simulated records, to see the scale that you can expect.
+        Call this method on public or simulated records to see which scale to expect.
 
         Args:
             value: an array of records, shape (n,).
@@ -290,15 +292,17 @@ class SmoothQuantile(QuantileMechanism):
         lower) / alpha. On most databases the noise is smaller, see `noise_scale`.
 
         Args:
-            confidence: the probability, at least, that a release keeps the bound; in (0, 1).
+            confidence: the probability, at least, that the error of a release is within the bound;
+                in (0, 1).
 
         Returns:
-            A scalar in the units of the records; it covers the rounding to the grid and to floats.
+            A scalar in the units of the records, which includes the rounding to the grid and to
+            floats.
         """
         step = power_of_two(self._exponent, jnp.float32)
         quantile = noise_quantile(LAPLACE, confidence)
-        # Covers the rounding of the bounds to the grid, and the relative rounding of the scale:
-        # 2^-15 and a few floats.
+        # The step covers the rounding of the bounds to the grid. The factor covers the relative
+        # rounding of the scale: 2^-15, and a few float32 operations.
         scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-14)
         bound = as_number(scale * quantile + step)
         return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
@@ -314,9 +318,10 @@ def smooth_quantile(
 ) -> SmoothQuantile:
     """A quantile with Laplace noise of scale S(x) / alpha, where S is its smooth sensitivity.
 
-    The global sensitivity of a quantile is upper - lower. The local one is small where records are
-    dense around the quantile. S(x) is the largest local sensitivity of any database, times
-    e^(-beta) for each record in which that database differs from x. The mechanism takes records.
+    The global sensitivity of a quantile is upper - lower. The local sensitivity is small if many
+    records are near the quantile. S(x) is the maximum, over all databases y, of the local
+    sensitivity of y times e^(-beta d), where d is the number of records in which y and x differ.
+    The value of the mechanism is the array of records, not the quantile.
 
     Args:
         epsilon: finite, above 0.
@@ -327,9 +332,9 @@ def smooth_quantile(
             the (lower) median.
 
     Returns:
-        A `SmoothQuantile`: `mechanism(key, records)` takes numbers of shape (n,), NaN as lower, and
-        releases a float, which may lie outside of the bounds. It takes O(n log n) time, plus at
-        most 18 n / beta steps.
+        A `SmoothQuantile`: `mechanism(key, records)` takes numbers of shape (n,), and releases a
+        float, which may be outside of the bounds. NaN counts as `lower`. A release takes O(n log n)
+        time for sorting, plus at most 18 n / beta operations.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -339,19 +344,19 @@ def smooth_quantile(
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for the integers that are drawn, by the
-        proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. For w = (epsilon / 2) /
-        beta the proof needs w >= 1, and w >= log(beta / delta) + epsilon / 2 - 1. The least such w
-        is taken. Then 2^-14 is subtracted from beta, for rounding.
+        proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. The proof is about
+        w = (epsilon / 2) / beta, and requires w >= 1 and w >= log(beta / delta) + epsilon / 2 - 1.
+        The mechanism uses the least such w, and subtracts 2^-14 from beta to cover rounding.
 
-        The private scale reveals nothing more: the grid follows from epsilon and the bounds, and at
-        every scale all integers are possible. The time of a release depends on the records, and may
-        reveal something about them. There is no variant with delta = 0, because it needs noise with
-        heavier tails, for which dpjax has no exact tables.
+        The private scale has no further effect on a release: the grid is computed from epsilon and
+        the bounds, and every integer is possible at every scale. The running time of a release
+        depends on the records, and may reveal something about them. There is no variant with
+        delta = 0, because it needs noise with heavier tails, for which dpjax has no exact tables.
 
     Source:
-        Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The proof is our own: the usual
-        argument adds up to delta (1 + e^(epsilon / 2)) / 2, and its beta, epsilon /
-        (2 log(2 / delta)), is 29% smaller at epsilon = 1, delta = 1e-6.
+        Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The proof is our own. The usual
+        proof gives delta (1 + e^(epsilon / 2)) / 2, and its beta, epsilon / (2 log(2 / delta)), is
+        29% smaller at epsilon = 1, delta = 1e-6.
 
     Example:
         >>> import jax.numpy as jnp
@@ -368,8 +373,8 @@ def smooth_quantile(
     shift, decay = _smoothing(epsilon, delta)
     if not _checks.is_traced(decay) and decay < _LEAST_DECAY:
         raise ValueError(
-            f"epsilon={epsilon:g} is too small for delta={delta:g}: the margin for rounding would"
-            " use all of it"
+            f"epsilon={epsilon:g} is too small for delta={delta:g}: beta would be below the margin"
+            " for rounding. Take a larger epsilon or delta"
         )
     if _checks.is_traced(decay):
         usable = decay >= _LEAST_DECAY
@@ -387,8 +392,8 @@ def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
     """The numbers alpha and decay, rounded down.
 
     Let u = epsilon / 2. The decay is u / w, where w >= 1 solves w + log w = log u + u - 1 - log
-    delta. Newton's method on this concave function ends slightly below the root. `_MARGIN` covers
-    that.
+    delta. The left side is concave, so Newton's method approaches the root from below. `_MARGIN`
+    covers the remaining distance.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np

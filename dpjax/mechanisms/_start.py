@@ -1,4 +1,4 @@
-"""The first checks of every factory of a mechanism, and helpers for the leaves of values."""
+"""Argument checks that all factory functions of mechanisms share, and helpers for pytrees."""
 
 import math
 from collections.abc import Callable
@@ -23,10 +23,10 @@ def check_noise(noise: NoiseKind) -> bool:
 def begin(
     norm: Norm, sensitivity: Sensitivity | Scalar, epsilon: Scalar
 ) -> tuple[Sensitivity, Scalar]:
-    """The first step of every factory: a sensitivity in the right norm and a positive epsilon.
+    """Checks the sensitivity and epsilon of a mechanism, and returns both.
 
-    A number is taken as a global bound, under the relation of the open ledger if there is one. If a
-    traced sensitivity is NaN, epsilon becomes NaN too, so that the guarantee shows the error.
+    A number counts as a global bound, under the relation of the open ledger if there is one. If a
+    traced sensitivity is NaN, epsilon becomes NaN, too, so that the guarantee shows the error.
     """
     norm_function(norm)
     epsilon = _checks.positive("epsilon", epsilon)
@@ -40,9 +40,9 @@ def begin(
         sensitivity = Sensitivity(bound, 0.0, 1.0, norm, None, relation)
     if sensitivity.norm != norm:
         raise ValueError(
-            f"sensitivity must be in the norm {norm_name(norm)}, got one in"
-            f" {norm_name(sensitivity.norm)}: sample it, or ask the target for it, with"
-            f" norm={norm_name(norm)!r}"
+            f"sensitivity must be in the norm {norm_name(norm)}, got a sensitivity in the norm"
+            f" {norm_name(sensitivity.norm)}: sample it, or call the target's method"
+            f" `sensitivity`, with norm={norm_name(norm)!r}"
         )
     check_norm(sensitivity)
     check = _checks.non_negative if sensitivity.zero_allowed else _checks.positive
@@ -65,7 +65,7 @@ def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.A
 
 
 def check_one_array(value: Value, wanted: str, rank: int = 1) -> None:
-    """Refuses values that are not one array of this rank; `wanted` describes it in a message."""
+    """Refuses values that are not one array of this rank. The message says `wanted`."""
     if not jax.tree_util.all_leaves([value]) or value.ndim != rank:
         raise ValueError(
             f"value must be one array of {wanted}, got"

@@ -1,10 +1,11 @@
-"""The subset envelope: releases a number that any program computes, with worst-case privacy.
+"""The subset envelope: a differentially private release of the result of any program.
 
 docs/proofs/subset-envelope.md has the proofs.
 
-A program is evaluated on subsets of the blocks. The loss of a number y is the least number of
-blocks that hits every subset whose result exceeds y. One block moves it by at most 1, for any
-program (docs/proofs/subset-envelope.md).
+The records are cut into blocks, and the program is evaluated on subsets of the blocks. The loss of
+a number y is the size of the smallest hitting set: the least number of blocks such that every
+subset with a result above y contains one of them. Changing one block changes the loss by at most 1,
+for any program (docs/proofs/subset-envelope.md).
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ from dpjax.mechanisms._smooth_quantile import check_bounds
 from dpjax.mechanisms._start import begin
 from dpjax.release._mechanism import SensitivityMechanism
 
-# A batch of subsets takes about this many bytes.
+# The subsets that are evaluated at a time take about this many bytes.
 _MOST_BYTES = 2**28
 
 
@@ -51,7 +52,7 @@ class BlockDesign:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of blocks in each group. Single blocks need no groups."""
+        """The number of blocks in each group. Subsets of one block need no groups."""
         groups = self.blocks if self.size == 1 else self.groups
         least, larger = divmod(self.blocks, groups)
         return tuple(least + (group < larger) for group in range(groups))
@@ -63,12 +64,12 @@ class BlockDesign:
 
     @property
     def most_losses(self) -> int:
-        """The least number of blocks that hit every subset: all but size - 1 of each group."""
+        """The size of the smallest hitting set of all subsets: all but size - 1 of each group."""
         return sum(length - self.size + 1 for length in self.lengths)
 
     @functools.cached_property
     def subsets(self) -> np.ndarray:
-        """The blocks of every subset, shape (evaluations, size), group by group."""
+        """The indices of the blocks in every subset, shape (evaluations, size), group by group."""
         starts = np.cumsum((0, *self.lengths[:-1]))
         return np.concatenate(
             [
@@ -82,12 +83,12 @@ class BlockDesign:
     ) -> jax.Array:
         """The program's results on the records of all subsets.
 
-        Record i is in block i modulo `blocks`, so blocks of sorted records are alike. Each has
-        n // blocks records, and the last n % blocks records are not used. Shapes decide how many
-        subsets are evaluated at a time.
+        Record i is in block i modulo `blocks`, so that blocks are similar even if records are
+        sorted. Each block has n // blocks records, and the last n % blocks records are not used.
+        Only shapes determine how many subsets are evaluated at a time.
 
         Args:
-            program: takes records to a scalar.
+            program: maps records to a scalar.
             database: a pytree of arrays with leading axis n.
             size: the bytes that one evaluation takes.
         """
@@ -113,7 +114,7 @@ class BlockDesign:
         return lax.map(one, jnp.asarray(self.subsets), batch_size=at_once)
 
     def thresholds(self, results: jax.Array) -> jax.Array:
-        """The numbers at which the loss changes: exactly loss(y) of them exceed y.
+        """The numbers at which the loss changes: for every y, loss(y) of these numbers exceed y.
 
         Args:
             results: the results of all subsets, shape (evaluations,), without NaN.
@@ -132,12 +133,12 @@ class BlockDesign:
 
 
 def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Array:
-    """The numbers m_0, m_1, ...: the least m_c for which c blocks hit all subsets above m_c."""
-    if size == length:  # There is one subset, as for single blocks.
+    """The numbers m_0, m_1, ..., where m_c is the least y with a loss of at most c."""
+    if size == length:  # There is only one subset.
         return results
     subsets = itertools.combinations(range(length), size)
     masks = np.array([sum(1 << block for block in chosen) for chosen in subsets])
-    # For every set of blocks, as a bit mask: the largest result of any subset contained in it.
+    # `largest[mask]` is the largest result of any subset of the blocks in the bit mask.
     largest = jnp.full(2**length, -jnp.inf, results.dtype).at[masks].set(results)
     for block in range(length):
         without, with_block = jnp.moveaxis(largest.reshape(-1, 2, 2**block), 1, 0)
@@ -150,12 +151,12 @@ def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Arra
 def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The losses at the left and at the right end of every candidate, int32.
 
-    Each candidate is an interval. The first one starts at minus infinity, where the loss is the
-    number of thresholds. The last one ends at infinity, where the loss is 0.
+    Each candidate is an interval. The first interval starts at minus infinity, where the loss is
+    the number of thresholds. The last interval ends at infinity, where the loss is 0.
 
     Args:
         thresholds: from `BlockDesign.thresholds`.
-        inner: the ends between candidates, in order.
+        inner: the ends that two neighboring candidates share, in increasing order.
     """
     above = jnp.sum(thresholds[:, None] > inner[None, :], axis=0, dtype=jnp.int32)
     most = jnp.full(1, thresholds.size, jnp.int32)
@@ -163,10 +164,11 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 
 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
-    """Minus twice the distance between T / 2 and the losses in a candidate; 0 is best.
+    """The score of every candidate times 2: minus twice the distance of its losses from T / 2.
 
-    T is the largest loss. The losses in a candidate form the interval between the losses at its
-    ends. One record moves each end of it by at most 1, so it moves these integers by at most 2.
+    T is the largest loss. The losses of the numbers in a candidate are between the losses at its
+    ends. Changing one record changes the loss at each end by at most 1, so it changes these
+    integers by at most 2. The best score is 0.
     """
     left, right = losses_at_ends(thresholds, inner)
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
@@ -176,18 +178,18 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# If an evaluation is said to take this many bytes, every batch holds one evaluation.
+# A size of this many bytes per evaluation makes `evaluate` run one evaluation at a time.
 _ALONE = 2**62
-# Covers the float32 roundings of the odds.
+# This factor covers the float32 rounding errors of the odds.
 _OUTWARD = 1 + 2.0**-12
 
 
 @frozen_pytree
 class Candidate:
-    """The candidate that was chosen, an interval; made by a `SubsetEnvelope`.
+    """The selected candidate, which is an interval; made by a `SubsetEnvelope`.
 
     Attributes:
-        index: from 0, int32; -1 if a traced parameter was bad.
+        index: the index of the candidate from 0, int32; -1 if a traced parameter was bad.
         value: the middle of the interval.
 
     Formal guarantees:
@@ -206,7 +208,7 @@ class SubsetEnvelope(SensitivityMechanism):
     """Evaluates a program on subsets of the records; made by `subset_envelope`.
 
     Attributes:
-        sensitivity: one record changes, norm "hamming".
+        sensitivity: a bound of 1 in the norm "hamming": one record changes.
         epsilon: the epsilon of the guarantee.
         target: the program.
         design: the blocks and their subsets.
@@ -230,21 +232,23 @@ class SubsetEnvelope(SensitivityMechanism):
 
     @property
     def selection(self) -> SelectionMechanism:
-        """Selects a candidate by its doubled score, which one record moves by at most 2."""
+        """The mechanism that selects a candidate by its doubled score, at sensitivity 2."""
         return exponential(2.0, self.epsilon)
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """The cost of a selection with bounded range: rho = epsilon^2 / 8 and delta = 0."""
+        """The cost of one selection in zCDP: rho = epsilon^2 / 8 and delta = 0."""
         return self.selection.zcdp
 
     @property
     def outside(self) -> Scalar:
-        """A bound on the probability that no result lies in the candidate, or on both sides of it.
+        """A bound on the probability that the selected candidate is outside of the results' range.
 
-        It is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the least number
-        of blocks that hit every subset. The bound is attained if all subsets have the same result.
-        If results spread over k candidates in the middle, the probability is about k times smaller.
+        Outside means that no result is in the candidate, and all results are on one side of it. The
+        bound is x / (1 + x) with x = (candidates - 1) exp(-epsilon T / 4), where T is the size of
+        the smallest hitting set of all subsets. The bound is attained if all subsets have the same
+        result. If results spread over k candidates in the middle, the probability is about k times
+        smaller.
         """
         scores = jax.ShapeDtypeStruct((self.candidates,), jnp.int32)
         scale = self.selection.effective_scale(like=scores)
@@ -261,7 +265,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return dataclasses.replace(self, target=self._program(value.tree()))
 
     def _program(self, value: Value) -> Program:
-        """The target as a program on the records of one subset. Subsets stay apart under `vmap`."""
+        """Traces the target on the records of a subset; refuses one that may mix subsets."""
         if isinstance(self.target, Program):
             return self.target
         self._check_records(value)
@@ -283,12 +287,12 @@ class SubsetEnvelope(SensitivityMechanism):
             (found,) = jax.tree.leaves(program(records))
             return found.astype(dtype)
 
-        # If a worker on the host dies, all evaluations of its batch fail. So on the host, each
-        # batch has one evaluation.
+        # If a worker process on the host dies, all evaluations of its batch fail. So host code runs
+        # one evaluation at a time.
         size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
-        # Replacing NaN by a fixed number is allowed: it makes another program, and the proof holds
-        # for any program.
+        # Replacing NaN by a constant does not weaken the guarantee: the result is another program,
+        # and the proof is valid for any program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
         thresholds = self.design.thresholds(results)
@@ -320,7 +324,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return Candidate(index, jnp.where(index < 0, jnp.nan, middle))
 
     def clamped(self, value: Value) -> Value:
-        """The records as they are: the program sees all of them.
+        """The records without a change, because the mechanism does not clamp them.
 
         Args:
             value: a pytree of arrays of records.
@@ -331,10 +335,10 @@ class SubsetEnvelope(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def scores(self, value: Value) -> jax.Array:
-        """The score of every candidate: minus the distance of its losses from T / 2. The best is 0.
+        """The score of every candidate: minus the distance of its losses from T / 2.
 
-        Scores are as private as the records. Call this on public or simulated records, to see which
-        candidate a release would choose.
+        The best score is 0. Scores are as private as the records. Call this method on public or
+        simulated records to see which candidates a release would probably select.
 
         Args:
             value: a pytree of arrays of records.
@@ -355,7 +359,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return jnp.where(output.value == middle, found, -jnp.inf)
 
     def grids(self, value: Value) -> PyTree:
-        """The length of a candidate; `value` does not matter."""
+        """The length of a candidate; it does not depend on `value`."""
         del value
         width = (self.upper - self.lower) / self.candidates
         return Candidate(jnp.float32(1), jnp.float32(width))
@@ -372,50 +376,52 @@ def subset_envelope(
     groups: int = 3,
     candidates: int = 1024,
 ) -> SubsetEnvelope:
-    """A number that any program computes, without a sensitivity, an oracle or a model of the data.
+    """Releases the result of any program, without a sensitivity, an oracle or a model of the data.
 
-    Cuts the records into blocks, and the blocks into groups. The program runs on the records of
-    every `size` blocks of a group. The loss of y is the least number of blocks that hit every
-    subset with a result above y; losses of groups add up. The release is a candidate whose losses
-    are close to T / 2, where T is the loss that counts all subsets. With size=1 this is
-    sample-and-aggregate with a median. Larger subsets hold more records, so their results are
-    closer to the result on all records.
+    The mechanism cuts the records into blocks, and assigns the blocks to groups. It runs the
+    program on the records of every set of `size` blocks within a group. The loss of a number y is
+    the least number of blocks such that every subset with a result above y contains one of these
+    blocks. The losses of all groups are added up. The release is a candidate whose losses are close
+    to T / 2, where T is the largest loss. With size=1 this is sample-and-aggregate with a median.
+    Larger subsets have more records, so their results are closer to the result on all records.
 
     Args:
-        target: takes a pytree of arrays with leading axis n to one number. It runs on n // blocks *
-            size records.
+        target: maps a pytree of arrays with a leading axis of records to one number. It runs on
+            n // blocks * size records.
         epsilon: finite, above 0.
-        lower: the left end of the candidates; public. Results below it count as in the first one.
-        upper: the right end, public.
+        lower: the left end of the first candidate; public. Results below `lower` count as results
+            in the first candidate.
+        upper: the right end of the last candidate; public.
         blocks: the number of blocks, at most n. Record i is in block i modulo blocks, and the last
             n % blocks records are not used.
         size: the number of blocks in a subset.
-        groups: the number of groups. Each group has at least `size` blocks, and at most 20. Groups
-            do not matter if size is 1.
-        candidates: the number of intervals between the bounds, all of one length.
+        groups: the number of groups. Each group has at least `size` blocks, and at most 20. It has
+            no effect if size is 1.
+        candidates: the number of intervals of equal length between `lower` and `upper`.
 
     Returns:
         A `SubsetEnvelope`: `mechanism(key, database)` takes a pytree of arrays with leading axis n,
-        and releases a `Candidate`. Subsets are evaluated in large batches, and one by one on the
-        host. `mechanism.outside` bounds the probability that the release lies outside of the range
-        of all results. Check it first: for T = 23 and epsilon 1 it is .77 with 1,024 candidates,
-        and .17 with 64.
+        and releases a `Candidate`. Subsets are evaluated in large batches; host code runs on one
+        subset at a time. `mechanism.outside` bounds the probability that the release is outside of
+        the range of all results. Check this bound first: for T = 23 and epsilon 1 it is .77 with
+        1,024 candidates, and .17 with 64.
 
     Raises:
         TypeError: if target is not a function, or a parameter not a number; at a release, if the
             target closes over a traced value.
         ValueError: if a number is out of range, or there are more than 10^6 subsets; at a release,
-            if there are too few records, or the target does not return one number, or it uses
-            something that may mix subsets under `vmap` ("rbg" keys, or code on the host).
+            if there are too few records, or the target does not return one number, or it contains
+            operations that may mix subsets under `vmap`, such as draws with "rbg" keys.
 
     Formal guarantees:
         epsilon-DP when one record is replaced, for any target, by the proof in
-        docs/proofs/subset-envelope.md, and epsilon^2 / 8-zCDP. This holds for the integers that are
-        drawn. A replaced record moves every score by at most 1. Blocks and subsets depend only on
-        n, and each result only on the records of its subset. NaN counts as below `lower`.
+        docs/proofs/subset-envelope.md, and epsilon^2 / 8-zCDP. Both are true of the integers that
+        are drawn. A replaced record changes every score by at most 1. Blocks and subsets depend
+        only on n, and each result depends only on the records of its subset. NaN counts as a result
+        below `lower`.
 
         The running time of the target is not protected. It may reveal records if the target loops
-        until it converges, or runs on the host.
+        until convergence, or runs on the host.
 
     Source:
         Fang, Dong and Yi, "Shifted inverse" (2022), by blocks and with subsets of one size; Steinke

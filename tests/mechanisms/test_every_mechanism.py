@@ -234,7 +234,7 @@ def test_sensitivity_in_another_norm_is_refused(name):
     norm = make(1.0, 1.0).norm
     other = dpjax.assume_sensitivity(1.0, norm="l2" if norm != "l2" else "l1")
     if name in MECHANISMS:
-        with pytest.raises(ValueError, match=f"sensitivity must be in the norm {norm}, got one in"):
+        with pytest.raises(ValueError, match=f"sensitivity must be in the norm {norm}, got a sens"):
             make(other, 1.0)
 
 

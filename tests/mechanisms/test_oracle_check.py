@@ -139,7 +139,7 @@ def test_odd_arguments_are_refused(check):
         make(hidden_cause, lambda x: jnp.stack([x, x]))
     with pytest.raises(ValueError, match="simulations"):
         make(simulations=18)
-    with pytest.raises(ValueError, match="in order"):
+    with pytest.raises(ValueError, match="increasing order"):
         make(quantiles=(0.5, 0.25))
     with pytest.raises(ValueError, match="n=1000 records"):
         check(seeded_key(0), jnp.zeros(999))

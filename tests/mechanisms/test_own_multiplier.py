@@ -105,9 +105,9 @@ def test_a_formula_that_cancels_is_refused_at_small_parameters(epsilon):
         (
             lambda e, d: jnp.float32(1.0) / e.astype(np.float32),
             TypeError,
-            "compute in float64, got f",
+            "float64 parameters, got f",
         ),
-        (lambda e, d: np.float32(3) * np.float32(e), TypeError, "compute in float64, got float32"),
+        (lambda e, d: np.float32(3) * np.float32(e), TypeError, "float64 parameters, got float32"),
         (lambda e, d: jnp.inf, ValueError, "scale of the noise overflows"),
     ],
 )

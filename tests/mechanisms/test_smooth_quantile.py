@@ -191,7 +191,7 @@ def test_noise_of_the_local_sensitivity_is_refuted():
     ("arguments", "message"),
     [
         ({"lower": 1.0, "upper": 0.0}, "lower must be below upper, got 1 and 0"),
-        ({"lower": 1e9, "upper": 1e9 + 1}, "must be further apart"),
+        ({"lower": 1e9, "upper": 1e9 + 1}, "must be between 1e-25 and 1e25"),
         ({"lower": 0.0, "upper": np.inf}, "upper must be a finite number, got inf"),
         ({"lower": 0.0, "upper": 1.0, "probability": 1.0}, "probability must be strictly between"),
         ({"lower": 0.0, "upper": 1.0, "epsilon": 1e-4}, "epsilon=0.0001 is too small"),
