@@ -25,7 +25,7 @@ from dpjax._core._values import (
     Sensitivity,
     Target,
 )
-from dpjax._files._ledger_chain import BudgetExceededError, LedgerError
+from dpjax._files._ledger_file import BudgetExceededError, LedgerError
 from dpjax._version import __version__
 from dpjax.accounting._ledger import Ledger
 from dpjax.auditing._gamma_by_record import RecordGammas, gamma_by_record

@@ -10,6 +10,7 @@ import datetime
 import decimal
 import functools
 import hashlib
+import string
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -301,3 +302,25 @@ def check_usable(column: PyTree) -> None:
     """Raises an error if a column has a dtype that no query supports."""
     if isinstance(column, Refused):
         column.refuse()
+
+
+# Encodes strings as arrays of letter codes: 1 for a to 26 for z.
+
+
+ALPHABET = string.ascii_lowercase
+
+
+def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
+    """The codes of the first `width` letters of each string, padded with 0: shape (n, width)."""
+    texts = list(texts)
+    codes = np.zeros((len(texts), width), np.uint8)
+    for row, text in zip(codes, texts, strict=True):
+        letters = letters_of(text)[:width]
+        row[: len(letters)] = letters
+    return codes
+
+
+def letters_of(text: object) -> list[int]:
+    """The codes of all letters a to z in a string, ignoring case; empty for other objects."""
+    folded = text.casefold() if isinstance(text, str) else ""
+    return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

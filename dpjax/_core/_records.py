@@ -1,6 +1,8 @@
 """Conversion and checks of databases: pytrees of arrays with a common leading axis of records."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._columns import Numbers, Refused, check_usable, in_64_bits, is_column, is_numbers
 from dpjax._core._frames import columns, place_of
-from dpjax._core._pytree import frozen_pytree
+from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Database, PyTree
 
 
@@ -166,3 +168,65 @@ def check_padded(database: Database) -> None:
             " private, but the shape of an array reveals it: pass"
             " dpjax.queries.padded_records(database, capacity=...)"
         )
+
+
+# Records in several chunks, which a query adds up one by one, so that memory suffices.
+
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """Records in several parts. Each part fits into memory, and each record is in one part.
+
+    Attributes:
+        each: calls a function of an iterator of parts, perhaps several times and in other
+            processes, and returns an iterator of the results. Together, the calls see every part
+            once.
+        like: an example of a part, with its structure, shapes and dtypes.
+        slots: a public number, which is at least the number of records of all parts together.
+        holds_whole_people: whether each part contains all records of its people, in their order.
+    """
+
+    each: Callable[[Callable[[Iterator[PaddedRecords]], Any]], Iterator[Any]]
+    like: PaddedRecords
+    slots: int
+    holds_whole_people: bool = False
+
+
+@frozen_pytree
+class Summed:
+    """Totals that a query has added up over all parts, and accepts in place of the records.
+
+    The totals are as private as the records.
+
+    Attributes:
+        totals: the totals.
+        slots: the number of slots, as in `Parts`.
+    """
+
+    totals: PyTree
+    slots: int = static()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unsummed:
+    """A pass over all parts, which has not run yet. It runs only after a ledger has paid.
+
+    Attributes:
+        shapes: the shapes and dtypes of the result.
+        compute: runs the pass and returns the result.
+    """
+
+    shapes: Summed
+    compute: Callable[[], Summed]
+
+
+@runtime_checkable
+class AddsUp(Protocol):
+    """A target whose value is a function of totals, which can be added up part by part."""
+
+    def over(self, parts: Parts) -> Unsummed:
+        """The pass that adds up the totals of these parts."""
+        ...

@@ -11,7 +11,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
-from dpjax._files._ledger_chain import BudgetExceededError
+from dpjax._files._ledger_file import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 

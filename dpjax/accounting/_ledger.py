@@ -20,14 +20,14 @@ from dpjax._core._open_ledgers import Account, Payment, Request, fingerprint_of_
 from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._files._durable import database_file
-from dpjax._files._ledger_chain import (
+from dpjax._files._ledger_file import (
     DELTA_DIGITS,
     EPSILON_DIGITS,
     BudgetExceededError,
     LedgerError,
+    LedgerFile,
     decimals,
 )
-from dpjax._files._ledger_file import LedgerFile
 from dpjax.accounting._composition import compose, under
 from dpjax.accounting._parallel import Parts
 from dpjax.accounting._prices import Amount, as_decimals, as_float, cost_of, units

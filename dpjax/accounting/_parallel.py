@@ -15,7 +15,7 @@ from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Account, Payment, Request, paying_for_the_rest
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import round_up
-from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS
+from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS
 from dpjax.accounting._composition import compose, concrete, delta_of_steps
 from dpjax.accounting._prices import Amount, cost_of
 

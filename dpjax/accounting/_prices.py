@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dpjax._core import _checks
 from dpjax._core._values import Guarantee
 from dpjax._exact._numerics import round_up
-from dpjax._files._ledger_chain import DELTA_DIGITS, EPSILON_DIGITS, BudgetExceededError, decimal
+from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, BudgetExceededError, decimal
 
 _MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
 

@@ -13,7 +13,7 @@ import scipy
 from dpjax._core._open_ledgers import Account, Drawing, Payment, Request
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import bisect
-from dpjax._files._ledger_chain import EPSILON_DIGITS, BudgetExceededError
+from dpjax._files._ledger_file import EPSILON_DIGITS, BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._noise import GAUSSIAN

@@ -7,7 +7,7 @@ from dpjax.attacks._linear_queries import (
     reconstruct_by_linear_program,
 )
 from dpjax.attacks._linkage import Linkage, anonymity, linkage, synthetic_register
-from dpjax.attacks._membership_trials import likelihood_ratio, membership_trials
+from dpjax.attacks._membership_trials import likelihood_ratio, membership_trials, tracing_scores
 from dpjax.attacks._roc_curve import (
     ClaimComparison,
     RocCurve,
@@ -26,7 +26,6 @@ from dpjax.attacks._subset_sums import (
     subset_distortions,
     subset_error,
 )
-from dpjax.attacks._tracing import tracing_scores
 from dpjax.attacks._walsh_hadamard import (
     expected_recovered_fraction,
     reconstruct_from_walsh_hadamard,

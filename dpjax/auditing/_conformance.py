@@ -17,7 +17,7 @@ from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
 from dpjax.auditing._audit import as_clamped
 from dpjax.auditing._outputs import joined, matrices, rows_of
-from dpjax.auditing._tested_values import (
+from dpjax.auditing._verify import (
     ROUNDING_OF_DISTANCE,
     double_moves,
     single_moves,

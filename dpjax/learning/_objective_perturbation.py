@@ -33,8 +33,8 @@ from dpjax.random._keys import check_key, key_for_each
 from dpjax.random._noise import GAUSSIAN
 from dpjax.random._release import add_noise
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
-from dpjax.targets._bounds import running_dtype, unit
 from dpjax.targets._clamping import into_unit_ball
+from dpjax.targets._known_sensitivity import running_dtype, unit
 from dpjax.targets._minimizers import (
     WalkPlan,
     check_carried,

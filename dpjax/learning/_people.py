@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Database, PyTree
-from dpjax.queries._padded_people import ROWS, THERE, padded_people
-from dpjax.queries._truncation import Truncation
+from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
 
 Loss = Callable[[PyTree, PyTree], Any]
 

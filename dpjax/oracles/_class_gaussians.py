@@ -10,8 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, PyTree
-from dpjax.oracles._choices import WeightedChoice, weighted_choice
-from dpjax.oracles._independent import IndependentRecords
+from dpjax.oracles._independent import IndependentRecords, WeightedChoice, weighted_choice
 
 
 @frozen_pytree

@@ -10,8 +10,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree
-from dpjax.oracles._choices import WeightedChoice, words_of
-from dpjax.oracles._independent import IndependentRecords
+from dpjax.oracles._independent import IndependentRecords, WeightedChoice, words_of
 
 _BITS = 24  # Coordinates are multiples of 2^-24, which float32 holds exactly.
 _MOST_CELLS = 2**22

@@ -8,12 +8,16 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._core._letters import codes_of, letters_of
+from dpjax._core._columns import codes_of, letters_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, Key, PyTree
-from dpjax.oracles._choices import UniformChoice, WeightedChoice, weighted_choice
-from dpjax.oracles._independent import IndependentRecords
+from dpjax.oracles._independent import (
+    IndependentRecords,
+    UniformChoice,
+    WeightedChoice,
+    weighted_choice,
+)
 
 
 @frozen_pytree

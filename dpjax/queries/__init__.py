@@ -11,13 +11,13 @@ from dpjax.queries._linear_regression import private_linear_regression
 from dpjax.queries._moments import private_covariance, private_mean, private_pca, private_variance
 from dpjax.queries._mwem import Mwem, MwemTable, mwem
 from dpjax.queries._name_search import NameSearch, name_search
-from dpjax.queries._padded_people import padded_people
 from dpjax.queries._padded_records import PaddedRecords, padded_records
 from dpjax.queries._people import PeopleQuery, PeopleScores, by_person
 from dpjax.queries._private_quantiles import private_quantiles
 from dpjax.queries._quantiles import QuantileScores, quantile_scores
 from dpjax.queries._query import Query
 from dpjax.queries._sums import sum_query
+from dpjax.queries._truncation import padded_people
 from dpjax.queries._workload import Workload, linear_workload, marginal_workload
 
 __all__ = [

@@ -28,7 +28,7 @@ from dpjax.queries._estimation import Measurement, independent
 from dpjax.queries._graphical_model import Columns, GraphicalModel, Sizes, cells_of_model
 from dpjax.queries._query import Query
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
-from dpjax.targets._bounds import VectorNorm
+from dpjax.targets._known_sensitivity import VectorNorm
 
 Marginals: TypeAlias = Callable[[Columns], np.ndarray]
 """Takes some columns to the exact number of rows in each of their cells."""

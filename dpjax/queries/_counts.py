@@ -19,8 +19,8 @@ from dpjax._exact._numerics import count_below
 from dpjax._tracing._lanes import check_lanes, is_exact
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import LARGEST, Addend, Totals, cells_of_present, saturated
-from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import comparable, increasing, without_subnormals
+from dpjax.targets._known_sensitivity import VectorNorm, norm_up
 
 
 def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Query:

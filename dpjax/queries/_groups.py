@@ -17,7 +17,7 @@ from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import Numbers, Texts, check_usable, fingerprints, in_64_bits
 from dpjax._core._frames import columns
 from dpjax._core._guarantee import RECORD
-from dpjax._core._parts import Summed
+from dpjax._core._records import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
@@ -26,13 +26,11 @@ from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._counts import largest_whole, of_each_record
 from dpjax.queries._padded_records import PaddedRecords, padded_records, present_records
-from dpjax.queries._parts import OfParts
 from dpjax.queries._quantiles import QuantileScores, accuracy_of_quantiles
 from dpjax.queries._query import IntegerQuery, Query, Reach
-from dpjax.queries._totals import Addend, Totals, in_groups, of_each_group
-from dpjax.targets._bounds import VectorNorm, norm_up
+from dpjax.queries._totals import Addend, OfParts, Totals, in_groups, of_each_group
 from dpjax.targets._clamping import comparable
-from dpjax.targets._known_sensitivity import KnownSensitivity
+from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, norm_up
 
 Column: TypeAlias = str | int | Callable[[PyTree], Any]
 """A column of the records by its name or index, or a function of one record."""

@@ -35,7 +35,7 @@ from dpjax.queries._totals import Addend, totals_of
 from dpjax.random._keys import check_key
 from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
-from dpjax.targets._bounds import sqrt_up
+from dpjax.targets._known_sensitivity import sqrt_up
 
 # The bits of the coordinates that assign records to clusters.
 _BITS = 14

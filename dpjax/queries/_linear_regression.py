@@ -28,7 +28,7 @@ from dpjax.queries._second_moments import (
     products_query,
     upper_triangle,
 )
-from dpjax.targets._bounds import VectorNorm, sqrt_up
+from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
 # The first coordinate of (1/2, x, y). It is below 1 because noise on products matters more than
 # noise on sums: the regression divides products by the variance of x, which is small in units of

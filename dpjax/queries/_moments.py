@@ -40,8 +40,8 @@ from dpjax.queries._sums import (
     to_units,
 )
 from dpjax.queries._totals import Addend, Totals, cells_of_present
-from dpjax.targets._bounds import VectorNorm, norm_up
 from dpjax.targets._clamping import check_interval, clamp, middle_and_half
+from dpjax.targets._known_sensitivity import VectorNorm, norm_up
 
 
 def private_mean(

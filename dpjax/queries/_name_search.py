@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
-from dpjax._core._letters import ALPHABET
+from dpjax._core._columns import ALPHABET
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._types import Key, Value

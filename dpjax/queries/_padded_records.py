@@ -7,9 +7,8 @@ from jax.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._frames import columns
-from dpjax._core._parts import Parts
 from dpjax._core._records import PaddedRecords as PaddedRecords
-from dpjax._core._records import exact_records
+from dpjax._core._records import Parts, exact_records
 from dpjax._core._types import Database
 
 

@@ -41,9 +41,8 @@ from dpjax.queries._quantiles import QuantileScores
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend
 from dpjax.queries._truncation import Cells, Name, Truncation, check_name, checked_truncation
-from dpjax.targets._bounds import VectorNorm, sqrt_up
 from dpjax.targets._clamping import comparable
-from dpjax.targets._known_sensitivity import KnownSensitivity
+from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, sqrt_up
 
 PerPerson = Literal["sum"]
 

@@ -10,8 +10,7 @@ import jax
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._columns import check_numbers
-from dpjax._core._parts import Parts
-from dpjax._core._records import check_padded
+from dpjax._core._records import Parts, check_padded
 from dpjax._core._types import Database, Key, Scalar, Value
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._programs import Unchanging

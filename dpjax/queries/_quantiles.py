@@ -14,18 +14,16 @@ from jax.typing import ArrayLike, DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, Ends, KnowsAccuracy, intervals_of
 from dpjax._core._columns import Numbers, as_arrays, check_numbers, comparing, in_64_bits
-from dpjax._core._parts import Summed
+from dpjax._core._records import Summed
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact import _limbs
 from dpjax._exact._numerics import count_below, round_up
 from dpjax.mechanisms._several_selections import SeveralSelections
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._parts import OfParts
-from dpjax.queries._totals import Addend, Totals, cells_of_present, in_groups, totals_of
-from dpjax.targets._bounds import VectorNorm
+from dpjax.queries._totals import Addend, OfParts, Totals, cells_of_present, in_groups, totals_of
 from dpjax.targets._clamping import comparable, increasing
-from dpjax.targets._known_sensitivity import KnownSensitivity
+from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm
 from dpjax.targets._summaries import exact_probability
 
 

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy, KnowsAccuracy
 from dpjax._core._columns import as_arrays, in_64_bits
-from dpjax._core._parts import Parts, Summed, Unsummed
+from dpjax._core._records import Parts, Summed, Unsummed
 from dpjax._core._types import Database, Value
 from dpjax._core._values import Inside, Mechanism, NeighboringRelation
 from dpjax._exact._numerics import round_up
@@ -23,10 +23,8 @@ from dpjax.mechanisms._above_threshold import AboveThreshold
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.queries._padded_records import present_records
-from dpjax.queries._parts import OfParts
-from dpjax.queries._totals import Addend, Totals, totals_of
-from dpjax.targets._bounds import VectorNorm
-from dpjax.targets._known_sensitivity import KnownSensitivity
+from dpjax.queries._totals import Addend, OfParts, Totals, totals_of
+from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm
 
 _RANGE: Any = "range"  # Not a `VectorNorm`.
 

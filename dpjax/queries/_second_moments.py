@@ -19,7 +19,7 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax.queries._query import IntegerQuery, compiled
 from dpjax.queries._sums import coarse, coarse_reach, coarsening
 from dpjax.queries._totals import Addend, Totals, cells_of_present
-from dpjax.targets._bounds import VectorNorm, sqrt_up
+from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
 # A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
 RADIUS_BITS = 20

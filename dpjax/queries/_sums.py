@@ -24,8 +24,8 @@ from dpjax._exact._numerics import round_up
 from dpjax.queries._missing import drops_missing, of_complete
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.queries._totals import Addend, Totals, cells_of_present, saturated
-from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
 from dpjax.targets._clamping import check_interval, clamp
+from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
 # The bits of the largest record on the coarse grid. Totals have 30 bits, which leaves room for

@@ -25,7 +25,7 @@ from dpjax.queries._counts import (
 )
 from dpjax.queries._query import IntegerQuery, Query, Reach
 from dpjax.queries._totals import Addend, Totals, saturated
-from dpjax.targets._bounds import VectorNorm, norm_up, sqrt_up
+from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
 # The most matrix entries that are read to compare all columns. This takes about ten seconds.

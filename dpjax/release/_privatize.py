@@ -13,8 +13,8 @@ from dpjax._core import _checks
 from dpjax._core._accuracy import KnowsAccuracy
 from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Drawing, OpenLedger, Request
-from dpjax._core._parts import AddsUp, Parts, Unsummed
 from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._records import AddsUp, Parts, Unsummed
 from dpjax._core._types import Database, Key, Value
 from dpjax._core._values import (
     Inside,

@@ -14,11 +14,10 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account, told
-from dpjax._core._parts import Parts
-from dpjax._core._records import PaddedRecords
+from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
-from dpjax._files._ledger_chain import BudgetExceededError
+from dpjax._files._ledger_file import BudgetExceededError
 from dpjax._tracing._programs import Unchanging
 from dpjax.accounting._composition import compose
 from dpjax.accounting._ledger import Ledger

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from dpjax._core import _checks
 from dpjax._core._values import NeighboringRelation
 from dpjax._exact._numerics import bisect
-from dpjax._files._ledger_chain import EPSILON_DIGITS
+from dpjax._files._ledger_file import EPSILON_DIGITS
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace, gaussian, laplace
 from dpjax.queries._query import IntegerQuery, Query
 from dpjax.random._noise import GAUSSIAN

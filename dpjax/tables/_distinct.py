@@ -14,8 +14,7 @@ from dpjax._core._types import Database
 from dpjax._core._values import NeighboringRelation
 from dpjax.queries._padded_records import present_records
 from dpjax.tables._frame import Column
-from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._known_sensitivity import KnownSensitivity
+from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm, norm_up
 
 CELL, WORDS = "cell", "words"
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from dpjax._core import _checks
-from dpjax._core._batches import Batches, Table, batches_of
-from dpjax._core._parts import Parts
-from dpjax._core._records import PaddedRecords
+from dpjax._core._frames import Batches, Table, batches_of
+from dpjax._core._records import PaddedRecords, Parts
 from dpjax.tables._frame import Frame
 from dpjax.tables._rows_of_people import frames_of_people
 

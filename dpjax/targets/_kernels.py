@@ -14,15 +14,17 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._fixed_point import average, bits_of_a_digit, rounding_of_average
 from dpjax._exact._numerics import compute_dtype, count_below, order_like_integers, round_up
-from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
     BoundedTarget,
+    VectorNorm,
     check_dims,
     dims_or_none,
     known_dims,
+    sqrt_up,
+    unit,
 )
 from dpjax.targets._minimizers import check_strength
 

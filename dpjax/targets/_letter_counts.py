@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._letters import ALPHABET, codes_of
+from dpjax._core._columns import ALPHABET, codes_of
 from dpjax._core._types import Database, PyTree, Value
-from dpjax.targets._bounds import VectorNorm, norm_up
-from dpjax.targets._known_sensitivity import BoundedSum
+from dpjax.targets._known_sensitivity import BoundedSum, VectorNorm, norm_up
 
 
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:

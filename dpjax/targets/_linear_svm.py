@@ -13,9 +13,16 @@ from dpjax._core import _checks
 from dpjax._core._types import Database
 from dpjax._exact._numerics import compute_dtype, round_up
 from dpjax.sensitivity._order_statistics import order_statistic
-from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._clamping import clip_and_replace_nan
-from dpjax.targets._known_sensitivity import BoundedTarget, check_dims, dims_or_none, known_dims
+from dpjax.targets._known_sensitivity import (
+    BoundedTarget,
+    VectorNorm,
+    check_dims,
+    dims_or_none,
+    known_dims,
+    sqrt_up,
+    unit,
+)
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
 # How far a step may go toward the boundary, as a fraction of the way. With a larger fraction,

@@ -21,8 +21,8 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._values import Scalar
-from dpjax.targets._bounds import unit
 from dpjax.targets._clamping import check_known
+from dpjax.targets._known_sensitivity import unit
 
 # Lambda must be large compared with the rounding errors of a Hessian and its factorization. It must
 # not be huge, because weights, which are about 1 / lambda, must stay far above the least float.

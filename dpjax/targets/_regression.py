@@ -18,14 +18,16 @@ from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._fixed_point import average
 from dpjax._exact._numerics import round_up
-from dpjax.targets._bounds import VectorNorm, sqrt_up, unit
 from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
 from dpjax.targets._known_sensitivity import (
     BoundedSum,
     BoundedTarget,
+    VectorNorm,
     check_dims,
     dims_or_none,
     known_dims,
+    sqrt_up,
+    unit,
 )
 from dpjax.targets._minimizers import (
     WalkPlan,

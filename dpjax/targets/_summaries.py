@@ -16,9 +16,15 @@ from dpjax._core._types import PyTree
 from dpjax._exact._fixed_point import rounding_of_average
 from dpjax._exact._numerics import round_up
 from dpjax.sensitivity._order_statistics import order_statistic
-from dpjax.targets._bounds import VectorNorm, norm_up, unit
 from dpjax.targets._clamping import check_interval, check_known, clamp
-from dpjax.targets._known_sensitivity import BoundedSum, BoundedTarget, check_dims
+from dpjax.targets._known_sensitivity import (
+    BoundedSum,
+    BoundedTarget,
+    VectorNorm,
+    check_dims,
+    norm_up,
+    unit,
+)
 
 _LARGEST_FLOAT = Fraction(sys.float_info.max)
 

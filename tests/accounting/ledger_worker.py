@@ -15,8 +15,7 @@ for name in ("dpjax", "dpjax.accounting"):
     package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
     sys.modules[name] = package
 
-from dpjax._files._ledger_chain import BudgetExceededError  # noqa: E402
-from dpjax._files._ledger_file import LedgerFile  # noqa: E402
+from dpjax._files._ledger_file import BudgetExceededError, LedgerFile  # noqa: E402
 
 
 def pay(file):

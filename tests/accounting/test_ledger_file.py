@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpjax._files import _ledger_file
-from dpjax._files._ledger_chain import BudgetExceededError, LedgerError
-from dpjax._files._ledger_file import LedgerFile
+from dpjax._files._ledger_file import BudgetExceededError, LedgerError, LedgerFile
 
 WORKER = Path(__file__).with_name("ledger_worker.py")
 BUDGET = (1000, 50)

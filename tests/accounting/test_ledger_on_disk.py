@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import dpjax
-from dpjax._files._ledger_chain import LedgerError
-from dpjax._files._ledger_file import LedgerFile
+from dpjax._files._ledger_file import LedgerError, LedgerFile
 
 BUDGET = (1000, 50)
 

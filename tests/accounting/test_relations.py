@@ -13,7 +13,7 @@ import scipy
 import dpjax
 from dpjax import Guarantee, accounting, learning, queries
 from dpjax._core._records import PaddedRecords
-from dpjax._files import _ledger_chain, _ledger_file
+from dpjax._files import _ledger_file
 from dpjax.accounting._composition import release_under, under
 from dpjax.accounting._concentrated import concentration
 from dpjax.mechanisms import additive
@@ -413,7 +413,7 @@ def test_the_relation_of_a_file_never_changes(tmp_path):
 def test_files_of_the_first_format_open(relation, tmp_path, monkeypatch):
     """They do not say their relation, so it is that of the first debit."""
     path = tmp_path / "old.db"
-    budget = 10**_ledger_chain.EPSILON_DIGITS, 0
+    budget = 10**_ledger_file.EPSILON_DIGITS, 0
     monkeypatch.setattr(_ledger_file, "FORMATS", (1,))
     old = _ledger_file.LedgerFile(path, budget)
     assert "relation" not in old.chain.entries[0].body

@@ -7,7 +7,7 @@ import pytest
 import scipy
 
 from dpjax.auditing import one_run_epsilon
-from dpjax.auditing._one_run import chance
+from dpjax.auditing._audit import chance
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from dpjax._core._batches import batches_of
-from dpjax._core._frames import exact_column
+from dpjax._core._frames import batches_of, exact_column
 from tables import for_each
 
 N, ROWS = 1000, 128

@@ -11,7 +11,7 @@ import pytest
 
 import dpjax
 from dpjax.mechanisms import additive
-from dpjax.mechanisms._own_multipliers import multiple_of
+from dpjax.mechanisms._additive import multiple_of
 from dpjax.random import GAUSSIAN, LAPLACE
 
 RNG = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpjax
-from dpjax._core._batches import batches_of
+from dpjax._core._frames import batches_of
 from dpjax.tables import _large_frame
 
 KEY = dpjax.random.seeded_key(3)
@@ -209,7 +209,7 @@ def test_no_file_of_private_rows_outlives_an_error(tmp_path, monkeypatch):
         made.extend(tmp_path.glob("*/*"))
         raise OSError("of a disk")
 
-    monkeypatch.setattr("dpjax.queries._parts.added", fail)
+    monkeypatch.setattr("dpjax.queries._totals.added", fail)
     table = dpjax.PrivateTable(batches_of_visits(VISITS, 4), most_rows=64, person="id", rows=1)
     with pytest.raises(OSError, match="of a disk") as kept:
         table.count(epsilon=1.0, key=KEY)

@@ -6,8 +6,7 @@ import pytest
 
 import dpjax
 from dpjax import NeighboringRelation, queries
-from dpjax._core._parts import Parts
-from dpjax._core._records import PaddedRecords
+from dpjax._core._records import PaddedRecords, Parts
 from dpjax.mechanisms._several_selections import select_each
 from tables import for_each
 

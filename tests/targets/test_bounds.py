@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax import targets
-from dpjax.targets._bounds import norm_up, sqrt_up
+from dpjax.targets._known_sensitivity import norm_up, sqrt_up
 
 EXACT = [
     Fraction(2),
