@@ -1,12 +1,12 @@
 """The walk under add-or-remove-one, for records in a public number of slots.
 
-Let D' hold all records of D except one, in any slots. Let E be D with the slot of that record
-emptied. Then D' is a permutation of E. So ||f(D) - f(D')|| is at most the sum of two distances:
+Let D' contain all records of D except one, in any slots. Let E be D after the slot of that record
+is emptied. Then D' is a permutation of E. So ||f(D) - f(D')|| is at most the sum of two distances:
 
 1. from f(D) to f(E): one row becomes the row of an empty slot;
 2. from f(E) to f(D'): the rows are permuted.
 
-The walk bounds both. docs/proofs/global-sensitivity.md has the proof.
+The walk bounds both distances. docs/proofs/global-sensitivity.md has the proof.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from dpjax.proving._walk import Step, Walk, source_line
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
-    """The records' values after the clamp, which fills empty slots with a public row."""
+    """The records' abstract values after the clamp, which fills empty slots with a public row."""
     return [
         _within_rows(Tracked(x, _filled(x, number), Slots(0)))
         for x, number in zip(clamped, public.empty_row, strict=True)
@@ -45,7 +45,7 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
 
 
 def _filled(x: Abstract, number: float) -> Abstract:
-    """An array of one public number."""
+    """The abstract value of an array in which every entry is the same public number."""
     ends, none = np.full(x.low.shape, number), np.zeros(x.low.shape)
     still = Difference(none, 0.0, 0.0)
     size = abs(number) * math.sqrt(math.prod(x.shape[1:]))
@@ -56,10 +56,10 @@ def _filled(x: Abstract, number: float) -> Abstract:
 
 
 class PaddedWalk(Walk):
-    """A walk whose values are `Tracked`."""
+    """A walk that computes `Tracked` values."""
 
     def known(self, array: object) -> Tracked:
-        """A constant, which no permutation of records changes."""
+        """The value of a constant, which no permutation of records changes."""
         value = constant(array)
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
@@ -97,7 +97,7 @@ class PaddedWalk(Walk):
     def _exact_sum(
         self, equation: Equation, inner: Any, operands: list[Tracked]
     ) -> list[Tracked] | None:
-        """The value of an exact sum; None if the inner program is another one."""
+        """The value of an exact sum; None if the inner program is not an exact sum."""
         if (kind := kind_of(equation, inner)) is None:
             return None
         if not isinstance(kind, ExactSum):
@@ -110,9 +110,9 @@ class PaddedWalk(Walk):
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
-    """The largest norm that a vector of integers has up to a bound.
+    """The largest norm of a vector of integers that does not exceed a bound.
 
-    The bound was rounded up. For integers, rounding down again to a possible norm is exact.
+    The bound was rounded up. For integers, rounding it down to a possible norm is exact.
     """
     if not all(x.value.whole for x in outputs) or bound > 2.0**20:
         return bound
@@ -123,7 +123,7 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """How far emptying a slot moves the outputs, and how far permuting the records does.
+    """How far the outputs move if a slot is emptied, and if the records are permuted.
 
     Raises:
         RefusalError: if an output lists the records by their slots.
@@ -142,7 +142,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """A tighter bound: a row is emptied or filled, so it moves by at most the sum of two norms."""
+    """A tighter bound: if a row is emptied or filled, it moves by at most the sum of two norms."""
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is no row of an empty slot.
         return Tracked(value, value, x.slots)

@@ -25,12 +25,12 @@ from dpjax.proving._value import (
 
 BOOL = np.dtype(bool)
 # sure(a, b, gap) says for each entry whether a comparison is certainly true, and whether it is
-# certainly false. Numbers closer than the gap may both be flushed to 0.
+# certainly false. A device may flush two numbers to 0 if they are closer than the gap.
 Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The comparison a < b. Within the gap it is open, as is -0 < 0, true in IEEE's total order."""
+    """The comparison a < b. It is unsure within the gap, where total order puts -0 before 0."""
     return a.high + gap < b.low, a.low >= b.high + gap
 
 
@@ -44,11 +44,11 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Comparisons. If an input moves, the answer may change from 0 to 1 or from 1 to 0.
+    """Comparisons. If an input changes, the answer may change from 0 to 1 or from 1 to 0.
 
     `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
 
-    Without NaN, an array equals itself. A comparison with NaN is false, and != is true.
+    Without NaN, an array equals itself. A comparison with NaN is false, except that != is true.
 
     In a one-hot encoding x == c_j with distinct constants c_j, at most one answer is true. So a row
     of answers moves by at most 2 in l1.
@@ -62,8 +62,10 @@ def compare(
         true, false = false, true
     nan, unequal = a.nan | b.nan, sure is equal and negated
     if nan and total_order:
-        raise RefusalError("an order of numbers that may be NaN has no rule")
-    # NaN makes a comparison false, and != true. Where NaN is possible, only that answer is sure.
+        raise RefusalError(
+            "the total order of numbers that may be NaN has no rule: compare with < or =="
+        )
+    # NaN makes a comparison false, but != true. Where NaN is possible, only that answer is certain.
     if nan:
         true, false = (true & unequal, false & (not unequal))
     l1 = l2 = math.inf
@@ -88,17 +90,18 @@ def _least(a: Abstract) -> np.ndarray:
 
 
 def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
-    """A public boolean at every place."""
+    """An array that contains one public boolean everywhere."""
     return stretched(constant(np.full((1,) * len(shape), answer)), shape)
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
     """The number of one-hot groups in a row of a == b; 0 if it is not a one-hot encoding.
 
-    It is one if x does not vary along an axis where the other array holds distinct constants.
+    It is a one-hot encoding if x is constant along an axis where the other array contains distinct
+    constants.
     """
     for x, levels in ((a, b), (b, a)):
-        # Uses of x with different digits could equal different levels, so two answers may be true.
+        # Two uses of x may be rounded differently and equal different levels, so both may be true.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
@@ -126,14 +129,14 @@ def logic(
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
     first: Abstract, second: Abstract, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """and, or, xor of booleans. `combine` maps an end of each range to an end of the result."""
+    """and, or, xor of booleans. `combine` maps the ends of both ranges to an end of the result."""
     _check_booleans(first, second)
     a, b = aligned(first, second)
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
     if combine is not None:
         ends = combine(a.low, b.low), combine(a.high, b.high)
     found = lipschitz((a, b), ends, (1.0, 1.0), whole=True)
-    # `or` is true where one of them is, and false where both are.
+    # `or` is true if one operand is true, and false only if both are false. `and` is the opposite.
     decisive = {np.maximum: True, np.minimum: False}.get(combine)
     every = frozenset((a.answers | b.answers) if decisive is not None else ())
     kept = [pair for pair in every if pair[1] is decisive or pair in a.answers & b.answers]
@@ -141,16 +144,16 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """True at every place, because an array with a finite range holds finite numbers."""
+    """True for every entry, because an array with a finite range contains only finite numbers."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite has no rule")
-    if x.nan:  # All numbers are finite, and equal themselves.
+    if x.nan:  # Every entry that is not NaN is finite, and equals itself.
         return compare(equal, x, x)
     return everywhere(True, x.shape)
 
 
 def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
-    """Where `which` stays the same, the result moves as one case; elsewhere, within its range."""
+    """If `which` does not change, the result moves as one case does; else within its own range."""
     if which.is_known and (which.low == which.low.flat[0]).all():
         place = int(which.low.flat[0])
         if 0 <= place < len(cases):
@@ -160,7 +163,7 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in values)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in values)))
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise RefusalError("a case may be infinite or NaN")
+        raise RefusalError("a case of the choice may be infinite or NaN")
     width = rounding.up(over(high - low, choice.axis))
     whole = all(x.whole for x in values)
     flush = 0.0 if whole else 4 * rounding.tiny(values[0].dtype)
@@ -183,13 +186,13 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
 
 
 def _never_chosen(which: Abstract, nan: frozenset[Source], case: int, count: int) -> bool:
-    """Whether `select` takes another case wherever this one is NaN."""
+    """Whether `select` chooses another case wherever this case is NaN."""
     other = case == 0
     return not nan or (count == 2 and all(source.says(other, which.answers) for source in nan))
 
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
-    """A cast: exact if the new dtype holds the number. Otherwise it rounds or truncates."""
+    """A cast: exact if the new dtype can represent the number, else rounded or truncated."""
     dtype, ends = np.dtype(new_dtype), (x.low, x.high)
     if dtype == x.dtype:
         return x
@@ -200,7 +203,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
             # A compiler may drop a cast to float32 and back. Then the number is not rounded, so the
-            # range must hold both.
+            # range must contain both the rounded and the original number.
             rounded = x.low.astype(dtype).astype(float)
             ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
@@ -230,8 +233,8 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
 def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
     """A cast to or from 16 bits. A compiler may drop a cast to 16 bits and back.
 
-    Then nothing is rounded. Otherwise it rounds to nearest, with a relative error of at most u.
-    Either way, an entry that does not move is rounded alike on both databases.
+    Then nothing is rounded. Otherwise the cast rounds to nearest, with a relative error of at most
+    u. Either way, an entry that does not move is rounded alike on both databases.
     """
     if not rounding.is_float(dtype):
         raise RefusalError(f"a change from {x.dtype} to {dtype} has no rule: go by float32")

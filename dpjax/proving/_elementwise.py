@@ -1,9 +1,10 @@
-"""Rules of operations that act on each entry alone: arithmetic, powers, elementary functions.
+"""Rules of elementwise operations: arithmetic, powers, elementary functions.
 
 Let |df/da| <= g_1 and |df/db| <= g_2 on the box of the inputs of an operation f(a, b). Then
-|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b; the point in
-between lies in the box too. The g are called gains. Norms of the difference grow by at most the
-largest gain. Where the inputs differ, the rounding error of both values is added.
+|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b; the
+intermediate point is in the box too. The numbers g_1 and g_2 are called gains. Norms of the
+difference grow by at most the largest gain. Where the inputs differ, the rounding error of both
+values is added.
 """
 
 import dataclasses
@@ -59,7 +60,7 @@ def lipschitz(
         inputs: the operands, which have one shape and one axis of records.
         interval: the range of v.
         gains: a bound on the derivative in each input.
-        dtype: the dtype of the result; that of the first input unless told.
+        dtype: the dtype of the result; by default the dtype of the first input.
         relative: a bound on |theta|, below 1.
         absolute: a bound on |eta|.
         whole: whether the results are integers.
@@ -98,7 +99,7 @@ def _ranked(array: Array | float, rank: int) -> Array:
 
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
-    """The widened interval (low, high), cut at 0 where `interval` lies on one side of 0."""
+    """The widened interval (low, high), cut at 0 if `interval` is on one side of 0."""
     return (
         np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
         np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
@@ -111,13 +112,13 @@ def _nearest_to_zero(low: Array, high: Array) -> Array:
 
 
 def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
-    """Whether a dtype holds all integers of an interval."""
+    """Whether a dtype can represent all integers of an interval."""
     largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
     return dtype.kind != "f" or largest <= rounding.exact_integers(dtype)
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
-    """Sums and differences. The gains are 1. Integers that the dtype holds are exact.
+    """Sums and differences. The gains are 1. Sums of integers that the dtype represents are exact.
 
     A compiler may rewrite (x + c) + d as x + (c + d). The rounding of c + d shifts f(D) and f(D')
     alike, so it only widens the range. A compiler may also use b as the start of the sum a. Then
@@ -141,9 +142,9 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """The product x, with the error if some factors are flushed to 0 before the others multiply.
+    """The product x, with the error from factors that are flushed to 0 before they are multiplied.
 
-    The others are at most 2^bits.
+    The other factors are at most 2^bits.
     """
     if x.whole or not bits:
         return x
@@ -162,8 +163,8 @@ def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> t
 def multiply(
     first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
 ) -> Abstract:
-    """The gains are |b| and |a|. An array times itself is its square."""
-    if first is second:  # The range of a square is tighter: it holds no negative number.
+    """A product. Its gains are |b| and |a|. An array times itself is its square."""
+    if first is second:  # The range of a square is tighter, because it has no negative number.
         return integer_power(first, 2, dtype=dtype)
     a, b = aligned(first, second)
     dtype = dtype or a.dtype
@@ -175,7 +176,7 @@ def multiply(
 
 
 def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
-    """Whether the exact product of two known numbers is a small integer, as for .5 and 4."""
+    """Whether the exact product of two known numbers is a small integer, such as .5 times 4."""
     if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
         return False
     x, y, found = float(a.low.flat[0]), float(b.low.flat[0]), float(product.flat[0])
@@ -198,7 +199,7 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
         raise RefusalError("the power may overflow")
     whole = x.whole and _fits(*ends, dtype or x.dtype)
-    # At most y products, each off by a factor 1 + t with |t| <= 2 u: together e^(2 y u) - 1.
+    # There are at most y products, each with a factor 1 + t, |t| <= 2 u: together e^(2 y u) - 1.
     theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
     return lipschitz((x,), ends, (gain,), dtype=dtype, relative=theta, whole=whole)
 
@@ -209,8 +210,8 @@ SQUARE = functools.partial(integer_power, y=2)
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     """x^y for x > 0 and a public y: monotone. The slope |y| x^(y - 1) is largest at an end.
 
-    A device may compute exp(y log x). Then each of a few steps shifts the operand of exp by at most
-    u |y log x|, where u is the unit roundoff.
+    A device may compute exp(y log x). Then each of a few operations shifts the operand of exp by at
+    most u |y log x|, where u is the unit roundoff.
     """
     dtype = x.dtype
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
@@ -227,11 +228,11 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # The errors of log and exp, and of a few roundings of y log x, which exp turns into factors.
+    # The errors of log and exp, and a few rounding errors of y log x, which exp turns into factors.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
         raise RefusalError("the power may overflow: rescale")
-    # The exponential of an error, and the rounding of the host.
+    # This covers the exponential of an error, and the rounding of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
 
@@ -254,7 +255,7 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
     found = lipschitz((a, b), (low, high), gains, relative=theta)
-    # Gains overestimate large moves of b, because 1/b is convex. So entries get a second bound.
+    # Gains overestimate large changes of b, because 1/b is convex. So entries get a second bound.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, a.axis))
@@ -290,7 +291,7 @@ def absolute(x: Abstract, **_: Any) -> Abstract:
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
     """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
-    # The maximum of -inf and x is x. JAX starts a maximum at -inf.
+    # max(-inf, x) is x. JAX starts a maximum at -inf.
     idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
         shape = np.broadcast_shapes(one.shape, other.shape)
@@ -313,7 +314,7 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> A
 def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
     """min(max(x, low), high), for low <= high.
 
-    XLA rewrites max(low, clamp(low, x, high)) as the clamp, which would be wrong for low > high.
+    XLA rewrites max(low, clamp(low, x, high)) as the clamp, which would be wrong if low > high.
     """
     if low.high.max() > high.low.min():
         a, b = aligned(low, high)
@@ -326,8 +327,8 @@ def steps(
     function: Callable[..., Array], x: Abstract, *, dtype: np.dtype | None = None,
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """floor, ceil, round, trunc, sign: monotone, with integer results. A jump adds 1 to a move."""
-    # np.round rounds halves to even. Results of the other method might leave the interval.
+    """floor, ceil, round, trunc, sign: monotone, with integer results. Jumps add 1 to a move."""
+    # np.round rounds halves to even. Results of another method might be outside of the interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
         raise RefusalError("rounding halves away from 0 has no rule: use jnp.round")
     dtype = dtype or x.dtype
@@ -337,7 +338,7 @@ def steps(
     if not _fits(*ends, dtype):
         raise RefusalError("the integer may be too large for its dtype")
 
-    # Between two numbers at distance d there are at most ceil(d) + 1 jumps, each by 1.
+    # Between two numbers at distance d there are at most ceil(d) + 1 jumps, each of size 1.
     def moved(d: Difference) -> Moves:
         return np.where(d.each > 0, np.ceil(d.each) + 1, 0.0), math.inf, math.inf
 
@@ -365,16 +366,16 @@ def _monotone(
     """The rule of a monotone function.
 
     Args:
-        function: the function that runs on the host, in float64.
+        function: the function on the host, in float64.
         slope: slope(low, high) is the largest |slope| on [low, high].
-        domain: operands beyond it are refused.
+        domain: operands outside of it are refused.
         modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
-            convex or concave, the worst a and b lie at the steeper end of the interval. If f is odd
+            convex or concave, the worst a and b are at the steeper end of the interval. If f is odd
             and its slope falls with |x|, they are -d/2 and d/2.
-        reach: an interval that no computed result leaves.
+        reach: an interval that contains every computed result.
         absolute_error: whether small values have the same absolute error as the value 1. Otherwise
             the error is relative.
-        rounded_operand: the error of the operand, in units of u times its size. A compiler may
+        rounded_operand: the error of the operand, in units of u times its magnitude. A compiler may
             rewrite exp(a) exp(b) as exp(a + b), and rounds that sum.
     """
 
@@ -385,7 +386,7 @@ def _monotone(
                 f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
                 f" [{domain[0]:.3g}, {domain[1]:.3g}]"
             )
-        # A device may flush a subnormal operand to 0. The interval holds 0 then.
+        # A device may flush a subnormal operand to 0. In that case the interval contains 0.
         ends = function(x.low), function(x.high)
         low, high = np.minimum(*ends), np.maximum(*ends)
         size = np.maximum(np.abs(low), np.abs(high))
@@ -480,7 +481,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
             " negative: clamp it from below, as by jnp.maximum(x, 0)"
         )
     ends = np.sqrt(x.low), np.sqrt(x.high)
-    # Subnormal numbers may be flushed to 0, which shifts a root by the root of such a number.
+    # Subnormal numbers may be flushed to 0, which changes a root by the root of such a number.
     flush = math.sqrt(4 * rounding.tiny(x.dtype))
     error = rounding.DIVISION * rounding.unit(x.dtype) * ends[1] + flush
     lowest = -over(-x.low, x.axis)
@@ -500,7 +501,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
     """The rule of sin (with its peak at pi/2) and cos (with its peak at 0): the gain is 1.
 
-    The range holds 1 only if the operands may reach a peak, and -1 only for a trough.
+    The range contains 1 only if the operands may reach a peak, and -1 only for a trough.
     """
     _check(x, accuracy)
     if x.magnitude.max() > 2.0**12:
@@ -515,6 +516,6 @@ def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abst
 
 
 def _meets(x: Abstract, place: float) -> Array:
-    """Whether the interval may hold `place` plus a multiple of 2 pi."""
+    """Whether the interval may contain `place` plus a multiple of 2 pi."""
     turn = 2 * np.pi
     return place + turn * np.ceil((x.low - 2.0**-30 - place) / turn) <= x.high + 2.0**-30

@@ -1,4 +1,4 @@
-"""Programs with exact sums over records, which a release compiles for itself."""
+"""Programs with exact sums over records, which a release compiles instead of the target."""
 
 import dataclasses
 import functools
@@ -19,18 +19,18 @@ from dpjax.proving._exact_sums import ExactSum, summed_exactly
 from dpjax.proving._exact_variances import ExactVariance, of_records
 from dpjax.proving._value import Abstract
 
-# The place of an operation in a program, as in `Step.path`.
+# The indices that locate an operation in a program, as in `Step.path`.
 Path = tuple[int, ...]
 Kind = ExactSum | ExactVariance
 
 
 @dataclasses.dataclass(frozen=True)
 class VarianceOf:
-    """A variance in a program: how it is computed, and of which variable.
+    """A variance in a program: its exact form, and the variable whose variance it is.
 
     Attributes:
         kind: the exact variance.
-        source: the number of the operation that computes the variable; or -k for input k from the
+        source: the index of the operation that computes the variable; or -k for input k from the
             end.
     """
 
@@ -53,13 +53,13 @@ class VarianceOf:
         return jaxpr.invars[self.source] if self.source < 0 else operations[self.source].outvars[0]
 
 
-# What replaces an operation: the exponent of the range of a sum, or a variance.
+# The replacement of an operation: the exponent of the range of a sum, or a variance.
 Planned = int | VarianceOf
 Sums = dict[Path, Planned]
 
 
 def _call(kind: Kind, x: Any) -> Equation:
-    """The call of an exact sum or variance of an array of this shape and dtype."""
+    """A call of an exact sum or variance, for an array of this shape and dtype."""
     (equation,) = jax.make_jaxpr(kind)(jax.ShapeDtypeStruct(x.shape, x.dtype)).jaxpr.eqns
     return equation
 
@@ -70,9 +70,9 @@ def _digest(kind: Kind, shape: tuple[int, ...], dtype: np.dtype) -> str:
 
 
 def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """Which exact sum or variance an inner program is; None if it is another program.
+    """The exact sum or variance that an inner program computes; None for other programs.
 
-    The name alone proves nothing: it tells which one must equal the inner program.
+    The name of the program proves nothing: it only says which exact program to compare with.
     """
     name = str(equation.params.get("name"))
     kind = ExactSum.named(name) or ExactVariance.named(name)
@@ -90,10 +90,10 @@ def value_of(kind: Kind, x: Abstract) -> Abstract:
 
 
 class _Exact(RecordBounds):
-    """Bounds on records, with sums of the target that a release computes exactly.
+    """Bounds on records, with the sums of the target that a release computes exactly.
 
     Attributes:
-        sums: pairs of the place of a sum in the target and the exponent of its range.
+        sums: pairs of the path of a sum in the target and the exponent of its range.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()
@@ -110,14 +110,14 @@ class _Exact(RecordBounds):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBounds(_Exact):
-    """Exact sums under replace-one."""
+    """Bounds on records with exact sums, under replace-one."""
 
     sums: tuple[tuple[Path, Planned], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactPaddedBounds(_Exact, PaddedRecordBounds):
-    """Exact sums of padded records, under add-or-remove-one."""
+    """Bounds on padded records with exact sums, under add-or-remove-one."""
 
     sums: tuple[tuple[Path, Planned], ...] = ()
 
@@ -136,7 +136,7 @@ def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: 
 
 
 def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
-    """A program with exact sums at some places. A sum includes its division by a literal."""
+    """A program with exact sums at given paths. A sum includes its division by a literal."""
     operations, made = live(jaxpr), list[Equation]()
     uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
     uses.update(x for x in jaxpr.outvars if isinstance(x, jex.Var))
@@ -170,7 +170,7 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
 
 
 def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
-    """The call of an exact sum, or of one of products, in place of an operation."""
+    """The call of an exact sum, or of an exact sum of products, that replaces an operation."""
     if equation.primitive.name == "reduce_sum":
         kind = ExactSum(tuple(sorted(equation.params["axes"])), exponent, divisor)
         return _call(kind, aval(equation.invars[0]))
@@ -178,7 +178,7 @@ def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
 
     @jax.jit
     def exact_product(a: jax.Array, b: jax.Array) -> jax.Array:
-        # The axes are the free ones of a, the free ones of b, and the summed ones.
+        # The axes are ordered: free axes of a, free axes of b, and summed axes.
         free_a, free_b = ([k for k in range(x.ndim) if k not in c] for x, c in ((a, ca), (b, cb)))
         middle, end = len(free_a), len(free_a) + len(free_b)
         a, b = a.transpose([*free_a, *ca]), b.transpose([*free_b, *cb])
@@ -202,7 +202,7 @@ def _inside(parameters: dict[str, Any], sums: Sums, path: Path) -> dict[str, Any
 
 
 def _divides(equation: Equation) -> bool:
-    """Whether an operation divides a variable by a literal of its dtype above 0."""
+    """Whether an operation divides a variable by a literal of the same dtype above 0."""
     if equation.primitive.name != "div":
         return False
     number, divisor = equation.invars

@@ -1,8 +1,8 @@
-"""Sums over records as sums of integers, in a program that a release compiles for itself.
+"""Sums over records as sums of integers, in a program that a release compiles.
 
 The error of a float sum grows with the number of its terms, because a compiler chooses the order.
-The proof knows a range for each term. So each term is rounded to a grid, a power of two times the
-range. Integers add up exactly, in any order, and the total is rounded once.
+The proof knows a range for each term. So each term is rounded to a grid whose step is the range
+times a power of two. Integers add up exactly, in any order, and the total is rounded once.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 _NAME = "exact_sum"
-# For ranges with these exponents, all powers of two in this file are floats.
+# If the exponent of a range is one of these, floats can represent all powers of two in this file.
 _EXPONENTS = range(-60, 61)
 _FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# Digits multiply a term by powers of 2, up to 2 to this number.
+# Digits multiply a term by powers of 2, up to 2 to this exponent.
 _BITS_OF_DIGITS = 52
-# A matrix product is a sum of separate products: at most this many for each record.
+# A matrix product becomes a separate product for each term: at most this many for each record.
 _MOST_PRODUCTS = 2**10
-# Sums with a smaller rounding error stay sums of floats.
+# Sums whose rounding error is smaller than this fraction of a term stay sums of floats.
 _WORTH_IT = 2.0**-7
-# Columns share one grid. With ranges further apart than this factor, the smaller column would lose
-# digits, so its sum stays a sum of floats.
+# Columns share one grid. If their ranges are further apart than this factor, the smaller column
+# would lose digits, so the sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
-# The relative error of a few operations in float64, tiny beside the rounding to float32.
+# The relative error of a few operations in float64, which is tiny compared with float32 rounding.
 OF_FLOAT64 = 16 * 2.0**-53
 
 
@@ -44,8 +44,8 @@ class ExactSum:
     """A sum of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
     It computes S 2^exponent / divisor for an integer sum S of terms on a grid. The terms are
-    split into digits so short that their sums fit into integers. The total is formed in float64,
-    with an error of a few of its units, and is rounded to the dtype of the terms.
+    split into digits so short that their sums fit into integers. The total is computed in float64,
+    with an error of a few units in the last place, and rounded to the dtype of the terms.
     """
 
     axes: tuple[int, ...]
@@ -55,7 +55,7 @@ class ExactSum:
 
     @property
     def name(self) -> str:
-        """Encodes all fields."""
+        """A name that encodes all fields."""
         axes = "_".join(map(str, self.axes))
         return f"{_NAME}_{axes}_at_{self.exponent - _EXPONENTS[0]}_by_{hexed(self.divisor)}"
 
@@ -87,7 +87,7 @@ class ExactSum:
 def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax.Array:
     """The sum of terms in [-2^exponent, 2^exponent] over axes, in float64.
 
-    Sums of digits are exact. Adding them up in float64 is off by a few units of the largest one.
+    Sums of digits are exact. Adding them in float64 has an error of a few units of the largest one.
     """
     digits, bits = digits_of(terms, math.prod(terms.shape[k] for k in axes), exponent)
     zeros = tuple(np.zeros((), x.dtype) for x in digits)
@@ -101,7 +101,7 @@ def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax
 
 
 def hexed(number: float) -> str:
-    """The bits of a float, for a name."""
+    """The bits of a float in hexadecimal, for a name."""
     return f"{int(np.float64(number).view(np.uint64)):016x}"
 
 
@@ -111,16 +111,16 @@ def of_hex(bits: str) -> float:
 
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
-    """Whether a float sum of so many terms may be off by more than a small part of a term."""
+    """Whether the error of a float sum of so many terms may exceed a small fraction of a term."""
     return dtype in _FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
 def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
-    """The value of an exact sum.
+    """The abstract value of an exact sum.
 
-    A term is rounded by up to half a step of the grid. So a term that moves by d moves by at most
-    d + step in the sum, and a term that does not move has the same integer. If `apart` is above 0,
-    a compiler may compute a term anew for each digit, with other roundings. Then a digit may be off
+    A term is rounded by up to half a step of the grid. So if a term moves by d, its integer moves
+    by at most d + step, and a term that does not move has the same integer. If `apart` is above 0,
+    a compiler may compute a term again for each digit, with other rounding. Then a digit may differ
     by 1. The total is rounded once, to the nearest float.
     """
     largest = float(x.magnitude.max())
@@ -173,9 +173,9 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
 
 
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
-    """How far a number up to `largest` may lie from the nearest float.
+    """The largest distance of a number up to `largest` from the nearest float.
 
-    Floats up to 2^e are within 2^(e - 1) u of each number, and those above within 2^e u. A number
+    Numbers up to 2^e are within 2^(e - 1) u of a float, and larger numbers within 2^e u. A number
     just above 2^e is rounded to 2^e.
     """
     power = np.exp2(np.frexp(largest)[1] - 1.0)  # The largest power of 2 up to `largest`.
@@ -183,7 +183,7 @@ def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
 
 
 def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
-    """The exponent of the range of terms, if an operation is a sum that may be exact."""
+    """The exponent of the range of terms, if an operation is a sum that can be made exact."""
     if equation.primitive.name == "reduce_sum":
         return planned(operands[0], equation.params["axes"])
     if equation.primitive.name == "dot_general":
@@ -216,20 +216,20 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int |
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
-    """The largest term of the column with the largest terms, and of that with the smallest ones."""
+    """The largest terms of two columns: one with the largest terms, one with the smallest."""
     columns = np.max(x.magnitude, axis=tuple(axes))
     moving = columns[columns > 0]
     return float(columns.max()), float(moving.min(initial=math.inf))
 
 
 def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int | None:
-    """The exponent of the range of terms; None if floats do as well, or integers do not fit.
+    """The exponent of the range of terms; None if floats are as good, or integers do not fit.
 
     Args:
         largest: the largest term.
         least: the largest term of the column with the smallest terms.
         count: the number of terms.
-        dtype: of the terms.
+        dtype: the dtype of the terms.
     """
     if not worth_it(count, dtype) or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
         return None

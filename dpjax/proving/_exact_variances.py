@@ -1,8 +1,8 @@
 """Variances and covariances of records from exact sums of numbers and of their products.
 
-Let a_j be record j less a public center, rounded to a grid, and b_j its rounded square. The program
-forms (sum b_j - (sum a_j)^2 / n) / divisor from exact sums. If one record changes, no other a_j or
-b_j moves. In float variances the mean moves, so that all squares are rounded anew.
+Let a_j be record j minus a public center, rounded to a grid, and b_j its rounded square. The
+program computes (sum b_j - (sum a_j)^2 / n) / divisor from exact sums. If one record changes, no
+other a_j or b_j changes. In a float variance the mean changes, so all squares are rounded again.
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ class ExactVariance:
 
     Attributes:
         center: a number near the middle of the range.
-        exponent: numbers are within 2^exponent of the center.
-        divisor: n, or n less a correction.
-        matrix: whether it is the covariance matrix of the columns.
+        exponent: all numbers are within 2^exponent of the center.
+        divisor: n, or n minus a correction.
+        matrix: whether this is the covariance matrix of the columns, instead of their variances.
     """
 
     center: float
@@ -53,7 +53,7 @@ class ExactVariance:
 
     @property
     def name(self) -> str:
-        """Encodes all fields."""
+        """A name that encodes all fields."""
         ends = hexed(self.center), hexed(self.divisor)
         return f"{_NAME}_{'_'.join(ends)}_{self.exponent + _MOST}_{int(self.matrix)}"
 
@@ -87,7 +87,7 @@ class ExactVariance:
 
 
 def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
-    """The exact variance of records that replaces a float one; None if floats do as well."""
+    """The exact variance that replaces a float variance of records; None if floats are as good."""
     if not (worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (matrix and len(x.shape) != 2):
         return None
     center = float((x.low.min() + x.high.max()) / 2)
@@ -100,12 +100,12 @@ def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVarian
 
 
 def _largest(x: Abstract, center: float) -> float:
-    """A bound on how far numbers lie from the center, with the rounding of the difference."""
+    """A bound on the distance of numbers from the center, with the rounding of the difference."""
     return float(np.maximum(np.abs(x.low - center), np.abs(x.high - center)).max()) * (1 + 2.0**-18)
 
 
 def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
-    """The value of an exact variance or covariance matrix; the proof is in docs/proofs."""
+    """The abstract value of an exact variance or covariance matrix; docs/proofs has the proof."""
     n, divisor = x.shape[0], kind.divisor
     top = 2.0**kind.exponent
     by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
@@ -149,7 +149,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
 
 
 def _off_grid(n: int, exponent: int) -> float:
-    """How far a term of n may lie from its digits, of which a compiler computes each anew."""
+    """A bound on the distance of a term from its digits, if each digit is computed separately."""
     bits = bits_of_a_digit(n, _FLOAT64)
     length = bits * math.ceil((float_limits(_FLOAT64).nmant + 2) / bits)
     return 2.0 ** (exponent - length - 1) + 2 * 2.0 ** (exponent - bits)

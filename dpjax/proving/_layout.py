@@ -1,4 +1,4 @@
-"""Rules of operations that move entries and compute nothing. Differences move like the entries."""
+"""Rules of operations that only rearrange entries. Differences are rearranged like the entries."""
 
 import dataclasses
 import itertools
@@ -29,13 +29,13 @@ def check_places(places: Abstract, size: int) -> None:
     """Refuses indices that may wrap: XLA reads them as signed, and adds nested ones."""
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
-        raise RefusalError(f"places in {places.dtype} have no rule here: use int32")
+        raise RefusalError(f"indices of dtype {places.dtype} have no rule here: use int32")
 
 
 def check_inside(first: float, last: float, size: int) -> None:
     """Refuses indices out of bounds: XLA merges nested slices, and would read other entries."""
     if not 0 <= first <= last < size:
-        raise RefusalError("a place may be out of bounds: clip the index")
+        raise RefusalError("an index may be out of bounds: clip the index")
 
 
 def _moved(
@@ -45,7 +45,7 @@ def _moved(
     move: Callable[[np.ndarray], np.ndarray],
     **more: Any,
 ) -> Abstract:
-    """The array with its entries moved. Norms of differences and of rows stay the same."""
+    """The array after its entries are rearranged. Norms of differences and rows stay the same."""
 
     def moved(d: Difference) -> Moves:
         return move(d.each), d.l1, d.l2
@@ -61,7 +61,7 @@ def same(x: Abstract, **_: Any) -> Abstract:
 
 
 def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
-    """Entries of a row stay in it."""
+    """A permutation of axes. The entries of a row stay in that row."""
     order = list(permutation)
     axis = None if x.axis is None else order.index(x.axis)
     tied = frozenset(k for k, old in enumerate(order) if old in x.tied)
@@ -96,14 +96,14 @@ def broadcast(
 
 
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
-    """Entries keep their order. The axis of records must remain, with the same entries in rows."""
+    """Keeps the order of entries. The axis of records must remain, with the same entries a row."""
     if dimensions is not None:
         raise RefusalError("a reshape that also transposes has no rule: transpose first")
     shape = tuple(new_sizes)
     axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
 
     def move(array: np.ndarray) -> np.ndarray:
-        # A bound that all entries or all rows share is stored once, before and after the reshape.
+        # A bound shared by all entries or all rows is stored once, before and after the reshape.
         if array.size == 1:
             return array.reshape((1,) * len(shape))
         before, after = list(x.shape), list(shape)
@@ -115,7 +115,7 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
 
 
 def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
-    """The axis of records after a reshape: as long as before, with as many places before it."""
+    """The axis of records after a reshape: as long as before, with as many entries before it."""
     ahead, n = math.prod(before[:axis]), before[axis]
     for k, size in enumerate(after):
         if size == n and math.prod(after[:k]) == ahead:
@@ -127,7 +127,7 @@ def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
 
 
 def squeeze(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
-    """Axes of length 1 are dropped."""
+    """Axes of length 1 are removed."""
     dropped = {d % len(x.shape) for d in dimensions}
     if x.axis in dropped:  # There is one record.
         x = as_dense(x)
@@ -143,8 +143,8 @@ def cut(
 ) -> Abstract:
     """A slice. If it takes some of the records, the changed record may or may not be among them.
 
-    If the slice does not start at the first record, or has a stride, rows get new numbers. Then row
-    i of this array and row i of another array belong to different records. So the result has no
+    If the slice does not start at the first record, or has a stride, rows get other indices. Then
+    row i of this array and row i of another array belong to different records. So the result has no
     axis of records.
     """
     steps = strides or [1] * len(x.shape)
@@ -154,11 +154,11 @@ def cut(
     shape = [len(range(*s.indices(size))) for s, size in zip(chosen, x.shape, strict=True)]
 
     def move(array: np.ndarray) -> np.ndarray:
-        # An axis of length 1 holds one bound for all places, so there is nothing to cut.
+        # An axis of length 1 contains one bound for all indices, so there is nothing to cut.
         short = zip(chosen, array.shape, strict=True)
         return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
-    if x.axis is not None and shape[x.axis] < x.n:  # One unchanged row may be all that is left.
+    if x.axis is not None and shape[x.axis] < x.n:  # The slice may contain only unchanged rows.
         c, o = x.changed, x.others
         most = Difference(np.maximum(c.each, o.each), max(c.l1, o.l1), max(c.l2, o.l2))
         x = dataclasses.replace(x, changed=most)
@@ -166,14 +166,14 @@ def cut(
 
 
 def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:
-    """A slice of `size` places along one axis, from `start` on."""
+    """A slice of `size` entries along one axis, from `start` on."""
     starts = [start if k == axis else 0 for k in range(len(x.shape))]
     ends = [start + size if k == axis else whole for k, whole in enumerate(x.shape)]
     return cut(x, starts, ends)
 
 
 def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstract]:
-    """Parts of the entries, one after the other."""
+    """Consecutive chunks along an axis."""
     ends = itertools.accumulate(sizes, initial=0)
     return [place(x, axis, int(end), int(size)) for end, size in zip(ends, sizes, strict=False)]
 
@@ -193,12 +193,12 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     """Concatenation. If it joins along the axis of records, the result has no such axis."""
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    if axes or axis == dim:  # The parts have different axes of records, or it joins records.
+    if axes or axis == dim:  # Different axes of records, or records are concatenated.
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # A difference bounds the move of one row. Bounds that all rows share are one row, too.
+        # A difference bounds the move of one row. Bounds shared by all rows are stored as one row.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:
@@ -212,7 +212,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     shape = list(joined[0].shape)
     shape[dim] = sum(x.shape[dim] for x in joined)
     pending = Pending.of_all([x.pending for x in joined])
-    # A compiler may rewrite one entry joined with equal numbers as padding of the entry.
+    # A compiler may rewrite one entry concatenated with equal numbers as padding of that entry.
     padded = pending.padded or any(
         x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
         for k, x in enumerate(joined)
@@ -225,7 +225,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
-    """Whether a compiler may know that all entries are one number, and replace them by padding."""
+    """Whether a compiler may know that all entries are equal, and replace them by padding."""
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
@@ -238,7 +238,7 @@ def new_axis(x: Abstract, axis: int) -> Abstract:
 
 
 def stack(*xs: Abstract, axis: int, **_: Any) -> Abstract:
-    """A new axis, along which the arrays are joined."""
+    """Arrays concatenated along a new axis."""
     return join(*(new_axis(x, axis) for x in xs), dimension=axis)
 
 
@@ -252,14 +252,14 @@ def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
 
 
 def reverse(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
-    """Reversed axes. If the records are reversed, rows get new numbers: no axis of records."""
+    """Reversed axes. If the records are reversed, rows get other indices: no axis of records."""
     x = as_dense(x) if x.axis in dimensions else x
     move = lambda array: np.flip(array, tuple(dimensions))  # noqa: E731
     return _moved(x, x.shape, x.axis, move, tied=x.tied)
 
 
 def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The array with one axis expanded to all of its places."""
+    """The array with one axis of length 1 expanded to its full length."""
     shape = list(array.shape)
     shape[axis] = size
     return np.broadcast_to(array, shape)
@@ -270,7 +270,7 @@ def pad(
 ) -> Abstract:
     """Padding by a public number, around and between the entries.
 
-    No record moves a row of padding.
+    No record changes a row of padding.
     """
     if not value.is_known or not value.is_finite:
         raise RefusalError("padding by a number that is not public and finite has no rule")
@@ -279,7 +279,7 @@ def pad(
     number, axes = float(value.low), list(zip(x.shape, padding_config, strict=True))
     shape = tuple(a + b + s + max(0, s - 1) * inner for s, (a, b, inner) in axes)
     if x.axis is not None and (padding_config[x.axis][0] or padding_config[x.axis][2]):
-        x = as_dense(x)  # Rows get other numbers.
+        x = as_dense(x)  # Rows get other indices.
     padded = [k for k, size in enumerate(shape) if size != x.shape[k]]
 
     def filled(array: np.ndarray, fill: float, axes: Sequence[int]) -> np.ndarray:
@@ -309,7 +309,7 @@ def pad(
 def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abstract:
     """0, 1, 2, ... along an axis."""
     dtype, size = np.dtype(dtype), shape[dimension]
-    # Integers wrap around: iota of uint8 starts at 0 again after 255.
+    # Integers wrap around: in uint8, 255 is followed by 0.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)
     if dtype.kind not in "fiu" or size - 1 > largest:
         raise RefusalError("iota exceeds the integers of its dtype")

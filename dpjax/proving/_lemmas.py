@@ -1,9 +1,9 @@
 """Lemmas: tighter bounds on whole functions than the bounds of their operations together.
 
 `_patterns.py` finds where a lemma applies. The proofs are in docs/proofs/global-sensitivity.md. In
-lemmas about means and variances, the records are the first axis, and one record moves.
+lemmas about means and variances, the records are the first axis, and one record changes.
 
-softmax, log_softmax and logsumexp first subtract the largest operand. So the operands of exp lie in
+softmax, log_softmax and logsumexp first subtract the largest operand. So the operands of exp are in
 [-W, 0], where W is the width of the range of all operands. The subtraction rounds, so the relative
 error of exp grows with W.
 """
@@ -17,25 +17,25 @@ from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
 from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over, result_of
 
-# The lemmas do not apply if the relative error of exponentials, or of means, is larger than this.
+# The lemmas do not apply if the relative error of exponentials, or of means, exceeds these numbers.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
 def _each_alone(each: np.ndarray) -> Moves:
-    """Moves with bounds on entries alone. `make` derives bounds on norms from them."""
+    """Moves with bounds only on single entries. `make` derives bounds on norms from these."""
     return rounding.up(each), math.inf, math.inf
 
 
 def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
-    """One record moves a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
+    """One record changes a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
 
     Let m be the mean and v the variance of the n - 1 other records. The variance of all records is
-    v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m lie in one interval
-    of length w, so replacing x_i changes this by at most w^2 (n - 1) / n^2. A correction c
+    v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m are in one interval
+    of length w, so replacing x_i changes the variance by at most w^2 (n - 1) / n^2. A correction c
     multiplies the variance by n / (n - c).
 
-    In floats, let the computed mean be off by e. |e| is at most (gamma_n + 16 u) max|x|, where u is
-    the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
+    In floats, let e be the error of the computed mean. |e| is at most (gamma_n + 16 u) max|x|,
+    where u is the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
     (x_j - m - e)^2 exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. A relative rounding
     error of this number is added.
     """
@@ -101,7 +101,7 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     products = rounding.up(width[:, None] * width)
     # A record and its replacement differ by at most the widths, and by at most 2 R in l2.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
-    # Two coordinates that do not move have the same covariance on both databases.
+    # If two coordinates do not move, their covariance is the same on both databases.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
@@ -124,8 +124,8 @@ def _centered(
 def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
     """The rounding error of a computed mean; `sizes` bounds the magnitudes of the records.
 
-    The records may be sums themselves, and a compiler may flatten the sum of sums. It may also
-    compute the records anew for the mean, so `apart` is added.
+    The records may be sums, and a compiler may flatten the sum of sums. It may also compute the
+    records again for the mean, so `apart` is added.
     """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -134,10 +134,10 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
 
 
 def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
-    """Sum w x / sum w moves by at most the width of x times the largest share of one weight.
+    """Sum w x / sum w moves by at most the width of x times the largest fraction of one weight.
 
     The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute
-    the weights anew for the second sum, so their `apart` is added.
+    the weights again for the second sum, so their `apart` is added.
     """
     # If each weight is a sum, a compiler may flatten the sum of weights, which rounds differently.
     if flattened(w)[0] > 1:
@@ -151,20 +151,21 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
-    # One weight has the largest share if it is the largest possible and all others are the least
-    # possible.
+    # One weight has the largest fraction if it is as large as possible, and all others are as small
+    # as possible.
     share = most / ((x.n - 1) * least + most)
     moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
     return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
 
 
 def median(x: Abstract) -> Abstract:
-    """The median of an even number of records moves by at most half as far as one record.
+    """For an even number of records, the median moves by at most half as far as one record.
 
-    It is the mean of two neighboring order statistics. Sorting does not increase the l1 distance of
+    It is the mean of two adjacent order statistics. Sorting does not increase the l1 distance of
     two arrays. So the two order statistics together move by at most as much as the record. JAX
-    computes their indices in floats. If n exceeds the integers that these floats hold exactly, it
-    may take the same record twice. In that case, and for odd n, the bound has no factor 1/2.
+    computes their indices in floats. If n exceeds the integers that these floats represent exactly,
+    JAX may use the same order statistic twice. In that case, and for odd n, the bound has no factor
+    1/2.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
@@ -199,7 +200,7 @@ def _error(x: Abstract, count: int) -> float:
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds on the moves of x_i - x_j: the largest over j for each i, and over all i and j."""
+    """Bounds on the moves of x_i - x_j: for each i the largest over j, and the largest of all."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -207,7 +208,7 @@ def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.
         return 2 * each, 2 * each
     ordered = np.sort(each, axis)
     first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
-    # The largest move among the others: the largest of all, unless entry i alone moves as far.
+    # The largest move of another entry is the largest move, unless only entry i moves that far.
     other = np.where((each == first) & (first != second), second, first)
     return each + other, first + second
 
@@ -225,7 +226,7 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     def moved(d: Difference) -> Moves:
         entry, both = _farthest_two(d, axis, count)
         each, largest = np.tanh(entry / 4), np.tanh(both / 4)
-        # The number of places for which each stored bound stands.
+        # The number of entries that each stored bound covers.
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
@@ -266,7 +267,7 @@ def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """The log of the sum of exp over axes; an axis of length 1 stands for all its places."""
+    """The log of the sum of exp over axes; an axis of length 1 represents its full length."""
     copies = math.prod(shape[k] // end.shape[k] for k in axes)
     top = end.max(axes, keepdims=True)
     total = np.exp(end - top).sum(axes, keepdims=True) * copies
@@ -324,7 +325,7 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     ends = _probabilities(x, axis)
     width = float(x.high.max() - x.low.min())
     least = -width - math.log(count)
-    # No probability is below exp(-W) / count. This also covers those that underflow on the host.
+    # No probability is below exp(-W) / count, including those that underflow on the host.
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)

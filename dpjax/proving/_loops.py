@@ -4,8 +4,8 @@ A loop of few steps is unrolled: the walk visits the body once for each step. Lo
 loops over the records, need an *invariant*: a set S of abstract values of the carry. S contains the
 carry at the start. If S contains the carry before a step, it contains the carry after the step. By
 induction, S contains the carry at every step. A walk of the body from S proves the second part. The
-search for S extrapolates a geometric series, or widens S. It proves nothing. The proof is a last
-check: a step from S leads into S.
+search for S extrapolates a geometric series, or widens S. The search proves nothing. The proof is
+the last check: a step from S leads into S.
 
 In a loop over the records, one step reads the changed record. Let B be an invariant of the steps
 that read unchanged records. Let A be another such invariant, which also contains every carry that
@@ -43,20 +43,20 @@ from dpjax.proving._value import (
     norm_of,
 )
 
-_MOST_OPERATIONS = 2000  # Of an unrolled loop. More would take long to walk.
+_MOST_OPERATIONS = 2000  # The most operations of an unrolled loop. More would take long to walk.
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_MOST_SUMS = 2**22  # Partial sums. More would take long to walk.
-_ROUNDS, _NARROWED = 40, 4  # Of the search for an invariant, and for a smaller one.
+_MOST_SUMS = 2**22  # The most partial sums. More would take long to walk.
+_ROUNDS, _NARROWED = 40, 4  # Rounds of the search for an invariant, and for a smaller invariant.
 # A walk of a program: its operations, its constants and its inputs.
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
-# One step of a loop, from carry to carry.
+# One step of a loop, as a function from carry to carry.
 Step = Callable[[Sequence[Abstract]], list[Abstract]]
 # The bounds in an abstract value, with signs so that larger numbers mean a larger set.
 Numbers = list[np.ndarray]
 
 
 def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
-    """The last carry, and the results of all steps along a new first axis."""
+    """The last carry, and the results of all steps stacked along a new first axis."""
     body, _ = parts(parameters["jaxpr"])
     few = parameters["length"] * len(live(body)) <= _MOST_OPERATIONS
     loop = LongLoop(parameters, operands)
@@ -73,7 +73,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
 
 
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
-    """The results with the smallest bound, among several ways to walk a loop."""
+    """The results with the smallest bound, among several methods to walk a loop."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
         try:
@@ -110,7 +110,7 @@ class LongLoop:
     """A `scan` with its operands, walked by an invariant.
 
     Carries are of three kinds. A counter adds a constant integer in each step. A sum adds a term
-    that does not depend on the sum. The invariant is for all other carries.
+    that does not depend on the sum. All other carries need an invariant.
     """
 
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
@@ -122,7 +122,7 @@ class LongLoop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         roots = _Roots(self.body, fixed, carries)
-        # By the index of the carry: the step of a counter, and the term of a sum.
+        # These dicts map the index of a carry to the step of a counter, or to the term of a sum.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
             if (by := roots.counts(k)) is not None and self.start[k].is_known:
@@ -130,15 +130,15 @@ class LongLoop:
             elif (term := roots.adds(k)) is not None:
                 self.sums[k] = term
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
-        # From the index of a result that lists partial sums to the index of the sum.
+        # Maps the index of a result that lists partial sums to the index of the sum.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The body, with terms of sums as outputs in place of the sums.
+        # The body, whose outputs are the terms of sums instead of the sums.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
 
     def outputs(self, run: Run, tried: Run) -> list[Abstract]:
-        """The last carry, and the results of all steps along a new first axis."""
+        """The last carry, and the results of all steps stacked along a new first axis."""
 
         def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
             given = dict(zip(self.others, carry, strict=True))
@@ -178,7 +178,7 @@ class LongLoop:
         return make((), start.dtype, low, high, None, none, none, whole=True)
 
     def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
-        """All steps' results along a new axis, from a step with and one without the change."""
+        """All steps' results: one from the step that reads the changed record, others without."""
         if self.by_record:
             moved, still = as_dense(moved), as_dense(still)
             axis, changed, others = 0, moved.others, still.others
@@ -231,12 +231,12 @@ def _sum(start: Abstract, total: Abstract) -> Abstract:
 
 
 def _flags(*xs: Abstract) -> dict[str, bool]:
-    """The flags of a result of a loop."""
+    """The flags of `Pending` for a result of a loop."""
     return Pending.flags([x.pending for x in xs])
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """The row that a step reads: any row, or in a loop over records the row of the changed one."""
+    """The row that a step reads: the changed record's row if `changed`, otherwise any other row."""
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
     def row(d: Difference) -> Difference:
@@ -253,7 +253,7 @@ def _any_step(x: Abstract, *, changed: bool) -> Abstract:
 
 
 class _Roots:
-    """Finds counters and sums in a body. It sees through casts to the same dtype."""
+    """Finds counters and sums in a body. Casts to the same dtype are ignored."""
 
     def __init__(self, body: jex.Jaxpr, fixed: int, carries: int) -> None:
         self.body, self.fixed = body, fixed
@@ -276,11 +276,11 @@ class _Roots:
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
-        """Whether two outputs are one variable."""
+        """Whether two outputs are the same variable."""
         return self.of(self.body.outvars[j]) is self.of(self.body.outvars[k])
 
     def _added(self, k: int) -> Atom | None:
-        """The term that a step adds to a carry, if it has the shape of the carry."""
+        """The term that a step adds to a carry, if the term has the carry's shape."""
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         equation = self.made.get(made) if isinstance(made, jex.Var) else None
         if equation is None or equation.primitive.name != "add":
@@ -292,13 +292,13 @@ class _Roots:
         return None
 
     def counts(self, k: int) -> int | None:
-        """The integer by which a carry of one integer grows in each step."""
+        """The integer that each step adds to a carry, if the carry is one integer."""
         term = self._added(k)
         whole = isinstance(term, jex.Literal) and aval(term).dtype.kind in "iu"
         return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
 
     def adds(self, k: int) -> Atom | None:
-        """The term that each step adds to a carry, if the step does not use the carry otherwise."""
+        """The term that each step adds to a carry, if the step uses the carry in no other way."""
         term = self._added(k)
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         if term is None or not isinstance(made, jex.Var):
@@ -317,8 +317,8 @@ class _Met(NamedTuple):
 
     Attributes:
         value: the carry before the step.
-        before: its numbers.
-        after: the numbers of the carry after the step.
+        before: the bounds of the carry before the step, as numbers.
+        after: the bounds of the carry after the step.
     """
 
     value: Abstract
@@ -330,7 +330,7 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
     """An invariant of a step that contains the start.
 
     Raises:
-        RefusalError: if none is found.
+        RefusalError: if the search finds no invariant.
     """
     if not start:
         return []
@@ -366,13 +366,13 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
 
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
-    """The smallest abstract value found that contains both."""
+    """The smallest abstract value that this code can find for both."""
     met = _met(_plain(first), second)
     return _made(met.value, list(map(np.maximum, met.before, met.after)))
 
 
 def _numbers(x: Abstract) -> Numbers:
-    """The bounds of a value. A larger concretization has larger numbers."""
+    """The bounds of an abstract value, as numbers that grow with its concretization."""
     ds = (x.changed, x.others)
     return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
 
@@ -382,7 +382,7 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
     changed, others = (
         (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
     )  # fmt: skip
-    # A compiler may know that no step changes a carry. Then it knows the numbers of the start.
+    # A compiler may know that no step changes a carry. Then it knows the values of the start.
     pending = Pending().having(**(_flags(x) | {"coarse": False}))
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
@@ -390,7 +390,7 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
 
 
 def _plain(x: Abstract) -> Abstract:
-    """The value with its bounds alone, without other facts that a step might not preserve."""
+    """The value with only its bounds, without other facts that a step might not preserve."""
     return _made(x, _numbers(x))
 
 
@@ -415,7 +415,7 @@ def _inside(inner: Numbers, outer: Numbers) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """The sum e r + e r^2 + ... after two excesses e and e r; a large number if r >= 1."""
+    """The sum e r + e r^2 + ... if two excesses are e and e r; a large number if r >= 1."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)
         falls = ratio < 1 - 2.0**-24
@@ -423,7 +423,7 @@ def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
 
 
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
-    """A smaller invariant: the hull of the start and of a step from `found`, while invariant."""
+    """A smaller invariant: the hull of the start and a step from `found`, if it is invariant."""
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))
         if not _holds(smaller, list(map(_met, smaller, step(smaller)))):

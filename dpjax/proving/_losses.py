@@ -1,8 +1,8 @@
 """Finds where a proof is loose, by comparing each step's bound with moves of random neighbors.
 
-The ratio of a step is its bound divided by the largest move that was found. So its bound exceeds
-the true largest move by at most this factor. The loss of a step is its ratio divided by the largest
-ratio of its operands.
+The ratio of a step is its bound divided by the largest move over random neighbors. So its bound
+exceeds the true largest move by at most this factor. The loss of a step is its ratio divided by the
+largest ratio of its operands.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """Adds lines to a proof that say where it is loose. They are computed on demand, once."""
+    """Adds lines to a proof that say where it is loose. They are computed once, when needed."""
 
     jaxpr: jex.Jaxpr
     consts: Sequence[Any]
@@ -56,7 +56,7 @@ class Losses:
             )
             if bound == 0:
                 continue
-            # If no neighbor moves a step, its own loss is unknown.
+            # If no random neighbor changes a step, its own loss is unknown.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))
@@ -71,7 +71,7 @@ class Losses:
         )
 
     def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
-        """The largest move of each step, and the steps whose values it reads."""
+        """The largest move of each step over random neighbors, and the steps that it reads."""
         keys = [step.key for step in self.steps]
         operands: dict[Path, list[Path]] = {}
 
@@ -95,7 +95,7 @@ class Losses:
         return dict(zip(keys, found.tolist(), strict=True)), operands
 
     def _pairs(self) -> tuple[Database, Database]:
-        """Pairs of neighbors. The other database mirrors, zeroes or redraws one record."""
+        """Pairs of neighbors. The second database mirrors, zeroes or redraws one record."""
         leaves, structure = jax.tree.flatten(self.specs)
         numbers = sum(math.prod(x.shape) for x in leaves)
         count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
@@ -108,8 +108,8 @@ class Losses:
             rows = np.stack(kinds)
             other = rows.copy()
             fresh = np.stack([_drawn(rng, bound, leaf, kind // 4 % 2)[0] for kind in range(count)])
-            # A third of the new records mirror the old ones, which moves an average the most, and
-            # a third are 0 or nearest to it.
+            # A third of the new records mirror the old ones, which changes an average the most. A
+            # third are 0, or as close to 0 as the bounds allow.
             if not isinstance(bound, Categories):
                 low, high = _ends(bound)
                 fresh[::3] = low + high - rows[place[1], place[0]][::3]
@@ -132,9 +132,9 @@ def _drawn(
     """A database within bounds.
 
     Args:
-        rng: draws it.
+        rng: the random generator.
         bound: the bound on the records.
-        leaf: shape and dtype.
+        leaf: the shape and dtype of the records.
         kind: 0 for random records, 1 for random corners of the bounds, 2 for copies of one corner,
             3 for copies of two corners.
     """
@@ -174,7 +174,7 @@ def _evaluate(
     found: dict[Path, jax.Array],
     operands: dict[Path, list[Path]],
 ) -> list[Traced]:
-    """Outputs with the steps that computed them. Notes the value and the operands of each step."""
+    """Outputs with the steps that computed them. Records the value and operands of each step."""
     numbers = itertools.count()
 
     def operation(equation: Equation, given: list[Traced]) -> list[Traced]:

@@ -1,8 +1,9 @@
-"""Numbers that may be NaN, and the results of operations on them.
+"""Propagates NaN through operations, for records that may be missing.
 
-Records may be missing if their bounds say so (`Interval(low, high, missing=True)`). Operations
-without a rule here refuse such numbers, for example sums, sorts and casts to integers. Comparisons,
-logic and choices have their rules in `_choices.py`.
+Records may be missing if their bounds say so (`Interval(low, high, missing=True)`). A missing
+record is NaN. Operations without a rule in this file refuse arrays that may contain NaN, for
+example sums, sorts and casts to integers. The rules of comparisons, logic and choices are in
+`_choices.py`.
 """
 
 import dataclasses
@@ -23,17 +24,17 @@ from dpjax.proving._value import (
     result_of,
 )
 
-# rule(parameters, operands, found): the result, from the result for operands that are numbers.
+# rule(parameters, operands, found): the result. `found` is the result for operands without NaN.
 Rule = Callable[[Any, Sequence[Abstract], Abstract], Abstract]
 
 
 def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The operation's own rule takes care of NaN."""
+    """For operations whose own rule handles NaN."""
     return found
 
 
 def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The result is NaN exactly where an operand is, because all numbers here are finite."""
+    """The result is NaN exactly where an operand is NaN, because all other numbers are finite."""
     if parameters.get("y") == 0:
         raise RefusalError("the power 0 of NaN has no rule")
     nan = frozenset[Source]().union(*(x.nan for x in operands))
@@ -41,7 +42,7 @@ def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -
 
 
 def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """Beside NaN, some devices return NaN and others the other operand. This covers both."""
+    """If one operand is NaN, some devices return NaN, others the other operand. Covers both."""
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
         raise RefusalError("the extremum of NaN and a number that is not finite has no rule")
@@ -58,7 +59,7 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 
 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """Entries move to other places, so the result is a new source of NaN."""
+    """Entries change their indices, so the result is a new source of NaN."""
     return dataclasses.replace(found, nan=Source.new())
 
 
@@ -66,7 +67,7 @@ _ARITHMETIC = "add add_any sub mul div neg abs square integer_pow"
 _SAME = "convert_element_type stop_gradient copy copy_p"
 _BY_RULE = "lt gt le ge eq ne lt_to is_finite select_n"
 _REARRANGED = "broadcast_in_dim reshape squeeze transpose slice split concatenate stack tile rev"
-# By the name of the primitive.
+# These dicts are keyed by the name of the primitive.
 RULES: dict[str, Rule] = {
     **dict.fromkeys((_ARITHMETIC + " " + _SAME).split(), arithmetic),
     **dict.fromkeys(("max", "min"), extremum),
@@ -79,7 +80,8 @@ def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
     """The result, if its bounds let an entry move wherever an operand may become NaN.
 
     Raises:
-        RefusalError: if they do not. For example 0 x is 0 for every number x, but NaN for NaN.
+        RefusalError: if its bounds do not. For example, 0 x is 0 for every number x, but NaN for
+            NaN.
     """
     *xs, result = aligned(*operands, found)
     for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):

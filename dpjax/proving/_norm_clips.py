@@ -1,16 +1,16 @@
-"""A lemma for clipping by the l2 norm: quotients or products whose rows lie in a ball.
+"""A lemma for clipping by the l2 norm: quotients or products whose rows are in a ball.
 
 Two forms are recognized:
 
 - x / v with v >= alpha ||x||. An example is v = max(1, ||x|| / C), with alpha = 1 / C.
 - x f with f <= beta / ||x||. An example is f = min(1, C / (||x|| + eps)), with beta = C.
 
-The norm runs over some axes of x, and the other axes number *groups*. The norm of each group of the
+The norm runs over some axes of x, and the other axes index *groups*. The norm of each group of the
 result is at most 1 / alpha, or beta. Every axis of v or f must be an axis of x, so that each group
 is divided by its own norm.
 
 In a layer norm, x is an array minus its means, and the program may compute that difference a second
-time for the norm. The two differ by rounding, which `_apart` bounds.
+time for the norm. The two differences differ by rounding, which `_apart` bounds.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ Values = Mapping[jex.Var, Abstract | None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Scope:
-    """A program: the operation that computes each variable, and its inputs in the caller."""
+    """A program: the operation that computes each variable, and the caller's inputs of it."""
 
     made: Made
     inputs: "Mapping[jex.Var, _At]"
@@ -64,7 +64,7 @@ class _Node(NamedTuple):
 class _Norm(NamedTuple):
     """`factor` times the norm of x over the axes `summed`.
 
-    Axis k of the array that holds it is axis `places[k]` of x, or None for a repeated axis.
+    Axis k of the array that contains it is axis `places[k]` of x, or None for a repeated axis.
     """
 
     factor: float
@@ -100,7 +100,7 @@ class _Search:
         x: the array that is clipped.
         root: the program that clips it.
         values: the abstract values of variables of the root.
-        steps: the number of operations that were passed, for the rounding error.
+        steps: the number of operations that the search has passed, for the rounding error.
     """
 
     x: Atom
@@ -109,7 +109,7 @@ class _Search:
     steps: int = 0
 
     def node(self, at: _At) -> _Node:
-        """The operation that computes a variable, also inside of an inner program."""
+        """The operation that computes a variable, even if it is in an inner program."""
         atom, scope = at
         while True:
             self.steps += 1
@@ -131,11 +131,11 @@ class _Search:
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If x is an array minus its means over some axes: the array and the axes."""
+        """If x is an array minus its means over some axes, this array and the axes."""
         return self.less_its_means((self.x, self.root))
 
     def less_its_means(self, at: _At) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If a variable is an array minus its means: the array and the axes."""
+        """If a variable is an array minus its means, this array and the axes."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
         self.steps = steps  # `_apart` bounds the rounding of a centered array.
@@ -163,7 +163,7 @@ class _Search:
         return self.moved(node, lambda at: self.mean(at, whole))
 
     def number(self, at: _At) -> float | None:
-        """The public number that an array holds everywhere; None for other arrays."""
+        """The public number that fills an array; None for other arrays."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
             literal = np.asarray(node.atom.val, aval(node.atom).dtype)
@@ -174,14 +174,14 @@ class _Search:
             return first if (known.low == first).all() else None
         if node.name not in ("convert_element_type", "broadcast_in_dim"):
             return None
-        # A cast to float changes a number by rounding, which the lemma counts. A cast to an integer
-        # may turn 1.9 into 1.
+        # A cast to float changes a number by rounding, which the lemma includes. A cast to an
+        # integer may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
         return self.number(node.operands[0]) if is_float else None
 
     def computed(self, at: _At) -> float | None:
-        """A public number; also a difference or comparison of small integers, which is exact."""
+        """A public number, or a difference or comparison of small integers, which is exact."""
         if (number := self.number(at)) is not None:
             return number
         node = self.node(at)
@@ -193,7 +193,7 @@ class _Search:
         return first - second if node.name == "sub" else float(first > second)
 
     def is_x(self, at: _At) -> bool:
-        """Whether a variable is x, or the same centered array computed anew."""
+        """Whether a variable is x, or the same centered array computed again."""
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
@@ -209,7 +209,7 @@ class _Search:
         return node.operands[0] if same else None
 
     def squares(self, at: _At) -> tuple[bool, _Norm | None]:
-        """Whether a variable is a sum of squares, and the norm of x if x is among their roots."""
+        """Whether a variable is a sum of squares, and the norm of x if x is among the roots."""
         if (known := self.number(at)) is not None:
             return known >= 0, None
         node = self.node(at)
@@ -217,7 +217,7 @@ class _Search:
         if name == "broadcast_in_dim":
             sure, norm = self.squares(operands[0])
             return sure, None if norm is None else _repeated(node.equation, norm)
-        # `jnp.var` and `jnp.std` choose by whether n - ddof is above 0, which is known.
+        # `jnp.var` and `jnp.std` contain a choice by whether n - ddof is above 0, which is known.
         if name == "select_n" and (place := self.computed(operands[0])) is not None:
             return self.squares(operands[1 + int(place)])
         if name == "div" and (number := self.computed(operands[1])) is not None:
@@ -225,7 +225,7 @@ class _Search:
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
-        # A maximum is at least its operand, so a lower bound on the operand is one on the maximum.
+        # A maximum is at least its operand, so a lower bound on the operand bounds the maximum too.
         if name == "max":
             for one, other in (operands, operands[::-1]):
                 if self.number(other) is not None:
@@ -233,7 +233,7 @@ class _Search:
         if name == "add":
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
-            # Other squares only make the sum larger. If two norms are found, they must agree.
+            # Other squares only make the sum larger. If there are two norms of x, they must agree.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
@@ -242,7 +242,7 @@ class _Search:
         return True, _sum_of(self.x, node.equation) if self.is_x(squared) else None
 
     def above(self, at: _At) -> _Norm | None:
-        """A multiple of the norm of x that the variable is at least."""
+        """A multiple of the norm of x that is a lower bound of the variable."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -272,7 +272,7 @@ class _Search:
         return self.moved(node, self.below_reciprocal)
 
     def moved(self, node: _Node, of: Callable[[_At], _Norm | None]) -> _Norm | None:
-        """Passes operations that scale an array by a public number, or repeat it.
+        """Skips operations that scale an array by a public number, or repeat it.
 
         Args:
             node: the operation.
@@ -307,7 +307,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
             continue
         search = _Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
-        # A factor that may be 0 or negative is not a clip, because its bound would hold for one
+        # A factor that may be 0 or negative is not a clip, because its bound would be valid for one
         # sign only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
@@ -316,7 +316,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each group of x is divided by its own norm, and lies within one record."""
+    """Whether each group of x is divided by its own norm, and is part of one record."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -326,9 +326,10 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 def _apart(search: _Search, x: Abstract, norm: _Norm) -> float | None:
     """A bound on the difference of two norms: of x, and of the array that the program squares.
 
-    These arrays are two uses of x, or x is an array minus its means and both compute it. In the
-    second case, let M be the largest magnitude in the array, and k the number of entries in a mean.
-    An entry of x is off by (gamma_k + 16 u) M, plus the distance of two uses of the array.
+    These arrays are two uses of x, or x is an array minus its means and the program computes it
+    twice. In the second case, let M be the largest magnitude in the array, and k the number of
+    entries in a mean. The error of an entry of x is (gamma_k + 16 u) M, plus the distance of two
+    uses of the array.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)
@@ -358,7 +359,7 @@ def _in_ball(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        # Groups shorter than this stay short. For longer groups, underflow matters little.
+        # Groups whose norm is below this stay short. For longer groups, underflow matters little.
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most

@@ -32,21 +32,22 @@ POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Mergin
 
 
 class Operation(NamedTuple):
-    """What a proof knows about a primitive.
+    """The facts that a proof uses about a primitive.
 
     Attributes:
         rule: computes the abstract value of the result, or a list for several results. It takes the
-            abstract values of the operands and, by keyword, the parameters of the primitive. None:
-            the operation is refused. `scan` has its rule in the walk.
-        slots: how the result depends on slots. None: under add-or-remove-one, the operands must be
-            public.
+            abstract values of the operands and, by keyword, the parameters of the primitive. If it
+            is None, the operation is refused. The rule of `scan` is in the walk.
+        slots: how the result depends on slots. If it is None, the operands must be public under
+            add-or-remove-one.
         merging: how a compiler may merge the operation with others. `ANY` allows every kind of
             merging.
         tighter: under add-or-remove-one, computes a tighter bound on the result.
         narrow: whether the rule accepts floats of 16 bits.
-        cpu_only: whether the bound on its rounding holds on CPUs only.
+        cpu_only: whether the bound on its rounding is valid on CPUs only.
         remedy: the advice of the message if the operation is refused.
-        instead: the advice of `explain()` if the bound is much larger than the moves that it found.
+        instead: the advice of `explain()` if the bound is much larger than the moves over random
+            neighbors.
     """
 
     rule: Callable[..., Abstract | list[Abstract]] | None = None
@@ -182,5 +183,5 @@ def operation_of(name: str) -> Operation:
 
 @functools.lru_cache(maxsize=64)
 def runs_on_cpu_only(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a proof of this program holds on CPUs alone."""
+    """Whether a proof of this program is valid on CPUs only."""
     return any(operation_of(name).cpu_only for name in primitives(jaxpr))

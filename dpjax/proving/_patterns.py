@@ -1,9 +1,9 @@
-"""Finds parts of a program that compute a known function, for which there is a lemma.
+"""Recognizes subprograms that compute a known function, for which there is a lemma.
 
 JAX inlines functions such as `jax.nn.softmax` into the program of their caller. Others, such as
-`jnp.var`, stay an inner program with a name. In both cases the known function is traced on the same
-shapes, and the lemma applies only if both programs have the same fingerprint. Names only select the
-functions to compare with.
+`jnp.var`, remain an inner program with a name. In both cases the known function is traced on the
+same shapes, and the lemma applies only if both programs have the same fingerprint. Names only
+select the functions to compare with.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Function = Callable[..., jax.Array]
 
 
 class Program:
-    """The operations of a program, by the variables that they compute."""
+    """The operations of a program, indexed by the variables that they compute."""
 
     def __init__(self, jaxpr: jex.Jaxpr) -> None:
         self.jaxpr = jaxpr
@@ -60,7 +60,7 @@ class Program:
                 return None
             if id(equation) not in chosen:
                 chosen.add(id(equation))
-                # The search ends at `start`; other inputs have no equation, and end in None.
+                # The search ends at `start`; other inputs have no equation, and give None.
                 needed |= {x for x in equation.invars if isinstance(x, jex.Var)} - {start}
             if len(chosen) > _DEPTH:
                 return None
@@ -80,7 +80,7 @@ def _names(jaxpr: jex.Jaxpr) -> list[str]:
 
 def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    # As `Program.trace` does, so that equal functions have equal fingerprints.
+    # This traces like `Program.trace`, so that equal functions have equal fingerprints.
     with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
         return jax.make_jaxpr(functools.partial(function, **static))(*specs).jaxpr
 
@@ -99,7 +99,7 @@ def _reference(
 
 
 def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **static: Any) -> bool:
-    """Whether a part of a program is the program of a function of x."""
+    """Whether a subprogram is the program of a function of x."""
     if part is None:
         return False
     x64 = jnp.result_type(float) == jnp.float64
@@ -108,12 +108,12 @@ def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **st
 
 
 class Found(NamedTuple):
-    """What a lemma says about a part of a program.
+    """The result of a lemma for a subprogram.
 
     Attributes:
-        name: of the lemma.
-        value: the value of the part; None if rounding is too large for the lemma.
-        variance: if the part is a variance or covariance, the exact one that may replace it.
+        name: the name of the lemma.
+        value: the value of the subprogram; None if rounding is too large for the lemma.
+        variance: if the subprogram is a variance or covariance, the exact one that may replace it.
         of: the variable whose variance it is.
     """
 
@@ -187,12 +187,12 @@ def improved(
         program: the program that contains the operation.
         equation: the operation.
         values: the abstract values so far; None for refused operations.
-        walked: the value by the operation's rule; None if the rule refused.
+        walked: the value from the operation's rule; None if the rule refused.
     """
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
-    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. This may fail for
-    # numbers of 16 bits. And lemmas are about numbers, not about NaN.
+    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. This may be false
+    # for numbers of 16 bits. Also, lemmas do not cover NaN.
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
     found = clipped(program.made, equation, values) if name in ("div", "mul") else None
@@ -214,7 +214,7 @@ def improved(
 
 
 def _meet(first: Abstract | None, second: Abstract) -> Abstract:
-    """The intersection of two values of one array: the tighter one of each bound."""
+    """The intersection of two abstract values of one array: the tighter of both for each bound."""
     if first is None or first.axis != second.axis:
         return second
     low, high = np.maximum(first.low, second.low), np.minimum(first.high, second.high)
@@ -231,13 +231,13 @@ def _meet(first: Abstract | None, second: Abstract) -> Abstract:
 
 
 class Lemma(NamedTuple):
-    """A lemma about a function whose operations may stand anywhere in a program.
+    """A lemma about a function whose operations may occur anywhere in a program.
 
     Attributes:
-        name: for the steps of a proof.
+        name: the name that the steps of a proof show.
         last: the name of the last operation of the function.
         function: the function.
-        bound: computes the value of the function.
+        bound: computes the abstract value of the function.
     """
 
     name: str
@@ -249,7 +249,7 @@ class Lemma(NamedTuple):
 def _of_a_maximum(
     lemma: Lemma, program: Program, equation: Equation, values: Values
 ) -> Abstract | None:
-    """The value of softmax and its relatives, which begin with the maximum of their operand."""
+    """The value of softmax and similar functions, which begin with the maximum of their operand."""
     for maximum in program.sources(equation.outvars[0], "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
         x = None if isinstance(variable, jex.Literal) else values.get(variable)
@@ -270,7 +270,7 @@ def _of_a_maximum(
 
 
 def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
-    """A weighted mean, or a variance, in the operations of a program."""
+    """A weighted mean, or a variance, that a program computes by single operations."""
     name = equation.primitive.name
     if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
         return Found("weighted mean", found)
@@ -342,7 +342,7 @@ _OF_A_MAXIMUM = [
     Lemma("log_softmax", "sub", jax.nn.log_softmax, lemmas.log_softmax),
     Lemma("logsumexp", "add", jax.nn.logsumexp, lemmas.logsumexp),
 ]
-# By the name of the inner program: functions that call it, each with its lemma, and
+# Maps the name of an inner program to the functions that call it, each with its lemma, and
 # with the divisor of a variance.
 _Divisor = Callable[..., float]
 _CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None], _Divisor | None]]] = {

@@ -2,7 +2,7 @@
 
 XLA's algebraic simplifier rewrites programs, so rounding depends on more than one operation:
 
-- *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also finds the two additions
+- *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also matches the two additions
   across operations that cancel: a product with 2 and one with 1/2, log and exp, or a sum of one
   term. So the result of an operation keeps the `shift` of its operands, unless no other operation
   can cancel this one.
@@ -28,10 +28,10 @@ class Merging(NamedTuple):
     """How a compiler may merge an operation with others.
 
     Attributes:
-        kind: the group of operations that this file treats alike; "" for all others.
-        undone: whether another operation may cancel it, so that a compiler drops both.
-        dropped: whether a compiler may drop it alone, as a transpose of one entry or a product
-            with 1.
+        kind: the group of operations that this file handles together; "" for all others.
+        undone: whether another operation may cancel it, so that a compiler removes both.
+        dropped: whether a compiler may remove it alone, such as a transpose of one entry or a
+            product with 1.
     """
 
     kind: Literal[
@@ -55,7 +55,7 @@ def carried(
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
-    if merging.kind == "sum":  # The rule of `add` has computed the rest by `added`.
+    if merging.kind == "sum":  # The rule of `add` has computed the other fields by `added`.
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
     shift, scale = _shift(merging, operands), _scale(merging, operands)
@@ -75,8 +75,8 @@ def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> d
     If no other operation can cancel an operation, a compiler keeps it, except comparisons of
     booleans. So such an operation hides padding and truncation from the compiler. A compiler knows
     for integers that x - x is 0 and that x == x is true, and for all numbers that a square is at
-    least 0. Indices of a gather or a scatter do not become numbers of the result, so their
-    truncation does not count.
+    least 0. Indices of a gather or a scatter do not become entries of the result, so their
+    truncation does not matter.
     """
     flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):
@@ -124,7 +124,7 @@ def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """The pending operations of a + b, and the error of a + b if a compiler makes it one sum."""
+    """The pending operations of a + b, and the error of a + b if it becomes one sum."""
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
     starts = first.pending.starts | second.pending.starts

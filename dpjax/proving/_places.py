@@ -15,7 +15,7 @@ _MOST_ROWS = 128
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
-    """Entries of a private array at a public index, or rows of a public table at private ones."""
+    """Entries of an array at a public index, or rows of a public table at private ones."""
     rule = _take if index.is_known and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
@@ -23,8 +23,8 @@ def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
 def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
     """The dimension numbers of a gather, as tuples of axes that can be compared.
 
-    These are the axes of the operand that it drops, that the indices select, and that are batches,
-    and the axes of rows in the result.
+    The tuples contain the axes of the operand that the gather drops, that the indices select, and
+    that are batch axes, and the axes of rows in the result.
     """
     dropped, chosen = numbers.collapsed_slice_dims, numbers.start_index_map
     return tuple(map(tuple, (dropped, chosen, numbers.operand_batching_dims, numbers.offset_dims)))
@@ -42,7 +42,7 @@ def _look_up(
         raise RefusalError("a gather of this form has no rule: look up rows of a public table")
     check_places(places, table.shape[0])
     if places.axis == len(batch):
-        raise RefusalError("places of this form have no rule")
+        raise RefusalError("indices of this form have no rule")
     first, last = int(places.low.min()), int(places.high.max())
     check_inside(first, last, table.shape[0])
     rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
@@ -52,7 +52,7 @@ def _look_up(
     each_row = len(batch) == 1 and places.axis == 0
     farthest = math.inf
     if each_row and len(rows) <= _MOST_ROWS:
-        # Squares of tiny numbers underflow to 0 on the host. The summand 2^-400 covers that.
+        # Squares of tiny numbers underflow to 0 on the host. Adding 2^-400 covers that.
         apart = float(np.linalg.norm(rows[:, None] - rows[None], axis=-1).max())
         farthest = apart * (1 + 2.0**-30) + 2.0**-400 + flush * rows.shape[1]
 
@@ -96,7 +96,8 @@ def scatter_add(
 
     Replacing a record by one with u' and i' subtracts u at i, and adds u' at i'. If i and i'
     differ, the difference has the norm |u| + |u'| in l1, and sqrt(|u|^2 + |u'|^2) in l2. If they
-    agree, it is u' - u. Nothing is added at an index out of bounds, so the difference is smaller.
+    agree, it is u' - u. If an index is out of bounds, nothing is added there, and the difference is
+    smaller.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
@@ -119,17 +120,17 @@ def scatter_add(
     public = places.is_public and updates.is_public
     by_record = places.others.is_zero and updates.others.is_zero
     if not public and not (by_record and 0 in (places.axis, updates.axis)):
-        raise RefusalError("places or numbers depend on several records: no rule")
+        raise RefusalError("indices or numbers that depend on several records have no rule")
     inside = places.low.min() >= 0 and places.high.max() < bins
     mode = str(getattr(mode, "name", mode)).lower()
     if not inside and mode not in ("fill_or_drop", "clip"):
-        raise RefusalError("a place may be out of bounds: clip the index")
+        raise RefusalError("an index may be out of bounds: clip the index")
     first = float(start.magnitude.max())
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. All entries
-    # together are sums of n rows and the entries of `start`.
+    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. The entries of
+    # the result together are sums of n rows and the entries of `start`.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)

@@ -1,8 +1,8 @@
 """Adds a line to a sampled sensitivity: the bound that a proof would give.
 
-A proof needs bounds on records, and an oracle states none. So two ranges are tried. In the first,
-[-2^20, 2^20], only targets that clip their records have a useful bound. The second is [0, 1], as an
-example.
+A proof needs bounds on records, which an oracle does not state. So two ranges are tried. In the
+first, [-2^20, 2^20], only targets that clip their records have a useful bound. The second is
+[0, 1], as an example.
 """
 
 import functools
@@ -20,19 +20,19 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations
 from dpjax.proving._prove_sensitivity import ProvedNorm, own_bound, walked_bound
 
-# Larger programs would take longer than 50 ms.
+# Larger programs are skipped, because their proof would take longer than 50 ms.
 _MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
 _WIDE, _USEFUL = 2**20, 100
 
 
 def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
-    """A line that says which bound is proved; None if there is none, or the program is large.
+    """A line that says which bound can be proved; None if none can, or the program is large.
 
-    It reads the traced program, shapes and a sampled number, which are all public.
+    It reads only the traced program, shapes and a sampled number, which are all public.
 
     Args:
-        target: the sampled target, which may have a proof of its own.
-        program: its trace.
+        target: the sampled target, which may have its own proof.
+        program: its traced program.
         norm: the norm of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is not shown.
     """
@@ -54,7 +54,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
         return f"its own proof gives {shown_number(own)} at gamma 0: see target.sensitivity"
     dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
     for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
-        # The same bounds for all arrays, as far as their dtypes reach.
+        # The same bounds for all arrays, cut to the ranges of their dtypes.
         kinds = map(_ends, dtypes)
         ends = tuple(Interval(max(low, least), min(high, most)) for least, most in kinds)
         bound = _walked(program, norm, RecordBounds(ends))

@@ -63,8 +63,8 @@ def prove_sensitivity(
 ) -> Sensitivity:
     """A bound on how far one record moves a target, proved from its traced program: gamma is 0.
 
-    The proof follows the program operation by operation. For each array it computes a range that
-    holds on all databases, and bounds on the difference between neighbors. Rounding is included.
+    The proof visits the program operation by operation. For each array it computes a range that is
+    valid on all databases, and bounds on the difference between neighbors. Rounding is included.
     Float sums of many records are computed as sums of integers: the bound is about the program
     that `privatize` compiles, whose value differs from the target's by rounding.
 
@@ -74,31 +74,31 @@ def prove_sensitivity(
             Only shapes and dtypes matter.
         bounds: public bounds on a record: (low, high) for all coordinates, or a pytree like
             `records` with such a pair, a `dpjax.proving.Interval`, `dpjax.proving.Ball` or
-            `dpjax.proving.Categories` for each array. `Interval(low, high, missing=True)` lets a
-            record hold NaN, for targets that count missing numbers themselves. Numbers are rounded
-            to the dtype of the records.
+            `dpjax.proving.Categories` for each array. With `Interval(low, high, missing=True)`, a
+            record may be NaN, for targets that handle missing numbers themselves. Numbers are
+            rounded to the dtype of the records.
         norm: "l1", "l2" or "linf".
         n: the number of records, if it differs from the length of `records`.
         relation: which databases are neighbors. None takes the relation of an open ledger, or else
-            replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n
-            counts slots, and `bounds` are bounds on the records alone.
+            replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n is
+            the number of slots, and `bounds` are bounds on the records alone.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`.
 
     Raises:
         NoProofError: if an operation has no rule, with its line and a remedy.
-        TypeError: if an argument is of the wrong kind.
-        ValueError: if bounds or norm are invalid, or no record moves the value.
+        TypeError: if an argument has the wrong type.
+        ValueError: if bounds or norm are invalid, or no record changes the value.
 
     Formal guarantees:
         For all databases D and D' of n records that differ in one record, the computed values f(D)
         and f(D') differ by at most the bound. A record of `PaddedRecords` is a slot: it may also be
         emptied or filled. Under add-or-remove-one, D' has n slots and all records of D except one,
-        in any slots. A program that may look at slots is refused. The clamp gives empty slots a
-        public row: 0 if the bounds allow it. `privatize` clamps the database first, so nothing is
-        assumed about the data: infinities and outliers become public numbers, and so does NaN
-        unless the bounds allow missing numbers. The bound includes rounding in the dtype that runs:
+        in any slots. A program whose value may depend on slots is refused. The clamp fills empty
+        slots with a public row: 0 if the bounds allow it. `privatize` clamps the database first, so
+        nothing is assumed about the data: infinities and outliers become public numbers, and so
+        does NaN unless the bounds allow missing numbers. The bound includes rounding in the dtype
         sums in any order, fused products, subnormal numbers that are flushed to 0, and 64 eps for
         elementary functions (512 in float64). Releases run on CPUs and GPUs only, and convolutions
         on CPUs only. The proof assumes four things. XLA runs without fast math. XLA compiles the
@@ -157,7 +157,7 @@ def prove_sensitivity(
 
 
 class _Proved(NamedTuple):
-    """A bound with its proof, the program that it is about, and the bounds that this enforces."""
+    """A bound with its proof, the program that it is about, and the bounds on records behind it."""
 
     bound: float
     proof: Proof
@@ -170,7 +170,7 @@ def _smallest(
 ) -> _Proved:
     """The smaller of two bounds: of the target, and of the target with exact sums over records.
 
-    The second one is about a program of its own, which is traced and walked like any other.
+    The second bound is about another program, which is traced and walked like any other.
     """
     sums: Sums = {}
     found, refusal = None, None
@@ -199,7 +199,7 @@ def _proved(
     norm: ProvedNorm,
     sums: Sums,
 ) -> _Proved:
-    """The bound of one program. Notes its float sums over records."""
+    """The bound of one program. Records which float sums over records it contains."""
     jaxpr = _after_the_clamp(program, specs, public)
     if isinstance(public, PaddedRecordBounds):
         bound, steps = _padded_walk(jaxpr, program, public, norm, sums)
@@ -224,7 +224,7 @@ def own_bound(
 ) -> float:
     """The bound that a target of dpjax proves by itself, or infinity if it proves none.
 
-    It holds on all databases, so it also holds on clamped ones.
+    It is valid on all databases, so also on clamped ones.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
@@ -240,7 +240,7 @@ def own_bound(
 
 
 def _refuse_rounded(target: object) -> None:
-    """Refuses a query of sums. Its own proof holds for integers, and its floats are rounded."""
+    """Refuses a query of sums, because its own proof is about integers, and floats are rounded."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
             f"the proof of a {type(target).__name__} is about integers, which privatize computes"
@@ -257,7 +257,7 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
-    """The bound of a program whose records lie within bounds; infinity if there is no proof."""
+    """The bound of a program whose records are within bounds; infinity if there is no proof."""
     try:
         return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
     except RefusalError:
@@ -265,7 +265,7 @@ def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> fl
 
 
 def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
-    """The values of clamped records."""
+    """The abstract values of clamped records."""
     leaves = program.inputs.argument(0).leaves
     return [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
 
@@ -298,8 +298,8 @@ def _padded_walk(
     check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows holds too, and
-    # it may be tighter because it can use lemmas.
+    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows is valid too,
+    # and it may be tighter because it can use lemmas.
     try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:
@@ -314,7 +314,7 @@ def _padded_walk(
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
     """The program without its first operation, the clamp, whose results become further inputs."""
     jaxpr = program.jaxpr.jaxpr
-    # The clamp is recognized by its fingerprint and its place, so no other code can pass for it.
+    # The clamp is recognized by its fingerprint and position, so other code cannot imitate it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
     if (
@@ -328,7 +328,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
-    """The abstract value of an array after the clamp: one row moves, and no other row does."""
+    """The abstract value of an array after the clamp: only one row moves."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))
@@ -389,7 +389,7 @@ def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
 
 
 def _padded_bounds(bounds: PyTree, specs: Database) -> PaddedRecordBounds:
-    """Bounds on the records; whether a slot holds one is private."""
+    """Bounds on the records. Whether a slot contains a record is private."""
     if not isinstance(specs, PaddedRecords):
         raise TypeError(
             "under add-or-remove-one, records must be dpjax.queries.PaddedRecords(records, present)"
@@ -443,7 +443,7 @@ def _no_records_of(dtype: np.dtype) -> str:
 
 
 def _number(value: Any, dtype: np.dtype) -> float:
-    """A public number as the dtype holds it."""
+    """A public number, rounded to the dtype."""
     if dtype not in rounding.USUAL:
         raise NoProofError(_no_records_of(dtype))
     if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":

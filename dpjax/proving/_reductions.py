@@ -39,15 +39,15 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
     """Refuses sums and extrema of one number with equal padding around it: XLA miscompiles them.
 
-    XLA folds padding into the window of a sum. If the padding is equal on both sides of one place,
-    XLA replaces every result by that place, even if its window does not contain the place. So
+    XLA folds padding into the window of a sum. If the padding is equal on both sides of one entry,
+    XLA replaces every result by that entry, even if its window does not contain the entry. So
     compiled code computes [x, x, x] for `cumsum([0, x, 0])`. The zeros may come from padding or
-    from anything else. A scatter of one number is such an array too, if XLA knows its index.
+    from any other operation. A scatter of one number is such an array too, if XLA knows its index.
 
     Args:
         x: the operand.
-        axes: along which the operation reduces.
-        start: the number at which it starts, such as 0 for a sum.
+        axes: the axes along which the operation reduces.
+        start: the start value of the reduction, such as 0 for a sum.
     """
     if x.is_known and (x.low == start).all():
         return
@@ -58,12 +58,12 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
         # The range of public numbers may be slightly too wide: rules widen it for operations that
-        # XLA then drops.
+        # XLA then removes.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"one place of axis {axis} may stand between others that hold {start:g}, which has"
+                f"one entry along axis {axis} may be surrounded by entries equal to {start:g}, which has"
                 " no rule: pad it on one side, or leave them out"
             )
 
@@ -82,13 +82,13 @@ def check_cut(x: Abstract) -> None:
 
 
 def check_sums(units: float, count: int, dtype: np.dtype) -> None:
-    """Refuses sums of so many terms that nothing bounds their rounding error."""
+    """Refuses sums of so many terms that no bound on their rounding error is known."""
     if not math.isfinite(units):
         raise RefusalError(f"a sum of {count} numbers in {dtype} may lose all digits: use float64")
 
 
 def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether sums of integers are exact: the dtype holds all their partial sums."""
+    """Whether sums of integers are exact: the dtype can represent all their partial sums."""
     return whole and (dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(dtype))
 
 
@@ -96,12 +96,12 @@ class Sums(NamedTuple):
     """The rounding of sums of entries in any order: sum x_i (1 + theta_i), |theta_i| <= gamma.
 
     Attributes:
-        exact: whether they add integers that the dtype holds.
+        exact: whether the terms are integers whose sums the dtype can represent.
         gamma: the bound on |theta_i| (Higham 2002); 0 if they are exact.
         flush: the error from numbers that are flushed to 0.
         sizes: bounds on the sums of magnitudes.
         host: the relative rounding error of the same sums on the host.
-        pending: for a later sum of these sums, which a compiler may flatten.
+        pending: the pending operations if a compiler flattens a later sum of these sums.
     """
 
     exact: bool
@@ -126,7 +126,7 @@ class Sums(NamedTuple):
 
     @property
     def error(self) -> np.ndarray:
-        """A bound on the error of a sum, that of the host included."""
+        """A bound on the error of a sum, including the host's error."""
         return rounding.up((self.gamma + self.host) * self.sizes + self.flush)
 
 
@@ -139,12 +139,12 @@ def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int |
 
 
 def total_over(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
-    """The sum of an array of bounds, where an axis of length 1 stands for all its places."""
+    """The sum of an array of bounds, in which an axis of length 1 represents its full length."""
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
 def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
-    """A sum over some axes, also over the records."""
+    """A sum over some axes, possibly including the axis of records."""
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
@@ -284,8 +284,8 @@ def contract(
             f"a product of {first.dtype} and {second.dtype} in {dtype} has no rule: in 16 bits, ask"
             " for preferred_element_type=jnp.float32"
         )
-    # Both get the axes (batch, free axes of a, free axes of b, summed axes). The free axes of one
-    # have length 1 in the other.
+    # Both arrays get the axes (batch, free axes of a, free axes of b, summed axes). The free axes
+    # of one array have length 1 in the other.
     free_a = [k for k in range(len(first.shape)) if k not in (*ca, *ba)]
     free_b = [k for k in range(len(second.shape)) if k not in (*cb, *bb)]
     a, b = transpose(first, [*ba, *free_a, *ca]), transpose(second, [*bb, *free_b, *cb])
@@ -304,7 +304,7 @@ def contract(
     load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
-        # Tensor cores align all terms with the largest one, and cut up to 2 u of it from each. So
+        # Tensor cores align all terms with the largest term, and cut up to 2 u of it from each. So
         # each term is counted like a sum of four terms.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
@@ -312,7 +312,7 @@ def contract(
     found = sum_over(dataclasses.replace(products, pending=pending), summed)
     terms, weight = found.pending.terms, found.pending.weight
     start = Pending.of_sum(terms, max(load, weight))
-    # A compiler may rewrite a product with a vector as a sum, and products of batches as one sum.
+    # A compiler may rewrite a product with a vector as a sum, and batched products as one sum.
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
     found = dataclasses.replace(found, pending=start)
@@ -320,7 +320,7 @@ def contract(
     bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
     if not bounds:
         return found
-    # The bounds are for exact numbers. The rounding of each entry is added, for both databases.
+    # These bounds are for exact numbers. The rounding of each entry is added, for both databases.
     sizes = rounding.up(products.magnitude)
     sizes = np.maximum(total_over(sizes, products.shape, summed), weight)
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
@@ -353,7 +353,7 @@ def _public_factor(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, f
             np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
             for ends in (matrix.low, matrix.high)
         )
-        # The matrix lies within `high - low` / 2 of the middle, and so does its norm.
+        # The matrix differs from the middle by at most `high - low` / 2, and so does its norm.
         off = float(np.linalg.norm(high - low)) / 2
         largest = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
         return largest * x.changed.l2, largest * x.others.l2

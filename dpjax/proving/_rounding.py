@@ -1,12 +1,12 @@
 """Outward rounding on the host, and bounds on the rounding errors of a device.
 
 The host computes bounds in float64, and inflates sums and products of bounds by a factor
-1 + 2^-44. This covers the host's own rounding: no formula in this room takes more than 100
+1 + 2^-44. This covers the host's own rounding: no formula in `proving` takes more than 100
 operations in a row, and sums of N terms are inflated by N + 100 units.
 
 The device computes v (1 + theta) + eta instead of the exact value v. |theta| is at most a few u,
 where u = eps / 2 is the unit roundoff. |eta| is at most a few times the least normal number,
-because a device may flush subnormal numbers to 0. A compiler may contract a product and a sum to
+because a device may flush subnormal numbers to 0. A compiler may fuse a product and a sum into
 one FMA, which rounds less. It may multiply by the reciprocal of a constant instead of dividing;
 `DIVISION` covers that.
 """
@@ -51,12 +51,12 @@ NARROW = frozenset((np.dtype(np.float16), np.dtype(jnp.bfloat16)))
 _WIDE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 USUAL = _WIDE | frozenset(map(np.dtype, ("bool", *_INTEGERS)))
-# The dtypes with rules. NumPy's `kind` cannot replace this list: float8_e5m2 has that of float32.
+# The dtypes with rules. NumPy's `kind` cannot replace this list: float8_e5m2 and float32 share one.
 KNOWN = USUAL | NARROW
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether operations on it round."""
+    """Whether operations on this dtype round."""
     return dtype in _WIDE or dtype in NARROW
 
 
@@ -68,8 +68,8 @@ def unit(dtype: np.dtype) -> float:
 def elementary(dtype: np.dtype) -> float:
     """A bound on the error of an elementary function, in units of u.
 
-    XLA's code for CPUs and GPUs is within about 8 u in float32. In float64, log1p on a CPU is off
-    by 128 u near -.414.
+    XLA's code for CPUs and GPUs is within about 8 u in float32. In float64, log1p on a CPU has an
+    error of 128 u near -.414.
     """
     return 1024.0 if dtype.itemsize == 8 else 128.0
 
@@ -88,7 +88,7 @@ def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
     largest = float(array.max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
         return largest
-    # Without the scale, squares of small numbers would underflow to 0. A power of 2 is exact.
+    # Without scaling, squares of small numbers would underflow to 0. A power of 2 is exact.
     scale = 2.0 ** np.frexp(largest)[1]
     return float(scale * np.sqrt(((array / scale) ** 2).sum() * copies))
 
@@ -104,7 +104,7 @@ def largest(dtype: np.dtype) -> float:
 
 
 def most_bits(dtype: np.dtype) -> float:
-    """The largest sum of |log2 f| at which no product of the factors f over- or underflows."""
+    """The largest sum of |log2 f| for which no product of the factors f over- or underflows."""
     return float(min(jnp.finfo(dtype).maxexp, -jnp.finfo(dtype).minexp)) - 2
 
 
@@ -115,5 +115,5 @@ def sum_units(count: int, dtype: np.dtype) -> float:
 
 
 def exact_integers(dtype: np.dtype) -> float:
-    """Integers up to this magnitude are computed exactly, in any order."""
+    """The largest magnitude up to which integers are computed exactly, in any order."""
     return 2.0 ** (jnp.finfo(dtype).nmant + 1) if is_float(dtype) else 2.0**52

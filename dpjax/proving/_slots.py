@@ -1,10 +1,10 @@
 """Rules about slots, for proofs under add-or-remove-one.
 
-A database has a public number of slots, and each slot holds a record or is empty. Suppose that the
-records are permuted among the slots. An array *follows* the records if its rows are permuted in the
-same way, up to rounding. An array *stays* if the permutation does not change it, up to rounding.
-Every array must follow or stay. Other programs may depend on which record is in which slot, and are
-refused.
+A database has a public number of slots, and each slot contains a record or is empty. Suppose that
+the records are permuted among the slots. An array *follows* the records if its rows are permuted in
+the same way, up to rounding. An array *stays* if the permutation does not change it, up to
+rounding. Every array must follow or stay. Other programs may depend on which record is in which
+slot, and are refused.
 """
 
 import dataclasses
@@ -28,31 +28,31 @@ class Slots:
 
     Attributes:
         axis: the axis along which the array follows the records; None if it stays.
-        alike: for an array that stays, the axes along which it does not vary.
+        alike: for an array that stays, the axes along which it is constant.
     """
 
     axis: int | None = None
     alike: frozenset[int] = frozenset()
 
     def moved(self, place: Callable[[int], int | None]) -> "Slots":
-        """The dependence after a rule that moves axes; `place` maps a lost axis to None."""
+        """The dependence after a rule that permutes axes; `place` maps a removed axis to None."""
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
             raise RefusalError(f"it splits the axis of records: {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
-        """The dependence after a rule that drops axes."""
+        """The dependence after a rule that removes axes."""
         return self.moved(lambda k: None if k in axes else k - sum(a < k for a in axes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tracked:
-    """What the walk under add-or-remove-one knows about one array.
+    """The facts about one array in the walk under add-or-remove-one.
 
     Attributes:
         value: its abstract value, if the changed record leaves its slot. `value.apart` also bounds
-            how far a permutation of records may move an entry.
+            how much a permutation of records may change an entry.
         empty: an abstract value whose range contains the row of an empty slot.
         slots: how the array depends on slots.
     """
@@ -62,18 +62,18 @@ class Tracked:
     slots: Slots
 
     def is_alike(self, axis: int) -> bool:
-        """Whether an array that stays does not vary along an axis."""
+        """Whether an array that stays is constant along an axis."""
         x = self.value
         if not x.shape or axis in self.slots.alike or x.shape[axis] == 1:
             return True
         return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
     def is_along(self, axis: int) -> bool:
-        """Whether this is the axis of records; without one, whether the array is constant on it."""
+        """Whether it is the axis of records; or for an array without, whether it is constant."""
         return self.slots.axis == axis if self.slots.axis is not None else self.is_alike(axis)
 
     def is_by_record(self) -> bool:
-        """Whether each row depends on one record alone."""
+        """Whether each row depends only on one record."""
         return self.value.axis == self.slots.axis and self.value.others.is_zero
 
 
@@ -111,7 +111,7 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
 
 
 def at_one_place(op: Applied) -> Slots:
-    """For elementwise operations: an entry of the result depends on entries at the same place."""
+    """For elementwise operations: an entry of the result depends on entries at the same index."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
         raise RefusalError(f"it combines pairs of different records: {_REMEDY}")
@@ -120,7 +120,7 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # An operand that stays, but varies along the axis, treats slots differently.
+    # An operand that stays, but is not constant along the axis, treats slots differently.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(f"it combines records with numbers that depend on the slot: {_REMEDY}")
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
@@ -166,7 +166,7 @@ def reduced(op: Applied) -> Slots:
 
 
 def ordered(op: Applied) -> Slots:
-    """Sorted records do not depend on the order before."""
+    """Sorted records do not depend on their order before sorting."""
     axis = op.first.slots.axis
     return Slots() if axis == op.parameters["dimension"] else Slots(axis)
 
@@ -176,7 +176,7 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """For operations that mix entries along some axes, which must not be those of the records."""
+    """For operations that mix entries along some axes, which must not be the axis of records."""
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
         raise RefusalError(f"the result depends on the order of records: {_REMEDY}")
     return Slots(op.first.slots.axis)
@@ -195,7 +195,7 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
-    # It is public which slots are cut off, but private which records they hold.
+    # Which slots are cut off is public, but which records these slots contain is private.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
         raise RefusalError(f"it selects records by their slots: {_REMEDY}")
     return Slots(axis)
@@ -215,7 +215,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """Products of matrices: sums over the records, products by record, or products within one."""
+    """Matrix products: sums over the records, products by record, or products within a record."""
     contracted, batch = op.parameters["dimension_numbers"]
     axes = [x.slots.axis for x in op.operands]
     if axes == [None, None]:
@@ -271,7 +271,7 @@ def numbered(op: Applied) -> Slots:
 
 
 # Tighter bounds. A record's row becomes the row of an empty slot, not an arbitrary row. And a
-# permuted array has the same rows, not just rows within the same range.
+# permuted array has exactly the same rows, not just rows within the same range.
 Tightening = Callable[[Applied], Abstract]
 
 
@@ -306,7 +306,7 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 
 
 def tight_lookup(op: Applied) -> Abstract:
-    """Equal indices give equal rows of a public table, so two uses differ by flushing alone."""
+    """Equal indices give equal rows of a public table, so two uses differ only by flushing to 0."""
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
         return op.found
@@ -315,7 +315,7 @@ def tight_lookup(op: Applied) -> Abstract:
 
 
 def tight_sums(op: Applied) -> Abstract:
-    """Sums by index: row u is subtracted, and the row of an empty slot added, maybe elsewhere."""
+    """Scatter-adds: row u is subtracted, and the row of an empty slot is added at any index."""
     start, places, added = op.operands
     found, u, empty = op.found, added.value, added.empty
     n, slip = u.shape[0], 0.0
@@ -329,7 +329,7 @@ def tight_sums(op: Applied) -> Abstract:
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found
-    # The record's row is subtracted at one index, and the empty row added at this or another one.
+    # The record's row is subtracted at one index, and the empty row added at this or another index.
     own, none = row_norms(u, 0), row_norms(empty, 0)
     each = np.maximum(u.changed.each, np.maximum(over(u.magnitude, 0), over(empty.magnitude, 0)))
     l2 = max(u.changed.l2, rounding.norm2([own[1], none[1]]))

@@ -1,37 +1,38 @@
-"""The abstract value: what the walk knows about one array of a traced program.
+"""The abstract value: the facts about one array of a traced program that the walk computes.
 
-Fix public bounds B on a record, a number n of records, and a traced program. A *pair* is two
+Consider public bounds B on a record, a number n of records, and a traced program. A *pair* is two
 databases D and D' of n records within B that differ in record i alone. `Abstract` describes one
-variable x of the program. It stands for a set of families of arrays x(D), its *concretization*
-(Cousot and Cousot, 1977). A family is in it if every pair D, D' satisfies:
+variable x of the program. It represents a set of families of arrays x(D), its *concretization*
+(Cousot and Cousot, 1977). A family is in this set if every pair D, D' satisfies:
 
-1. low <= x(D) <= high in every entry, and x(D) holds no NaN and no infinity. Where a device flushes
-   subnormal numbers to 0, the flushed x(D) lies there too.
+1. low <= x(D) <= high in every entry, and x(D) contains no NaN and no infinity. If a device flushes
+   subnormal numbers to 0, the flushed x(D) is also in this range.
 2. If `axis` is None: |x(D) - x(D')| <= others.each in every entry, and the l1 and l2 norms of the
    difference are at most others.l1 and others.l2. Then `changed` equals `others`.
-3. If `axis` is k: axis k counts the records. Row i of the difference is within `changed`, and every
-   other row is within `others`, in the same three senses.
-4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) does not vary along axis j.
+3. If `axis` is k: axis k indexes the records. Row i of the difference is within `changed`, and
+   every other row is within `others`, for each of the three bounds.
+4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) is constant along axis j.
 5. No row of x(D) has an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
 7. Two uses of one entry of x(D) differ by at most `apart`.
-8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 speak of the others. An
-   entry is NaN if and only if the entry of a `Source` in `nan` is, an array of the same shape. An
-   entry that is NaN on one database alone counts as one that moves, so `each` is above 0 there.
+8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 are about the other entries.
+   An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
+   of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
+   `each` is above 0 there.
 9. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
-x(D) is the array *as computed*, in the dtype that runs. A compiler may compute x again for each
+x(D) is the array *as computed*, in the dtype of the device. A compiler may compute x again for each
 operation that uses x, and may round it differently each time. But the same use rounds in the same
 way on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal too.
 Lemmas that read an array twice add `apart`.
 
-Theorem. Let every input lie in its concretization. Let every rule map values in the concretizations
+Theorem. Let every input be in its concretization. Let every rule map values in the concretizations
 of its operands into the concretization of its result. Then one record moves the output by at most
 `norm_of`. The proof is an induction over the operations: docs/proofs/global-sensitivity.md. The
 docstring of each rule states its induction step.
 
 Bounds are stored compactly. If an axis has length 1 in `low`, `high` or `each`, that number bounds
-all places of the axis.
+all entries along the axis.
 """
 
 import dataclasses
@@ -64,17 +65,17 @@ class Pending:
     Attributes:
         shift: the sum of |c| over the constants c that were added.
         starts: earlier sums whose accumulator a compiler may start at a number that is added later.
-            Each is a token that identifies the sum, with the number of its additions.
+            Each entry is a token that identifies the sum, with the number of its additions.
         load: the sum of the magnitudes of all terms of the sums in `starts`.
-        terms: the number of terms that this array adds to a later sum, if a compiler flattens it.
+        terms: the number of terms that this array contributes to a later sum that is flattened.
         weight: the sum of the magnitudes of these terms.
         factor: the product of the constants by which the sum was multiplied afterwards.
         bits: for a product, the sum of |log2 f| over its public factors f.
-        coarse: whether some part of it had 16 bits. Then two uses may see different digits.
-        single: whether it may hold one number, and zeros around it (`check_surrounded`).
-        padded: whether it may hold one number with padding around it that its range does not show.
+        coarse: whether 16-bit floats were used. Then two uses may be rounded differently.
+        single: whether it may be one number surrounded by zeros (`check_surrounded`).
+        padded: whether it may be one number with padding around it that its range does not show.
         hidden: whether a compiler may know its numbers more precisely than its range does.
-        cut: whether it holds floats that were truncated to integers.
+        cut: whether it contains floats that were truncated to integers.
     """
 
     shift: float = 0.0
@@ -97,7 +98,7 @@ class Pending:
 
     @staticmethod
     def of_all(all_: "Sequence[Pending]") -> "Pending":
-        """The pending operations of several operands. A sum in two of them counts once."""
+        """The pending operations of several operands. A sum that two of them use counts once."""
         sums = [p for p in all_ if p.terms > 1]
         return Pending(
             shift=sum(p.shift for p in all_),
@@ -112,7 +113,7 @@ class Pending:
 
     @staticmethod
     def flags(all_: "Iterable[Pending]") -> dict[str, bool]:
-        """The flags of an array that is made of others: a flag is set if one of them has it."""
+        """The flags of an array computed from others: a flag is set if any of them has it."""
         found = list(all_)
         names = ("coarse", "single", "padded", "hidden", "cut")
         return {name: any(getattr(p, name) for p in found) for name in names}
@@ -127,17 +128,17 @@ NOTHING = Pending()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """An array that may hold NaN.
+    """An array that may contain NaN.
 
     Attributes:
-        within: if not empty, the array is NaN only where one of these is.
+        within: if not empty, the array is NaN only where one of these arrays is NaN.
     """
 
     within: "frozenset[Source]" = frozenset()
 
     @staticmethod
     def new(*operands: "Abstract") -> "frozenset[Source]":
-        """The `nan` of a new source that is NaN only where one of the operands is."""
+        """The `nan` of a new source that is NaN only where one of the operands is NaN."""
         return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
 
     def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
@@ -174,10 +175,10 @@ def difference(
     If `axis` is given, it is the axis of records, and the bounds are on the change of one row.
     """
     each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
-    if whole:  # An integer of at most 2.3 is at most 2.
+    if whole:  # For example, an integer of at most 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
-    # The number of entries for which each stored bound stands, and the host's error of their sum.
+    # The number of entries that each stored bound covers, and the host's error of their sum.
     copies = math.prod(counted) / max(1, each.size)
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
@@ -235,7 +236,7 @@ class Abstract:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the range is finite. A constant may hold infinities."""
+        """Whether the range is finite. A constant may contain infinities."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
@@ -245,7 +246,7 @@ class Abstract:
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """The maximum along the axis of records. The axis stays, with length 1."""
+    """The maximum along the axis of records. The axis remains, with length 1."""
     return array if axis is None else array.max(axis=axis, keepdims=True)
 
 
@@ -260,12 +261,12 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """The abstract value of a constant. It may hold NaN and infinities, which few rules accept."""
+    """The abstract value of a constant, which few rules accept if it has NaN."""
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
     check_dtype(array.dtype)
     numbers = array.astype(float)
-    # float64 on the host holds integers up to 2^53 exactly.
+    # float64 on the host represents integers up to 2^53 exactly.
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
         raise RefusalError("integers beyond 2^52 have no rule")
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0)
@@ -282,9 +283,9 @@ def erring(
 ) -> Moves:
     """Bounds on the difference of two computed values, from bounds for the exact values.
 
-    Each computed value is off by at most `error`. So twice the error is added to entries that move.
-    An entry that does not move has equal inputs, so both of its values are rounded alike. With an
-    axis of records, the bounds are those of one row.
+    The error of each computed value is at most `error`. So twice the error is added to entries that
+    move. An entry that does not move has equal inputs, so both of its values are rounded alike.
+    With an axis of records, these are bounds on one row.
     """
     each, l1, l2 = moves
     error = np.asarray(error, float)
@@ -300,10 +301,10 @@ def erring(
 
 
 def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:
-    """Bounds on a difference after an operation that rounds nothing, but may flush numbers to 0.
+    """Bounds on a difference after an operation that does not round, but may flush numbers to 0.
 
-    Without flushing, bounds on entries stay as they are, not even inflated by the host's rounding.
-    Loops need that: they search for values that a step leaves as they are.
+    Without flushing, bounds on entries do not change, and are not inflated by the host's rounding.
+    Loops need that: they search for abstract values that a step does not change.
     """
     each, l1, l2 = moves
     count = math.prod(shape) * flush
@@ -346,7 +347,7 @@ def make(
         least = rounding.tiny(dtype)
         low = np.where((low > 0) & (low < least), 0.0, low)
         high = np.where((high < 0) & (high > -least), 0.0, high)
-    # Two numbers in [low, high] differ by at most its width, whatever a rule says about moves.
+    # Two numbers in [low, high] differ by at most its width, whatever the rule says about moves.
     width = rounding.up(over(high - low, axis))
     made = []
     for each, l1, l2 in (changed, others) if axis is not None else (others,):
@@ -365,15 +366,15 @@ def result_of(
     operands: Abstract | Sequence[Abstract], low: np.ndarray, high: np.ndarray,
     moved: Callable[..., Moves], **more: Any,
 ) -> Abstract:  # fmt: skip
-    """The result of an operation on aligned operands, with the shape, dtype and axis of the first.
+    """The result of an operation on aligned operands, with the first operand's shape, dtype, axis.
 
     Args:
-        operands: the operands whose moves decide how the result moves.
+        operands: the operands whose moves determine how the result moves.
         low: lower bounds on the entries of the result.
         high: upper bounds.
         moved: maps one difference of each operand to the moves of the result. It is called twice:
             for the changed row, and for the other rows.
-        **more: other arguments of `make`, also another shape, dtype or axis.
+        **more: other arguments of `make`, such as another shape, dtype or axis.
     """
     xs = [operands] if isinstance(operands, Abstract) else operands
     kind = {"shape": xs[0].shape, "dtype": xs[0].dtype, "axis": xs[0].axis}
@@ -382,7 +383,7 @@ def result_of(
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses NaN, and bounds that do not fit the shape, whose sums would miss some entries."""
+    """Refuses NaN, and bounds that do not fit the shape, since their sums would omit entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
         raise RefusalError(f"a rule gave NaN, or numbers of shape {array.shape} for {shape}")
@@ -430,7 +431,7 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` must refuse sums of such an array. Bounds on rows would hide its form.
+        # `check_surrounded` must refuse sums of such an array, and bounds on rows would hide it.
         raise RefusalError(
             f"numbers that move at a single place of axis {axis} alone cannot be records"
         )
@@ -441,7 +442,7 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
 
 
 def without_middle(array: np.ndarray, shape: Sequence[int], axis: int) -> np.ndarray:
-    """All places of an axis except the middle one, if there is one."""
+    """All entries along an axis except the middle one, if there is one."""
     size = shape[axis]
     if array.shape[axis] == 1 or size % 2 == 0:
         return array
@@ -461,7 +462,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
-    # If the row of a single record is repeated, the axis no longer counts records.
+    # If the row of a single record is repeated, the axis no longer indexes records.
     if x.axis in repeated:
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)

@@ -1,4 +1,4 @@
-"""The walk: it visits the operations of a traced program, and computes an abstract value for each.
+"""The walk: visits the operations of a traced program, and computes an abstract value for each.
 
 docs/proofs/global-sensitivity.md has the proof. `_operations.py` has the rules.
 """
@@ -38,10 +38,10 @@ class Step:
     Attributes:
         depth: the number of inner programs around it.
         operation: the name of the primitive, or of a lemma.
-        place: the source line, as text.
+        place: the source line, as a string.
         value: the abstract value of the result.
         path: its index in its program, after the indices of the calls that lead to that program.
-        output: the index of the result, if the operation has several.
+        output: the index of the result, if the operation has several results.
     """
 
     depth: int
@@ -74,7 +74,7 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
-    # Float sums over records, and variances of them, that may be exact.
+    # Float sums over records, and variances of records, that can be made exact.
     sums: Sums = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
@@ -105,8 +105,8 @@ class Walk:
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), self.shown(output))
             except RefusalError as refusal:
-                # The refusal is raised only if the value is used. A lemma may bound later results
-                # without it.
+                # The refusal is raised only if the value is used, because a lemma may bound later
+                # results without it.
                 outputs = None
                 reason = located(refusal, equation)
                 refused.update(dict.fromkeys(equation.outvars, reason))
@@ -124,7 +124,7 @@ class Walk:
                 self.note(jaxpr, lemma)
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
-                # The steps of an inner program are shown one by one, so its call is not.
+                # The walk lists the steps of an inner program, so it does not list its call.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
@@ -132,7 +132,7 @@ class Walk:
         return [read(atom) for atom in jaxpr.outvars]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """The same values as by `run`. The steps are not recorded."""
+        """The same values as from `run`, without recording the steps."""
         shown, path = len(self.steps), self.path
         try:
             return self.run(jaxpr, consts, inputs)
@@ -145,7 +145,7 @@ class Walk:
         return constant(array)
 
     def shown(self, value: Any) -> Abstract:
-        """The abstract value that a step prints; subclasses walk other values."""
+        """The abstract value that a step prints. Subclasses use other values in the walk."""
         return value
 
     def improved(self, *situation: Any) -> Found | None:
@@ -153,7 +153,7 @@ class Walk:
         return improved(*situation)
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
-        """Notes the variance of a lemma, which may be exact."""
+        """Records the variance of a lemma, which can be made exact."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 
@@ -187,7 +187,7 @@ class Walk:
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
         """The values of an operation's results, by its rule."""
-        # Also for operations whose rule does not look at dtypes, such as draws of keys.
+        # This check also covers operations whose rule ignores dtypes, such as draws of keys.
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
@@ -212,7 +212,7 @@ class Walk:
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:
             pending = carried(operation.merging, equation.params, operands, found)
-            # A compiler may regroup the factors of a product, so that a part of it underflows.
+            # A compiler may regroup the factors of a product, so that a partial product underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
             if may_be_nan and of_nan is not None:
@@ -255,7 +255,7 @@ def _check_type(expected: Any, found: Abstract) -> None:
 
 
 def source_line(equation: Equation) -> str:
-    """Where the user wrote an operation: the innermost stack frame outside of JAX and dpjax."""
+    """The user's line of an operation: the innermost stack frame outside of JAX and dpjax."""
     traceback: Any = getattr(equation.source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):

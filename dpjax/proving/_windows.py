@@ -1,7 +1,7 @@
 """Rules of convolutions with a public kernel, and of pooling: operations that slide windows.
 
-A convolution applies one linear map A to each element of the batch. Let d hold bounds on the moves
-of the entries of its operand.
+A convolution applies one linear map A to each element of the batch. Let d contain bounds on the
+moves of the entries of its operand.
 
 - Entries of the result move by at most |A| d.
 - In l1, a difference grows by at most the factor max_j sum_i |A_ij|.
@@ -47,10 +47,10 @@ _MOST_READ = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution or pooling, with one number of each kind for each axis.
+    """The windows of a convolution or pooling; each field has one number for each axis.
 
-    The array is spread by the gaps and padded. Result o reads its places o stride + t dilation, for
-    each tap t from 0 to size - 1.
+    The array is spread by the gaps and padded. Result o reads its entries o stride + t dilation,
+    for each tap t from 0 to size - 1.
     """
 
     sizes: tuple[int, ...]
@@ -61,7 +61,7 @@ class Windows:
 
     @property
     def taps(self) -> Iterator[tuple[int, ...]]:
-        """The places of a window."""
+        """The offsets of a window."""
         return itertools.product(*map(range, self.sizes))
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -80,18 +80,18 @@ class Windows:
         return [k for k, size in enumerate(self.sizes) if size > 1]
 
     def pads_one(self, shape: Sequence[int]) -> bool:
-        """Whether an axis of one place is padded."""
+        """Whether an axis of length 1 is padded."""
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
     def moves(self, axis: int) -> bool:
-        """Whether a result reads other places along an axis than its own."""
+        """Whether a result reads other indices along an axis than its own."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
         return own != (1, 1, 1, 0, 0)
 
     def read(
         self, array: np.ndarray, shape: Sequence[int], fill: float
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """For each tap, the numbers that the windows read at it. An axis of bounds may stay short.
+        """For each tap, the numbers that the windows read. An axis of bounds may keep length 1.
 
         Args:
             array: bounds on the entries of an array.
@@ -108,7 +108,7 @@ class Windows:
             (start, _), gap = self.padding[k], self.gaps[k]
             inside = [p for p in range(shape[k]) if 0 <= start + p * gap < padded[k]]
             if not inside:
-                raise RefusalError("windows that hold only padding have no rule")
+                raise RefusalError("windows that contain only padding have no rule")
             kept[k] = slice(inside[0], inside[-1] + 1)
             placed[k] = slice(start + inside[0] * gap, start + inside[-1] * gap + 1, gap)
         made[tuple(placed)] = array[tuple(kept)]
@@ -123,11 +123,11 @@ class Windows:
             yield tap, made[chosen]
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """The taps in groups. At one place, only taps of one group occur.
+        """The taps in groups. At one index, only taps of one group occur.
 
-        If `steps` are the strides, groups are for a place of the array. The place is o stride + t
+        If `steps` are the strides, groups are for an index of the array. The index is o stride + t
         dilation for each result o that reads it at tap t, so t dilation is the same modulo the
-        stride. If `steps` are the gaps, groups are for a result. It reads numbers, and not gaps,
+        stride. If `steps` are the gaps, groups are for a result. It reads entries, and not gaps,
         only at taps whose t dilation is the same modulo the gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
@@ -142,14 +142,14 @@ class Windows:
         if min(self.results(shape)) < 1:
             raise RefusalError("windows larger than their array have no rule")
         if taps > _MOST_TAPS or taps * math.prod(self.results(shape)) > _MOST_READ:
-            raise RefusalError("windows of this size have too many places for a proof")
+            raise RefusalError("windows of this size have too many entries for a proof")
 
 
 def _pooling(
     x: Abstract, *, start: float, window_dimensions: Any, window_strides: Any, padding: Any,
     base_dilation: Any, window_dilation: Any, **_: Any,
 ) -> tuple[Windows, Abstract]:  # fmt: skip
-    """The windows, and the array: without an axis of records if a window reads several records."""
+    """The windows, and the array, without an axis of records if a window reads several records."""
     windows = Windows(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
         tuple(base_dilation), tuple(window_dilation),
@@ -160,10 +160,10 @@ def _pooling(
 
 
 def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
-    """reduce_window_sum: a sum of the places of each window, in any order.
+    """reduce_window_sum: a sum of the entries of each window, in any order.
 
-    A place is in at most m windows, and a window holds K places. So a difference grows at most m
-    times in l1, and sqrt(m K) times in l2 (Schur's test).
+    An entry is in at most m windows, and a window contains K entries. So a difference grows at most
+    m times in l1, and sqrt(m K) times in l2 (Schur's test).
     """
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
@@ -182,7 +182,7 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
         return each, d.l1 * many, d.l2 * math.sqrt(many * count)
 
     low, high = rounding.widened(added(x.low), added(x.high), sums.error)
-    # Rounding never makes a sum of numbers from 0 up negative, in any order.
+    # A sum of nonnegative numbers never becomes negative by rounding, in any order.
     if (x.low >= 0).all():
         low = np.maximum(low, 0.0)
     more = {"whole": sums.exact, "pending": sums.pending}
@@ -192,7 +192,7 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
 def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
     """reduce_window_max and reduce_window_min.
 
-    A result moves by at most the largest move in its window. A place is in at most m windows. So a
+    A result moves by at most the largest move in its window. An entry is in at most m windows. So a
     difference grows at most m times in l1. In l2 it grows at most sqrt(m) times, because the square
     of the largest move is at most the sum of all squares.
     """
