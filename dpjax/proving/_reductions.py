@@ -63,8 +63,8 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"one entry along axis {axis} may be surrounded by entries equal to {start:g}, which has"
-                " no rule: pad it on one side, or leave them out"
+                f"one entry along axis {axis} may have only entries equal to {start:g} around it,"
+                " which has no rule: pad it on one side only, or leave these entries out"
             )
 
 

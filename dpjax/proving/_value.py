@@ -261,7 +261,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """The abstract value of a constant, which few rules accept if it has NaN."""
+    """A constant's abstract value. It may contain NaN and infinities, which few rules accept."""
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
     check_dtype(array.dtype)
