@@ -1,1 +1,1 @@
-"""Traced programs: their operations, their fingerprints, and ways to run them."""
+"""Traced programs (jaxprs): checks of their operations, fingerprints, and ways to run them."""

@@ -1,13 +1,14 @@
 """Recognizes functions whose results never change, so that their traces can be kept.
 
 JAX caches the trace of a function by the function object. It does not notice if a closed-over value
-has changed. So dpjax traces functions anew at every call, which takes milliseconds. For two kinds
-of functions that is unnecessary: functions of the user that use only functions of JAX, close over
-no variables, and have no defaults; and targets and oracles of dpjax that consist of such functions
-and of numbers. All other functions count as unknown, because a wrong guess would give a wrong
-guarantee.
+has changed. So dpjax traces functions again at every call, which takes milliseconds. Two kinds of
+functions need no second trace. The first kind is functions of the user that use only functions of
+JAX, close over no variables, and have no defaults. The second kind is targets and oracles of dpjax
+that consist of such functions and of numbers. All other functions count as unknown, because a wrong
+guess would give a wrong guarantee.
 
-The *contents* of a function are a value that two functions share only if they compute the same.
+The *contents* of a function are a hashable value. If two functions have equal contents, they
+compute the same results.
 """
 
 import builtins
@@ -32,7 +33,7 @@ from dpjax._tracing._walks import names
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
-# Functions in these modules that read files or settings, or return objects that do.
+# Functions in these modules that read files or settings, or return objects that read settings.
 _IMPURE = names(
     "array2string array_repr array_str finfo from_dlpack frombuffer fromfile get_printoptions",
     "iinfo load printoptions save savez set_printoptions",
@@ -46,8 +47,8 @@ _BUILTINS = names(
 )
 
 
-# Functions that always compute the same, by their addresses when dpjax is imported. If a module's
-# function is replaced later, the new function has another address and is not trusted.
+# Functions that always compute the same, by their `id` when dpjax is imported. If someone replaces
+# a function of a module later, the new function has another `id` and is not trusted.
 _PURE = {
     id(value): value
     for value in (
@@ -75,8 +76,8 @@ _OURS = (
 # Types of values that never change.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
 _LONGEST = 16  # Reading longer tuples could take longer than a trace.
-# Ends of the names of bytecode operations that write to outer variables, import, or define a class,
-# in all versions of Python.
+# Suffixes of the names of bytecode instructions that assign outer variables, import modules, or
+# define classes, in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
@@ -85,24 +86,24 @@ class _UnknownError(Exception):
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """A value that two functions share only if they always compute the same; None if unknown."""
+    """The contents of a function; None if it may compute something else later."""
     try:
         return _contents(function)
-    except Exception:  # A user's object may raise anything when its attributes are read.
+    except Exception:  # Reading attributes of a user's object may raise any error.
         return None
 
 
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
     """The user's functions inside an object that dpjax made; None if some part is unknown.
 
-    dpjax freezes its objects, and its functions never assign variables that they close over. So the
-    object itself cannot change. Only the functions that are returned may compute something else
-    later.
+    The object itself cannot change: dpjax freezes its objects, and its functions never assign
+    variables that they close over. Only the user's functions, which are returned, may compute
+    something else later.
     """
     found = list[Callable[..., object]]()
     try:
         _collect(made, found, set())
-    except Exception:  # A user's object may raise anything, as in `contents_of`.
+    except Exception:  # Reading attributes of a user's object may raise any error.
         return None
     return tuple(found)
 
@@ -138,7 +139,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is a number, text, type or array that no code can write to."""
+    """Whether a value is a number, string, type or array that no code can change."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable and value.base is None
     if isinstance(value, jax.Array):
@@ -147,7 +148,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -> bool:
-    """Whether a function is defined in a module whose name begins like this."""
+    """Whether a function is defined in a module whose name begins with one of these prefixes."""
     name = function.__globals__.get("__name__")
     if not (isinstance(name, str) and name.startswith(packages)):
         return False
@@ -157,7 +158,7 @@ def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -
 def _frozen_fields(value: Any) -> list[str]:
     """The names of the fields of a frozen dataclass."""
     names = [field.name for field in dataclasses.fields(value)]
-    # Objects that are not frozen may change. An attribute may replace a method.
+    # An object that is not frozen may change. An additional attribute may replace a method.
     if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
         raise _UnknownError
     return names
@@ -167,7 +168,7 @@ def _contents(value: Any) -> Hashable:
     kind = type(value)
     if kind in (bool, int, str, types.NoneType):
         return kind, value
-    if kind is float:  # By its bits: 0.0 equals -0.0, and NaN does not equal itself.
+    if kind is float:  # Compared by bits, because 0.0 == -0.0, and NaN != NaN.
         return kind, struct.pack("<d", value)
     if kind is tuple and len(value) <= _LONGEST and not any(type(x) is tuple for x in value):
         return kind, *map(_contents, value)
@@ -181,7 +182,7 @@ def _contents(value: Any) -> Hashable:
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
-    """The contents of a function of dpjax, whose code never assigns a closed-over variable."""
+    """The contents of a function of dpjax. Its code never assigns a closed-over variable."""
     if vars(function) or function.__kwdefaults__:
         raise _UnknownError
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -197,7 +198,7 @@ def _of_users(function: types.FunctionType) -> Hashable:
     found = list[Hashable]()
     for name, *attributes in paths:
         if name in variables and not attributes:
-            raise _UnknownError  # A global name of the user's module may be reassigned.
+            raise _UnknownError  # The user's module may assign this global variable again.
         value = variables[name] if attributes else function.__builtins__[name]
         for attribute in attributes:
             if not any(value is module for module in (jax, *_MODULES)):
@@ -212,9 +213,10 @@ def _of_users(function: types.FunctionType) -> Hashable:
 
 @functools.lru_cache(1024)
 def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
-    """The global variables that code reads, each with the chain of attributes read from it.
+    """The global variables that code reads, each with the attributes that the code reads from it.
 
-    None if the code closes over a variable, assigns outer variables, imports, or defines classes.
+    For example, `jnp.linalg.norm` gives ("jnp", "linalg", "norm"). The result is None if the code
+    closes over a variable, assigns outer variables, imports modules, or defines classes.
     """
     if code.co_freevars:
         return None
@@ -223,7 +225,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
         in_path = False
         for operation in dis.get_instructions(inner):
             name = operation.opname
-            if name in ("LOAD_ATTR", "LOAD_METHOD"):  # The latter in Python 3.11.
+            if name in ("LOAD_ATTR", "LOAD_METHOD"):  # Python 3.11 has LOAD_METHOD.
                 if in_path:
                     paths[-1] = *paths[-1], operation.argval
                 else:
@@ -240,7 +242,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _has_no_order(constant: object) -> bool:
-    """Whether a constant holds a set. Equal sets may be iterated in different orders."""
+    """Whether a constant contains a set. Iterating over equal sets may give different orders."""
     if isinstance(constant, tuple):
         return any(map(_has_no_order, constant))
     return isinstance(constant, frozenset)

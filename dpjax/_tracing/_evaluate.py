@@ -1,16 +1,16 @@
 """Runs traced programs so that each lane of a `vmap` computes the same as without `vmap`.
 
-The sampler runs a target for many databases at once, and a release runs it for one. Four kinds of
-operations would compute different results in these two cases, and are replaced:
+The sampler runs a target on many databases at once, and a release runs it on one database. Four
+kinds of operations could compute different results in these two cases, and are replaced:
 
-- LAPACK calls for batches. They may hang on a CPU, so each call gets one matrix.
-- Convolutions with different kernels. `vmap` joins them to one grouped convolution. XLA may pad the
-  groups with zeros, and zero times infinity is NaN. So one lane that overflows would make other
-  lanes NaN. So such convolutions run one after the other instead.
-- Functions with a rule of `jax.custom_batching`. The rule is code that no trace shows. It may
-  compute something else than the function, depending on the number of lanes. So users' rules are
-  left out.
-- Some operations on 8 bits, on bfloat16 and on NaN, whose results depend on neighboring operations.
+- Batched LAPACK calls. They may hang on a CPU, so each call gets one matrix.
+- Convolutions with different kernels. `vmap` combines them to one grouped convolution. XLA may pad
+  the groups with zeros, and zero times infinity is NaN. So if one lane overflows, other lanes may
+  become NaN. Instead, such convolutions run one after the other.
+- Functions with a rule of `jax.custom_batching`. A trace does not show the code of the rule, which
+  may compute something else than the function. So users' rules are removed.
+- Some operations on 8-bit integers, on bfloat16 and on NaN. Their results depend on neighboring
+  operations.
 """
 
 import functools
@@ -39,8 +39,8 @@ from dpjax._tracing._walks import (
 
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
-# The operations for which a CPU calls LAPACK. All operands and results have the same leading batch
-# axes. Without a batch, the largest operand is a matrix.
+# Primitives for which XLA calls LAPACK on a CPU. All operands and results have the same leading
+# batch axes. Without batch axes, the operand with the most axes is a matrix.
 NAMES = names(
     "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr",
     "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve",
@@ -50,12 +50,12 @@ _CONCERNED = NAMES | {_CONVOLUTION}
 _BYTES = frozenset(("int8", "uint8"))
 _NARROW = _BYTES | {"bfloat16"}
 _CAST = "convert_element_type"
-# Elementwise arithmetic, without operations on bits.
+# Primitives of elementwise arithmetic, without bitwise operations.
 _ARITHMETIC = names(
     "abs add add_any clamp div integer_pow max min mul neg rem sign square sub",
     "convert_element_type",
 )
-# Operations on bfloat16 that XLA computes in float32, or rewrites as sums.
+# Primitives that XLA computes in float32, or rewrites as sums, if their operands are bfloat16.
 _OF_FLOATS = names(
     "abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp",
     "conv_general_dilated cos cosh cumlogsumexp cummax cummin cumprod cumsum digamma div",
@@ -70,7 +70,7 @@ _EXTREMA = frozenset(("reduce_max", "reduce_min"))
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
-    """The outputs of a traced program. Under `vmap`, its lanes do not influence each other."""
+    """Runs a traced program. Under `vmap`, the lanes do not influence each other."""
     apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
     if apart and not may_differ(program.jaxpr):
         return jex.jaxpr_as_fun(program)(*operands)
@@ -80,10 +80,11 @@ def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
 def traced_lane(
     function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """The function, with lanes that do not influence each other under `vmap`, and its program."""
+    """A function of one lane whose lanes do not influence each other, and its traced program."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
-    # A new function each time: a trace that JAX keeps may hold a stale closure.
+    # This is a new function at each call. JAX would reuse the trace of an old one, even if a
+    # closed-over value has changed.
     def fresh(*arguments: PyTree) -> PyTree:
         return function(*arguments)
 
@@ -118,11 +119,11 @@ def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Arr
 
 
 def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that `vmap` over its kernels computes one after the other."""
+    """A convolution that runs one kernel after the other if `vmap` maps over its kernels."""
 
     @OneByOne
     def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
-        if not mapped[1]:  # Many inputs with one kernel are one longer batch, without groups.
+        if not mapped[1]:  # With one kernel, `vmap` only makes the batch longer.
             return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
         if not mapped[0]:
             return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
@@ -132,12 +133,13 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
     return computed
 
 
-# LAPACK, on a CPU one matrix at a time.
+# LAPACK calls, on a CPU with one matrix each.
 #
 # XLA's CPU backend has a pool with one thread for each core, which all devices and programs share.
-# jaxlib 0.10 and 0.11.0 split a batched LAPACK call into parts for the same pool, and block a
-# thread until the parts are done (`ParallelBatchMap` in lapack_kernels.cc). If such calls block all
-# threads, no thread is left for the parts: a deadlock. A call for one matrix is never split.
+# jaxlib 0.10 and 0.11.0 split a batched LAPACK call into tasks for the same pool, and block a
+# thread until the tasks are done (`ParallelBatchMap` in lapack_kernels.cc). If such calls block all
+# threads, no thread is left for the tasks, which is a deadlock. A call for one matrix is never
+# split.
 #
 # jaxlib 0.11.1 and 0.11.2 did not hang in our runs. When dpjax needs jaxlib 0.11.1 or later on
 # every Python that it supports, LAPACK calls need no replacement. Convolutions still need
@@ -145,23 +147,23 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
 
 
 class OneByOne(functools.partial[Any]):
-    """A rule for `vmap` under which every lane computes the same as alone."""
+    """A rule for `vmap` with which every lane computes the same as without `vmap`."""
 
 
 def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
-    """A call with a rule for `vmap`."""
+    """A function that calls `call`, with a rule for `vmap`."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
-    # `custom_vmap` has no reverse mode. So derivatives are those of the call without the rule.
+    # `custom_vmap` has no reverse-mode derivatives. So derivatives are taken of `call` itself.
     differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
     return differentiable
 
 
 def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """The outputs of a LAPACK call, by calls that take one matrix each.
+    """Replaces a LAPACK call by calls that take one matrix each.
 
-    `vmap` turns them into a loop on a CPU, and into a batched call elsewhere.
+    Under `vmap`, these calls are a loop on a CPU, and one batched call on accelerators.
     """
 
     def call(*one: jax.Array) -> Arrays:
@@ -180,7 +182,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
             return lax.map(at, lax.iota("int32", size))
 
         together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
-        if size == 0:  # There is nothing to split, and nothing to loop over.
+        if size == 0:  # A batch of size 0 is not split.
             outputs = together(*operands)
         else:
             outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
@@ -196,7 +198,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
 
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program without users' rules for `vmap`: lanes run the functions themselves."""
+    """Removes users' rules for `vmap`, so that lanes run the functions themselves."""
     if not any(_has_rule(x, of_dpjax=False) for x in equations(traced.jaxpr)):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
@@ -204,14 +206,14 @@ def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def looks_at_other_lanes(equation: Equation) -> bool:
-    """Whether dpjax's own rule for `vmap` looks at all lanes, as the check of keys does."""
+    """Whether an operation has a rule of dpjax for `vmap` that uses several lanes together."""
     if "rule" not in equation.params or not _has_rule(equation, of_dpjax=True):
         return False
     return not isinstance(getattr(equation.params["rule"], "rule", None), OneByOne)
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
-    """Whether an operation has a rule for `vmap`: of dpjax, or of a user."""
+    """Whether an operation has a rule for `vmap` by dpjax, or else by a user."""
     if equation.primitive.name != "custom_vmap_call":
         return False
     return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")
@@ -225,31 +227,32 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
 
 # Operations with the results that XLA defines.
 #
-# If operations feed a sum or an extremum, jaxlib 0.10 on a CPU hands them to YNNPACK:
+# On a CPU, jaxlib 0.10 runs operations before a sum or an extremum by the library YNNPACK, which
+# deviates from XLA's definitions:
 #
-# - It treats numbers of 8 bits as approximate: it rounds casts from floats or leaves them out,
-#   divides as floats do, and does not wrap.
+# - It treats 8-bit integers as approximate: it rounds casts from floats or omits them, divides them
+#   as floats, and does not wrap around.
 # - Its maximum of NaN and a number is the number.
-# - It reads and writes beyond arrays of bfloat16 that are multiplied by a constant and then given
-#   to a function such as exp. The sums then contain other numbers from memory, or the process
-#   crashes.
+# - If an array of bfloat16 is multiplied by a constant and then passed to a function such as exp,
+#   it reads and writes beyond the end of the array. Then the sums contain other numbers from
+#   memory, or the process crashes.
 #
-# So the result of an operation depends on the operations around it, and on the size of a batch.
-# Then the values of neighbors could differ by more than was proved or sampled.
+# So the result of an operation depends on the operations around it, and on the batch size. Then the
+# values of neighboring databases could differ by more than was proved or sampled.
 #
-# Here, 8-bit arithmetic runs in 32 bits, and its results are wrapped to 8 bits before the cast. An
-# extremum is NaN if one of its numbers is NaN. Arithmetic on bfloat16 runs in float32, and the
-# conversion is done on bits, so YNNPACK gets no bfloat16. After this, results do not depend on
-# neighboring operations. `prove_sensitivity` assumes these results.
+# This file computes 8-bit arithmetic in 32 bits, and wraps results to 8 bits before the cast. An
+# extremum is NaN if one of its operands is NaN. Arithmetic on bfloat16 runs in float32, and the
+# conversion uses bit operations, so that YNNPACK never sees bfloat16. After this, results do not
+# depend on neighboring operations. `prove_sensitivity` assumes these results.
 
 
 def may_differ(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a program has operations that jaxlib may compute differently than XLA specifies."""
+    """Whether a program has operations for which jaxlib may deviate from XLA's definition."""
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
 def _is_concerned(equation: Equation) -> bool:
-    """Whether an operation may need help: an extremum, or one on 8 bits or bfloat16."""
+    """Whether an operation may deviate: an extremum, or one on 8-bit integers or bfloat16."""
     if equation.primitive.name in _EXTREMA or equation.primitive.name in _CHOICES:
         return True
     atoms = (*equation.invars, *equation.outvars)
@@ -257,7 +260,7 @@ def _is_concerned(equation: Equation) -> bool:
 
 
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
-    """The outputs of an operation that needs help; None for other operations."""
+    """Runs an operation as XLA defines it; returns None if jaxlib computes it correctly."""
     if not _is_concerned(equation):
         return None
     if not _takes_bfloat16(equation):
@@ -296,7 +299,7 @@ def _takes_bfloat16(equation: Equation) -> bool:
 
 
 def _in_float32(x: jax.Array) -> jax.Array:
-    """The same numbers in float32, by their bits. YNNPACK would get the operand of a cast too."""
+    """Converts bfloat16 to float32 by bit operations. YNNPACK would see the operand of a cast."""
     bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 
@@ -314,7 +317,7 @@ def _of_bytes(equation: Equation, *operands: jax.Array) -> jax.Array:
 
 
 def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The result of a cast to 8 bits, as a number that needs no rounding or wrapping."""
+    """The result of a cast to 8 bits, in a wider dtype, so that the cast is exact."""
     if x.dtype == bool or x.dtype == dtype:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -335,7 +338,8 @@ def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _ignores_nan(equation: Equation) -> bool:
-    if equation.primitive.name not in _EXTREMA | _CHOICES.keys():  # Some others have no outputs.
+    # The name is checked first, because some other operations have no outputs.
+    if equation.primitive.name not in _EXTREMA | _CHOICES.keys():
         return False
     return jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
 
@@ -344,7 +348,7 @@ def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
     """The larger or smaller of two numbers; NaN if one of them is NaN."""
     x, y = jnp.broadcast_arrays(x, y)
     further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
-    # Of two zeros, 0.0 is larger than -0.0.
+    # 0.0 counts as larger than -0.0.
     first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
     return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
 

@@ -1,4 +1,4 @@
-"""Fingerprints: hashes of traced code and of nested values, the same in every process."""
+"""Fingerprints: hashes of jaxprs and nested values, which are the same in every process."""
 
 import dataclasses
 import functools
@@ -18,34 +18,36 @@ from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, names, parts
 
-# Parameters of a traced operation that do not change its outputs: names, the surrounding mesh,
-# policies of `jax.checkpoint`, and Python functions. Python functions are rules for derivatives,
-# which are not run; rules for `vmap`, which are not run unless they are dpjax's own; and the
-# function of a reduction, which is also a parameter as a program.
+# Parameters of primitives that have no effect on the outputs of a traced program, so fingerprints
+# ignore them. Some are names, the surrounding mesh, or policies of `jax.checkpoint`. The others are
+# Python functions: derivative rules, which dpjax never runs; users' `vmap` rules, which it removes;
+# and the function of a reduction, which is also present as a jaxpr.
 _IGNORED_PARAMETERS = names(
     "name debug_info ctx_mesh policy jvp jvp_jaxpr_fun jvp_jaxpr_thunk fwd_jaxpr_thunk bwd",
     "out_trees rule computation",
 )
 
 
-# A piece of an encoding: bytes or an array. Bytes can be kept. Arrays may be written to, so they
-# are read each time a hash is taken.
+# A piece of an encoding: bytes or an array. Bytes can be cached. An array may change, so its
+# numbers are read whenever a hash is computed.
 _Piece = bytes | Any
-# Encodings of programs. JAX caches the inner programs of its functions. So if a function is traced
-# again, most of its program has been encoded before.
+# A cache of encodings by jaxpr. JAX caches the inner jaxprs of its functions. So if a function is
+# traced again, most of its jaxpr has been encoded before.
 _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
-# Types of these packages are immutable if they occur as parameters: they are keys in JAX's caches.
+# If a parameter has a type from one of these packages, it is immutable, because it is a key in
+# JAX's caches.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
-_TYPES_BY_TEXT = set[type]()  # Those that occurred, whose texts identify a value.
+# Types from these packages that have occurred, and whose `repr` identifies a value.
+_TYPES_BY_TEXT = set[type]()
 
 
 class _Sink:
-    """Collects an encoding.
+    """Collects the pieces of an encoding.
 
     Attributes:
-        pieces: in order.
-        fixed: whether nothing in the encoding can change, except numbers in arrays.
+        pieces: the pieces, in order.
+        fixed: whether only the numbers in arrays can change, and nothing else in the encoding.
     """
 
     def __init__(self):
@@ -55,11 +57,12 @@ class _Sink:
 
 
 def digest(*parts: object) -> str:
-    """A hash of nested values that is the same in every process: 128 bits, in hex."""
+    """A 128-bit hash of nested values, as hexadecimal digits; the same in every process."""
     sink, hashed = _Sink(), hashlib.sha256()
     _encode(sink, parts)
     for piece in sink.pieces:
-        # `np.bytes_` is a subclass of bytes, but counts as an array. So the exact type is compared.
+        # `isinstance` would be wrong here: `np.bytes_` is a subclass of bytes, but counts as an
+        # array.
         for data in (piece,) if type(piece) is bytes else _of_array(piece):
             hashed.update(data)
     return hashed.hexdigest()[:32]
@@ -68,18 +71,19 @@ def digest(*parts: object) -> str:
 def _encode(sink: _Sink, value: Any) -> None:
     """Adds a value to the encoding, with a tag for its kind, and its length if it has one."""
     text: str | None = None
-    if type(value) in _BY_TEXT:  # Most values end here, and the other checks take time.
+    if type(value) in _BY_TEXT:  # This case is first because it is the most frequent.
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
     elif type(value) in _TYPES_BY_TEXT:
         text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
-        sink.update(struct.pack("<d", value))  # All NaN have the same text.
+        sink.update(struct.pack("<d", value))  # NaNs with different bits have the same `repr`.
     elif isinstance(value, (str, int, float)):
         text = repr(value)
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        # From jax 0.11 on both are one class. Before, only a closed program has constants.
+        # From jax 0.11 on, both names are the same class. Before, only a `ClosedJaxpr` has
+        # constants.
         jaxpr, constants = parts(value)
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
@@ -97,7 +101,7 @@ def _encode(sink: _Sink, value: Any) -> None:
         implementation: Any = value
         text = implementation.name
     elif isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        # The devices change no value, and cannot be pickled.
+        # The devices of a mesh do not affect results, and cannot be pickled.
         _encode(sink, ("mesh", tuple(value.shape.items()), tuple(map(str, value.axis_types))))
     elif isinstance(value, (set, frozenset)):
         _encode(sink, ("set", sorted(map(repr, value))))
@@ -113,7 +117,7 @@ def _encode(sink: _Sink, value: Any) -> None:
 
 
 def _of_parameter(sink: _Sink, value: object) -> str:
-    """The text of a parameter; a hash if the text contains an address, or the value is callable."""
+    """The `repr` of a parameter; a hash if it contains an address, or the value is callable."""
     text = repr(value)
     if " at 0x" in text or callable(value):
         sink.fixed = False
@@ -165,14 +169,14 @@ def _of_kind(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _encoded(*values: object) -> bytes:
-    """The encoding of texts and shapes."""
+    """The encoding of strings and shapes, as bytes."""
     sink = _Sink()
     _encode(sink, values)
     return b"".join(sink.pieces)
 
 
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Encodes operations and shapes. The encoding is kept if only its arrays can change."""
+    """Encodes a jaxpr. The encoding is cached if only numbers in its arrays can change."""
     kept = _KEPT.get(jaxpr)
     if kept is None:
         inner = _Sink()
@@ -188,9 +192,10 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
 
 
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Encodes operations, shapes and literals; variables are numbered in order of appearance.
+    """Encodes operations, shapes and literals. Variables are numbered in order of appearance.
 
-    Operations that no output depends on are left out: libraries compute and cache values in them.
+    Operations are omitted if no output depends on them, because libraries may compute values to
+    cache them, but only in the first trace.
     """
     numbers: dict[jex.Var, int] = {}
 
@@ -210,8 +215,8 @@ def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
         encode_atoms(equation.invars)
         parameters = equation.params.items()
         _encode(sink, {name: x for name, x in parameters if name not in _IGNORED_PARAMETERS})
-        # Settings of surrounding `with` statements, without the mesh. Precisions and dtypes are
-        # already parameters and types.
+        # The settings of surrounding `with` statements that can affect results. Precisions and
+        # dtypes are already encoded, as parameters and types.
         context: Any = equation.ctx
         metadata = dict(context.xla_metadata or {})
         _encode(sink, (context.threefry_partitionable, context.compute_type, metadata))

@@ -1,9 +1,9 @@
-"""Operations and key implementations that are not JAX's own.
+"""Primitives and key implementations that are not part of JAX: replaced or refused.
 
-A traced program contains operations, not their code. An operation of JAX is known to compute the
-same alone and under `vmap`. Any other operation could compute anything. So operations of installed
-libraries are replaced by their implementations in operations of JAX, and operations of the user are
-refused. Key implementations must be those of JAX or dpjax.
+A jaxpr contains primitives, but not the code that implements them. JAX's own primitives are known
+to compute the same alone and under `vmap`. Another primitive could compute anything. So primitives
+of installed libraries are replaced by their implementations, which consist of JAX's primitives.
+Primitives of the user are refused. Keys must have an implementation of JAX or dpjax.
 """
 
 import sys
@@ -18,13 +18,14 @@ from dpjax._tracing._evaluate import without_rules
 from dpjax._tracing._host_code import is_installed
 from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
-# Libraries build their operations from those of other libraries. This bounds the nesting.
+# The implementation of a library's primitive may contain primitives of another library. This is the
+# largest depth of such nesting.
 _MOST_NESTED = 16
 _own: set[jex.Primitive] = set()
 
 
 def is_own(primitive: jex.Primitive) -> bool:
-    """Whether an operation is JAX's own. Its object decides, since a user may reuse its name."""
+    """Whether a primitive belongs to JAX. Objects are compared, because a user may reuse names."""
     if primitive not in _own:
         modules = [x for x in list(sys.modules) if x.partition(".")[0] in ("jax", "jaxlib")]
         _own.update(_primitives_in(modules))
@@ -32,7 +33,7 @@ def is_own(primitive: jex.Primitive) -> bool:
 
 
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program in JAX's own operations; `name` is for messages."""
+    """Rewrites a program in JAX's own primitives; `name` is for messages."""
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
             functions = (implementation.seed, implementation.split, implementation.fold_in)
@@ -52,9 +53,9 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         unknown = foreign - _primitives_in(installed) if level < _MOST_NESTED else foreign
         if unknown:
             raise ValueError(
-                f"{name} must be made of JAX's own operations or those of installed packages, got"
-                f" {sorted(primitive.name for primitive in unknown)}: nothing shows what else they"
-                " compute, alone or under jax.vmap. Call the functions of JAX that they stand for"
+                f"{name} must be made of JAX's own primitives or primitives of installed packages,"
+                f" got {sorted(primitive.name for primitive in unknown)}: dpjax cannot check what"
+                " these compute, alone or under jax.vmap. Call functions of JAX instead"
             )
         again = jax.make_jaxpr(lambda *xs, program=traced: replaced(program, xs, _computed))
         traced = again(*specs(traced.in_avals))
@@ -62,7 +63,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
-    """The outputs of a library's operation, by the library's own implementation."""
+    """Runs the library's implementation of its primitive; None for JAX's own primitives."""
     primitive = equation.primitive
     if is_own(primitive):
         return None
@@ -72,7 +73,7 @@ def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] 
 
 
 def _primitives_in(modules: list[str]) -> set[jex.Primitive]:
-    """The operations that modules define."""
+    """The primitives that are global variables of modules."""
     found = (sys.modules.get(module) for module in modules)
     values = (value for module in found for value in list(getattr(module, "__dict__", {}).values()))
     return {value for value in values if issubclass(type(value), jex.Primitive)}

@@ -1,11 +1,11 @@
-"""Calls of code on the host: how they are interrupted, and how their errors are reported.
+"""Calls of Python code on the host from compiled programs: interruptions and error messages.
 
 Code on the host runs in a thread of its own. Python delivers Ctrl-C to the main thread. If the code
-ran there, it could swallow the interruption, and dpjax could not tell why it ended.
+ran in the main thread, it could catch KeyboardInterrupt, and dpjax would not notice it.
 
-If a target fails on the host, the error should describe a sampled database, but must reveal nothing
-about a private one. A compiled program does not know its caller. So it gets the origin of its
-database as data: the first input of programs that call the host.
+If a target on the host fails on a sampled database, the error should say which one. But an error on
+a private database must reveal nothing. A compiled program does not know who calls it. So programs
+that call the host have an additional first input: the origin of the database.
 """
 
 import atexit
@@ -32,7 +32,8 @@ from jax.typing import ArrayLike
 
 T = TypeVar("T")
 
-# A signal may reach another thread than the main one. So the main thread looks for it now and then.
+# A signal may arrive at another thread, so the main thread looks for it at this interval, in
+# seconds.
 _NAP = 0.05
 _LOCK = threading.RLock()
 _ends: set[Callable[[], object]] = set()
@@ -53,10 +54,10 @@ class StoppedError(RuntimeError):
 def aside(function: Callable[[Callable[[], bool]], T]) -> T:
     """Calls a function in a thread of its own, and returns its value.
 
-    An interruption ends the wait at once. The thread then runs on without a reader.
+    An interruption ends the wait at once. The thread then continues, but nobody reads its result.
 
     Args:
-        function: takes a function that tells whether the result is still wanted.
+        function: takes a function that returns whether the result is still wanted.
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
@@ -90,10 +91,11 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 
 @contextlib.contextmanager
 def heeding_ctrl_c() -> Generator[None, None, None]:
-    """Lets Ctrl-C stop calls while the main thread waits in XLA, where Python handles no signals.
+    """Lets Ctrl-C stop host calls while the main thread waits in XLA.
 
-    KeyboardInterrupt is raised as soon as XLA returns. Nothing changes if the signal already has
-    another handler or listener.
+    Python cannot handle signals while the main thread waits in XLA. KeyboardInterrupt is raised as
+    soon as XLA returns. This context has no effect if the signal already has another handler or
+    wakeup file descriptor.
     """
     global _ear
     on_main_thread = threading.current_thread() is threading.main_thread()
@@ -119,7 +121,7 @@ def heeding_ctrl_c() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def watching(look: Callable[[], object]) -> Generator[None, None, None]:
-    """Calls a function now and then, and stops all calls if it raises."""
+    """Calls a function repeatedly during host calls, and stops all host calls if it raises."""
     _looks.append(look)
     try:
         yield
@@ -143,7 +145,7 @@ def _heard_ctrl_c() -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Generator[None, None, None]:
-    """Stops all calls, including those that begin inside the block."""
+    """Stops all host calls, including calls that begin inside the `with` block."""
     global _stopping
     _stopping += 1
     try:
@@ -157,7 +159,7 @@ def stopping() -> Generator[None, None, None]:
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Starts a program that ends with the block, with a stop, or with this process."""
+    """Starts a subprocess, and ends it with the block, at a stop, or with this process."""
     with _LOCK:
         program = start()
         _ends.add(at_stop := functools.partial(end, program))
@@ -174,7 +176,8 @@ def ended_when_stopped(
 def _stop() -> None:
     global _stops
     with _LOCK:
-        # Counted before anything ends. So a call that ends from here on knows that it was stopped.
+        # The counter is raised before anything is ended. So when a subprocess ends, its call can
+        # tell that it was stopped.
         _stops += 1
         for end in tuple(_ends):
             end()
@@ -186,7 +189,7 @@ SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
 class Role(enum.IntEnum):
-    """The role of a database in the sampler. The default is private, the safe choice."""
+    """The role of a database in the sampler. PRIVATE is 0, so a missing role counts as private."""
 
     PRIVATE = 0
     DATABASE = 1
@@ -213,28 +216,28 @@ def sampled(role: Role, pair: jax.Array) -> jax.Array:
 
 
 def is_private(origin: np.ndarray) -> bool:
-    """Whether errors must not describe a database."""
+    """Whether a database is private, so that errors must not describe it."""
     return int(origin[0]) == Role.PRIVATE
 
 
 class HostError(RuntimeError):
-    """An error of a call to the host. XLA passes on its text only."""
+    """An error of a call to the host. XLA passes on only the text of the error."""
 
 
 def fail(origins: np.ndarray, reason: str) -> NoReturn:
-    """Raises an error that names the sampled databases where a target failed."""
+    """Raises an error that names the sampled databases on which a target failed."""
     role, first = (int(number) for number in origins[0])
     last = int(origins[-1][1])
     pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
     raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
-# The text of the last interruption, which XLA passes on, and the interruption itself.
+# The last interruption: the text that XLA passes on, and the exception itself.
 _interruption: tuple[str, BaseException | None] = "", None
 
 
 def interrupted(error: BaseException) -> NoReturn:
-    """Raises an error for an interruption. `host_errors` raises the interruption in its place."""
+    """Raises a `HostError` in place of an interruption; `host_errors` converts it back."""
     global _interruption
     text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
@@ -243,11 +246,11 @@ def interrupted(error: BaseException) -> NoReturn:
 
 @contextlib.contextmanager
 def host_errors() -> Generator[None, None, None]:
-    """Reraises errors of calls to the host without the traceback of JAX."""
+    """Raises errors of host calls again, without the traceback of JAX."""
     try:
         with heeding_ctrl_c():
             yield
-    except FailedElsewhereError:  # Its text may be one of these.
+    except FailedElsewhereError:  # Its text may contain one of the phrases below.
         raise
     except Exception as error:
         said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))
@@ -261,7 +264,7 @@ def host_errors() -> Generator[None, None, None]:
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:
-    """Whether to log a record. JAX logs all errors of callbacks, and dpjax's own are left out."""
+    """Whether to log a record. JAX logs all errors of callbacks; this omits dpjax's errors."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
 
 
@@ -274,18 +277,18 @@ class Tracing:
 
     Attributes:
         origin: the program's input for the origin of its database.
-        settings: values that decide where calls to the host run, but not their outputs.
+        settings: values that determine where host calls run, without an effect on their outputs.
     """
 
     origin: ArrayLike | None
     settings: list[object]
 
 
-# JAX's caches depend on a user context. Otherwise a function under `jit` inside a target would keep
-# the origin of the first program.
+# A user context is part of the key of JAX's caches. Without it, JAX would reuse the trace of an
+# inner `jit` function of a target, together with the origin of the first program.
 TRACING = jax.make_user_context(None)
 
 
 def current() -> Tracing:
-    """The program that is being traced. Outside of a trace, databases count as private."""
+    """The program that is being traced. Outside of tracing, databases count as private."""
     return TRACING.value or Tracing(PRIVATE, [])

@@ -1,13 +1,14 @@
-"""Copies code on the host when a target is traced, fingerprints it, and runs the copy.
+"""`HostCode`: a copy of a Python function, with a fingerprint of all that the function can reach.
 
-A Python function depends on closures, defaults, globals, modules, classes and objects. All of them
-may change, and may differ between processes. So the function is pickled by value, together with all
-code and values of the user that it can reach. Every call, in any process, starts from a fresh copy.
-Python and installed packages are not copied. They are identified by name and version.
+A Python function depends on closures, defaults, globals, modules, classes and objects. All of these
+may change, and may differ between processes. So when a target is traced, its host function is
+pickled by value, together with all code and values of the user that it can reach. Every call, in
+any process, starts from a fresh copy. Python and installed packages are not copied, but identified
+by name and version.
 
 The fingerprint is a hash of the parts into which pickle reduces the values. Values that pickle
-cannot reduce (a lock, a generator, a weak reference) are refused. So are values that it reduces
-wrongly (an open file, a pointer).
+cannot reduce are refused, such as locks, generators and weak references. Values that pickle reduces
+wrongly are refused, too, such as open files and pointers.
 """
 
 import dataclasses
@@ -37,7 +38,8 @@ from dpjax._core._types import PyTree
 
 PROTOCOL = 4
 _PYTHON = pathlib.PurePath(os.__file__).parent
-# Entries in the namespace of a class that change no behavior: for readers, debuggers and pickle.
+# Entries in the namespace of a class that do not affect its behavior. They serve documentation,
+# debuggers and pickle.
 _NO_BEHAVIOR = frozenset(
     (
         *("__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -49,7 +51,7 @@ Cached: Any = type(functools.cache(len))
 
 
 class UnknownCodeError(TypeError):
-    """Code on the host has no fingerprint."""
+    """Raised for code on the host that has no fingerprint."""
 
 
 @functools.cache
@@ -62,9 +64,9 @@ class HostCode:
     """A function on the host, and its copy at the time of tracing.
 
     Attributes:
-        fingerprint: functions with equal fingerprints compute the same.
-        run: the function that calls use, in any process: the copy, or the original if the user gave
-            it a version.
+        fingerprint: a hash. Functions with equal fingerprints compute the same.
+        run: the function that calls run, in any process. It is the copy, or the original if the
+            user gave it a version.
     """
 
     def __init__(
@@ -73,13 +75,14 @@ class HostCode:
         version: str | None = None,
         facts: Callable[[], object] | None = None,
     ):
-        """Freezes a function.
+        """Copies a function and computes its fingerprint.
 
         Args:
             function: the user's function.
-            version: a text that the user changes together with the function. It takes the place of
-                the code's fingerprint.
-            facts: returns other values that the function depends on, or raises.
+            version: a string that the user changes whenever the function changes. It replaces the
+                fingerprint of the code.
+            facts: a function that returns other values on which the user's function depends. It may
+                raise an error to refuse the function.
         """
         self._function, self._version, self._facts = function, version, facts
         encoded = self._encoded()
@@ -87,11 +90,11 @@ class HostCode:
         self.run = function if version is not None else _Frozen(function, encoded.packages)
 
     def check_unchanged(self) -> None:
-        """Refuses a function that has changed since it was frozen."""
+        """Raises an error if the function has changed since it was copied."""
         if self._encoded().digest() != self.fingerprint:
             raise ValueError(
-                "a function on the host, or something that it reaches, has changed since the target"
-                " was traced"
+                "a function on the host, or a value that it can reach, has changed since the target"
+                " was traced: make the target again"
             )
 
     def _encoded(self) -> "_Encoder":
@@ -104,7 +107,7 @@ class HostCall:
     """A JAX callback that runs a target on the host. No other callback has this class.
 
     Attributes:
-        code: the function that it runs.
+        code: the function that the callback runs.
     """
 
     code: HostCode
@@ -116,7 +119,8 @@ class _Frozen:
     def __init__(self, function: Callable[[PyTree], PyTree], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
-        # An array, because joblib passes large arrays to processes through a file.
+        # The bytes are in an array, because joblib passes large arrays to processes by a shared
+        # file.
         self._pickled = np.frombuffer(file.getvalue(), np.uint8)
         self._packages = packages
 
@@ -125,13 +129,14 @@ class _Frozen:
             found = _version_of(name)
             if found != version:
                 raise RuntimeError(
-                    f"{name} was {version} where the target was traced, and is {found}"
+                    f"{name} had version {version} when the target was traced, but the process that"
+                    f" runs it has version {found}: install the same version everywhere"
                 )
         return pickle.loads(self._pickled.data)(argument)
 
 
 def fingerprint(value: object) -> str:
-    """A hash of a value and everything it reaches, the same in every process: 128 bits, in hex."""
+    """A 128-bit hash of a value and all that it can reach, the same in every process."""
     return _encoded(value).digest()
 
 
@@ -141,7 +146,7 @@ def _encoded(value: object) -> "_Encoder":
         encoder.encode(value)
     except UnknownCodeError:
         raise
-    except Exception as error:  # A user's object may raise anything while it is reduced.
+    except Exception as error:  # Reducing a user's object may raise any error.
         encoder.refuse(f"{type(error).__name__}: {error}")
     return encoder
 
@@ -158,16 +163,16 @@ def _version_of(package: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Encoder:
-    """Feeds values to a hash, after reducing them to parts as pickle does.
+    """Hashes values, after reducing them to parts as pickle does.
 
-    A mutable object gets a number when it first occurs. So recursion ends, and two references to
-    one list differ from two lists.
+    A mutable object gets a number when it first occurs, and later occurrences are encoded by this
+    number. So recursion ends, and two references to one list differ from two equal lists.
 
     Attributes:
-        numbers: the numbers of mutable objects, by address.
+        numbers: the numbers of mutable objects, by `id`.
         path: the path to the current value, for messages.
-        packages: the packages that occurred, with their versions.
-        kept: numbered objects. They must stay alive, or a new object could get an old address.
+        packages: the installed packages that occurred, with their versions.
+        kept: objects with numbers. They must stay alive, or a new object could get the same `id`.
     """
 
     numbers: dict[int, int]
@@ -177,13 +182,13 @@ class _Encoder:
     sha256: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)
 
     def digest(self) -> str:
-        """The hash of all values so far, and of the packages that they name."""
+        """The hash of all values so far, and of the packages that occurred in them."""
         sha256 = self.sha256.copy()
         sha256.update(repr(sorted(self.packages.items())).encode())
         return sha256.hexdigest()[:32]
 
     def encode(self, value: Any) -> None:
-        """Feeds a value, with a tag for its kind, and its length if it has one."""
+        """Hashes a value, with a tag for its kind, and its length if it has one."""
         kind = type(value)
         if value is None or kind in (bool, float, complex):
             self._text("atom", repr(value))
@@ -244,9 +249,9 @@ class _Encoder:
         return value.__reduce_ex__(PROTOCOL) if known is None else known(value)
 
     def _name(self, module: str, name: str) -> None:
-        """Feeds a name in an installed module, where every process finds it."""
+        """Hashes a name in an installed module, which all processes can import."""
         if not is_installed(module):
-            self.refuse(f"{name} of the module {module}, which each process imports for itself")
+            self.refuse(f"{name} of the module {module}, which is not an installed package")
         package = module.partition(".")[0]
         if package not in sys.stdlib_module_names:
             self.packages[package] = _version_of(package)
@@ -259,7 +264,7 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """Feeds a dtype with an encoder of its own, since equal dtypes need not be one object."""
+        """Hashes a dtype by another encoder, because equal dtypes may be different objects."""
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -273,7 +278,7 @@ class _Encoder:
             self.path.pop()
 
     def _set(self, value: Any) -> None:
-        """Feeds the items of a set, ordered by hash: sets have another order in each process."""
+        """Hashes the items of a set in the order of their hashes; set order differs by process."""
         parts = []
         for item in value:
             part = _Encoder(dict(self.numbers), self.path, self.packages)
@@ -303,30 +308,30 @@ class _Encoder:
         self.sha256.update(data)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises an error that names the value without a fingerprint, its place, and a remedy."""
+        """Raises an error that names the value without a fingerprint, its path, and a remedy."""
         where = ".".join(self.path)
         raise UnknownCodeError(
-            "code on the host must have a fingerprint, so that what is released is what was"
+            "code on the host must have a fingerprint, so that a release runs the code that was"
             f" sampled; this has none: {where + ', ' if where else ''}{what}. Pass what the"
-            " function needs as values, by functools.partial, or name all of it by a text that you"
-            ' change with it: targets.host(..., version="name 1.2")'
+            " function needs as values, by functools.partial, or pass a version that you change"
+            ' whenever the code changes: targets.host(..., version="name 1.2")'
         )
 
 
 # Pickling by value.
 #
 # cloudpickle pickles functions of a module by reference. Another process then imports the module,
-# and does not see values that were assigned later. Here, references are used for Python and
-# installed packages only.
+# and does not see values that were assigned after the import. So here only functions of Python and
+# of installed packages are pickled by reference.
 #
-# The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes are not a
-# fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
+# The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes cannot serve
+# as a fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
 #
-# - Pickles of a class contain a random number, and those of a set have no fixed order.
+# - A pickled class contains a random number, and a pickled set has no defined order.
 # - Pickled code includes its file and line numbers, so comments would change the fingerprint.
-# - An unpickled copy of a class is the original class, whose attributes are then set back.
-# - A module is pickled as a whole. A lock in it makes that fail, even if no function uses the lock.
-# - Arrays of JAX stay arrays of JAX. A callback of JAX that uses them would wait forever.
+# - Unpickling a class in the same process returns the original class, and resets its attributes.
+# - A module is pickled as a whole. This fails if it contains a lock, even if no function uses it.
+# - A pickled JAX array becomes a JAX array. A JAX callback that uses it would wait forever.
 
 
 @functools.cache
@@ -350,12 +355,12 @@ def pickler() -> Any:
             if isinstance(obj, typing.TypeVar):
                 return typing.TypeVar, (obj.__name__,)
             if isinstance(obj, jax.Array):
-                # Code that JAX calls back must not use JAX.
+                # A callback of JAX must not use JAX.
                 return np.asarray(obj).__reduce_ex__(PROTOCOL)
             if isinstance(obj, io.TextIOWrapper):
                 raise UnknownCodeError("an open file")
             if any(base.__module__ in _POINTERS for base in inspect.getmro(type(obj))):
-                raise UnknownCodeError(f"an object of {type(obj).__module__} holds addresses")
+                raise UnknownCodeError(f"an object of {type(obj).__module__} contains addresses")
             return cloudpickle.Pickler.reducer_override(self, obj)
 
     return Pickler
@@ -371,7 +376,7 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules of packages that the function may reach through attributes of these names.
+    # Submodules of packages that the function may access by attributes with these names.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]
@@ -413,7 +418,7 @@ def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Imports:
-    """Modules that a process must import before a call. Fingerprints do not include them."""
+    """Modules that a process must import before a call. Fingerprints ignore this list."""
 
     modules: list[str]
 
@@ -448,7 +453,7 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:
-    """Refuses imports of user modules inside a function: they cannot be frozen."""
+    """Refuses imports of user modules inside of a function, because they cannot be copied."""
     for code in codes:
         operations = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
         for before, operation in zip(operations, operations[2:], strict=False):
@@ -463,7 +468,7 @@ def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -
 
 
 def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
-    """The value itself. For a module of the user, a namespace of its entries with these names."""
+    """Replaces a module of the user by a namespace of its entries with these names."""
     if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
         return value
     if id(value) not in made:
@@ -474,7 +479,7 @@ def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
 
 
 def _is_importable(value: object) -> bool:
-    """Whether an installed module holds a function or class under its own name."""
+    """Whether a function or class can be imported by its name from an installed module."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not isinstance(module, str) or not is_installed(module):
         return False
@@ -486,10 +491,10 @@ def _is_importable(value: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_recorded(file: str) -> bool:
-    """Whether the record of an installed package names a file.
+    """Whether a file is listed in the RECORD of an installed package.
 
-    This finds packages that `pip install --target` put into any folder. Files of an editable
-    package do not count, because its record does not name them.
+    This also recognizes packages that `pip install --target` has put into any folder. The RECORD of
+    an editable package does not list its files, so they do not count as installed.
     """
     path = pathlib.PurePath(file)
     return any(
@@ -501,7 +506,7 @@ def _is_recorded(file: str) -> bool:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module is a part of Python, of dpjax, or of an installed package."""
+    """Whether a module belongs to Python, to dpjax, or to an installed package."""
     top = name.partition(".")[0]
     if top in ("dpjax", "__main__"):
         return top == "dpjax"

@@ -1,9 +1,10 @@
-"""Checks that the lanes of a `vmap` do not *touch*: no lane depends on the data of another.
+"""Checks that the lanes of a `vmap` do not *touch*: no lane depends on the data of another lane.
 
-Some bounds on one record assume this, where each record is a lane: in per-example gradients,
-predicates of queries, records of an oracle, and statistics of a sum. With nearly all operations of
-JAX, a lane computes the same as alone, up to rounding. This file lists the exceptions and refuses
-them. Convolutions with many kernels are an exception too, but `_evaluate.py` runs them one by one.
+Some bounds on the effect of one record assume this, because each record is a lane: in per-example
+gradients, predicates of queries, records of an oracle, and statistics of a sum. With nearly all
+primitives of JAX, a lane computes the same result as without `vmap`, up to rounding. This file
+lists the exceptions and refuses them. Convolutions with several kernels are another exception, but
+`_evaluate.py` runs these one by one.
 """
 
 import itertools
@@ -25,29 +26,29 @@ from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 # Under `vmap`, these operations draw the bits of all lanes from the first lane's key.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# These operations run code that is not made of JAX operations. A kernel may read memory beyond its
-# own block, and other code may compute something else if it is batched or split.
+# These primitives run code that does not consist of JAX primitives. A kernel may read memory beyond
+# its own block, and other code may compute something else under `vmap`.
 _OPAQUE = names(
     "pallas_call core_map mpmd_map triton_kernel_call tpu_custom_call custom_partitioning",
     "call_exported call_hi_primitive",
 )
 
 
-# Operations whose results do not depend on how XLA vectorizes them, because they only move numbers,
-# compare them, or compute on bits.
+# Primitives whose results do not depend on vectorization, because they only move numbers, compare
+# them, or compute bitwise.
 _EXACT = JITS | names(
     "eq ne lt le gt ge and or not xor reduce_and reduce_or broadcast_in_dim reshape squeeze slice",
     "transpose concatenate",
 )
-# Operations whose results do not depend on it for integers. For floats they may, because sums are
-# rounded, and a minimum may treat NaN differently. Division is left out because the result of
-# dividing an integer by 0 depends on the machine.
+# Primitives whose results do not depend on vectorization for integers. For floats they may depend
+# on it, because sums are rounded, and a minimum may treat NaN differently. Division is not in the
+# list, because the result of dividing an integer by 0 depends on the machine.
 _EXACT_FOR_INTEGERS = names(
     "add sub mul neg abs sign min max clamp reduce_sum reduce_max reduce_min convert_element_type"
 )
 
 
-# Programs whose lanes do not touch. They are kept because the check takes longer than a warm
+# A cache of programs whose lanes do not touch. Without it, the check would take longer than a warm
 # sampling.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
@@ -64,7 +65,7 @@ def touching(traced: jex.ClosedJaxpr) -> str | None:
 
 def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
-        # Axes that are bound inside the program have no effect here.
+        # This effect is only present for axes that are bound outside of the program.
         if type(effect).__name__ == "NamedAxisEffect":
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
@@ -89,12 +90,12 @@ def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
     if found := touching(traced):
         raise ValueError(
             f"{name} must not {found}. Under jax.vmap, its value for one example could depend on"
-            " others"
+            " other examples"
         )
 
 
 def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyTree) -> Program:
-    """A user's function of one example as a program that can run under `vmap`.
+    """Traces a user's function that returns one number, for use under `vmap`.
 
     Args:
         name: the name in messages.
@@ -103,7 +104,7 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 
     Raises:
         TypeError: if the function closes over a traced value.
-        ValueError: if it does not return one number, or its lanes may touch.
+        ValueError: if the function does not return one number, or its lanes may touch.
     """
     program = Program.trace(name, function, example)
     if not program.is_concrete:
@@ -117,10 +118,10 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 
 
 def is_exact(traced: jex.ClosedJaxpr) -> bool:
-    """Whether a lane has the same bits alone and among others, unless an input is subnormal.
+    """Whether a lane has the same bits with and without `vmap`, unless an input is subnormal.
 
-    This holds if floats are only moved and compared, so that nothing is rounded. No constant may be
-    subnormal, because a machine may flush it to 0 in one lane and not in another.
+    This is true if floats are only moved and compared, so that nothing is rounded. No constant may
+    be subnormal, because a machine may flush it to 0 in one lane but not in another.
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
@@ -136,7 +137,7 @@ def is_exact(traced: jex.ClosedJaxpr) -> bool:
 
 def _is_exact(equation: Equation) -> bool:
     operation = equation.primitive.name
-    # With more than two cases, the result for an invalid index depends on the machine.
+    # With more than two cases, the result for an index out of range depends on the machine.
     if operation == "select_n":
         return aval(equation.invars[0]).dtype == bool
     if operation in _EXACT:
@@ -151,7 +152,7 @@ def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
     if _checks.is_traced(constant):
-        return True  # Its value is not known yet.
+        return True  # The value of a tracer is unknown.
     sizes = np.abs(np.asarray(constant, dtype))
     return bool(np.any((sizes > 0) & (sizes < jnp.finfo(dtype).tiny)))
 
@@ -162,10 +163,11 @@ def check_lanes(
     """Refuses a function of one example whose lanes may touch, given arrays of many examples.
 
     Returns:
-        A function that runs the checked program, and that program.
+        A function that runs the checked program, and the program.
     """
     checked, traced = traced_lane(function, *batched)
     refuse_touching(name, traced)
-    # Code outside of JAX, and references, may remember an example until they see another one.
+    # Code outside of JAX, and mutable references, may store data of one example and use it for the
+    # next example.
     refuse_outside_code(name, traced)
     return checked, traced

@@ -1,8 +1,8 @@
 """Estimates the memory of a traced program by its largest array.
 
-XLA fuses elementwise operations into the loop of a reduction that follows. So the terms of a sum
-take no memory, unless another operation needs them too. On accelerators XLA may decide otherwise:
-on an H200 it stores the terms of a kernel density, and on an H100 it does not.
+XLA fuses elementwise operations into the loop of the reduction that uses their results. So the
+terms of a sum take no memory, unless another operation needs them, too. Accelerators differ: on an
+H200, XLA stores the terms of a kernel density, and on an H100 it does not.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.extend.core as jex
 
 from dpjax._tracing._walks import Equation, aval, called, names, passed, reached_from, run
 
-# Operations whose results need one element of every operand for each element.
+# Elementwise primitives: each element of a result depends on one element of every operand.
 _BY_ELEMENT = names(
     "add add_any sub mul div rem neg abs square sqrt rsqrt integer_pow pow exp exp2 expm1 log",
     "log1p logistic tanh sin cos erf max min clamp floor ceil round sign eq ne lt le gt ge and or",
@@ -20,7 +20,7 @@ _BY_ELEMENT = names(
     "stop_gradient convert_element_type bitcast_convert_type broadcast_in_dim squeeze",
 )
 _REDUCTIONS = names("reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or")
-_WHOLE = object()  # Marks a use that needs the whole array. Each reduction is a use of its own.
+_WHOLE = object()  # Stands for an operation that needs the whole array in memory.
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,9 +28,10 @@ class _Array:
     """An array that depends on the inputs.
 
     Attributes:
-        size: in bytes.
-        fusible: whether an elementwise operation makes it.
-        uses: the reductions that end its fused operations, or `_WHOLE`.
+        size: the size in bytes.
+        fusible: whether the array is the result of an elementwise operation.
+        uses: the reductions into whose loops the array can be fused, and `_WHOLE` if an operation
+            needs the whole array.
     """
 
     size: int
@@ -47,7 +48,8 @@ class _Array:
 def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused: bool) -> int:
     """The bytes of the largest array that depends on the given inputs.
 
-    If steps are fused, only arrays that are written to memory count. In bodies of loops all count.
+    If `fused`, arrays that XLA does not write to memory are ignored. In the bodies of loops, all
+    arrays count.
     """
     arrays, inside = list[_Array](), list[int]()
     steps = list[tuple[str, list[_Array], list[_Array]]]()
@@ -56,7 +58,7 @@ def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused:
         arrays.append(_Array(_bytes(variable), fusible))
         return arrays[-1]
 
-    # None stands for an array that depends on no input.
+    # None stands for an array that does not depend on the given inputs.
     def operation(equation: Equation, operands: list[_Array | None]) -> Sequence[_Array | None]:
         if (inner := called(equation)) is not None:
             return run(inner, operands, operation, _unreached)

@@ -1,4 +1,4 @@
-"""Traced programs with a fingerprint. The program that was fingerprinted is the one that runs."""
+"""`Program`: a traced function with a fingerprint, and caches of traced and compiled programs."""
 
 import contextlib
 import dataclasses
@@ -31,9 +31,9 @@ from dpjax._tracing._walks import Atom, Equation, aval, equations, parts, primit
 T = TypeVar("T")
 
 _MOST_KEPT = 64  # Compiled functions, and programs of a function, one for each shape of arguments.
-# Operations that run code outside of JAX, besides those with "callback" in their names.
+# Primitives that run code outside of JAX, besides all with "callback" in their names.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
-# Errors of JAX if Python asks for a number that only the compiled program will know.
+# Errors that JAX raises if Python code asks for the value of a tracer.
 _ASKED_FOR_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -48,23 +48,24 @@ _OTHER_WAYS = {
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
-    """A function traced at fixed shapes. Programs with equal fingerprints are equal.
+    """A function traced for given shapes and dtypes. Programs with equal fingerprints are equal.
 
     A program can be a static argument of `jit`: if the same function is traced again, the compiled
     program is reused. A program that calls the host has an additional first input, the origin of
     its database (see `dpjax._tracing._host_calls`).
 
-    No other code can write to the arrays of a program. So it always computes the same, also on
-    other devices and inside of other programs. Users' rules for `vmap` are left out.
+    No other code can write to the arrays of a program. So a program always computes the same
+    function, also on other devices and inside of other programs. Users' rules for `vmap` are
+    removed.
 
     Attributes:
-        traced: the program as JAX traced it, with views of the caller's arrays. They show whether
-            the caller has written to one.
-        jaxpr: the same program with its own copies of these arrays. This one runs.
+        traced: the jaxpr with views of the caller's arrays, which show whether the caller has
+            changed an array.
+        jaxpr: the jaxpr with copies of these arrays. This is the jaxpr that runs.
         inputs: structure, shapes and dtypes of the arguments.
         outputs: structure, shapes and dtypes of the results.
-        configuration: the settings of JAX that change its results.
-        settings: where code on the host runs; not a part of the fingerprint.
+        configuration: the settings of JAX that affect the results.
+        settings: where code on the host runs; not part of the fingerprint.
     """
 
     traced: jex.ClosedJaxpr
@@ -78,8 +79,8 @@ class Program:
     def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
         """Traces `function` on shape structs; `name` is for messages.
 
-        Matrix products run at precision "highest". With a GPU's default, only 10 bits of a small
-        difference between neighbors might be right.
+        Matrix products run at precision "highest". With a GPU's default precision, a product may
+        have only 10 correct bits, which is too few for small differences between neighbors.
         """
         function = _uncached(function)
         kept = _unchanging(name, function, arguments)
@@ -92,7 +93,7 @@ class Program:
                 with _host_calls.TRACING(tracing):
                     return fresh(*args)
             finally:
-                tracing.origin = None  # JAX's caches keep `tracing`, which would keep the trace.
+                tracing.origin = None  # JAX's caches keep `tracing` alive, but not this tracer.
 
         precision = jax.default_matmul_precision("highest")
         with precision, needs_no_values(name):
@@ -116,7 +117,7 @@ class Program:
         return program
 
     def followed_by(self, function: Callable[[PyTree], PyTree]) -> "Program":
-        """The program of the same arguments that applies a function to the results."""
+        """The program composed with a function of its results."""
 
         def whole(*arguments: PyTree) -> PyTree:
             return function(self(*arguments, origin=_host_calls.current().origin))
@@ -125,7 +126,7 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of operations, constants and configuration; needs concrete constants."""
+        """A hash of operations, constants and configuration. Constants must be concrete."""
         return digest(self.jaxpr, self.configuration)
 
     @property
@@ -140,8 +141,9 @@ class Program:
                 call.code.check_unchanged()
         if not self.is_unchanged:
             raise ValueError(
-                f"{name} has changed since it was traced: an array that it closes over was written"
-                " to, or JAX's configuration (float64, random numbers, disable_jit) is another"
+                f"{name} has changed since it was traced: either an array that it closes over, or"
+                " JAX's configuration (float64, random numbers, disable_jit). Undo the change, or"
+                " sample the sensitivity again"
             )
 
     def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
@@ -166,32 +168,33 @@ class Program:
         return hash(self.fingerprint)
 
     def __repr__(self) -> str:
-        # JAX prints a program whenever `vmap` maps over it. Printing all operations takes .1 s.
+        # JAX calls `repr` whenever `vmap` maps over a program. Printing all operations would take
+        # .1 s.
         return f"Program({self.inputs} -> {self.outputs})"
 
     @property
     def is_concrete(self) -> bool:
-        """Whether every constant is known. It is not if `vmap` maps over a closed-over value."""
+        """Whether no constant is a tracer, as it is if `vmap` maps over a closed-over value."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
     @functools.cached_property
     def calls_host(self) -> bool:
-        """Whether it runs code on the host, which needs the origin of a database."""
+        """Whether the program calls Python code on the host."""
         return "pure_callback" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def library_calls(self) -> frozenset[str]:
-        """The names of operations that XLA leaves to other libraries on a CPU."""
+        """The names of primitives for which XLA calls other libraries on a CPU."""
         return (NAMES | {"fft"}) & primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def is_spread(self) -> bool:
-        """Whether the program itself spreads work over devices."""
+        """Whether the program itself shards work over devices, by `jax.shard_map`."""
         return "shard_map" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
     def has_loops(self) -> bool:
-        """Whether the program has loops. A device starts kernels in every step of a loop."""
+        """Whether the program has loops. A GPU launches kernels in every step of a loop."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
     @functools.cached_property
@@ -202,12 +205,12 @@ class Program:
 
     @functools.cached_property
     def largest_array(self) -> int:
-        """Bytes of the largest array that depends on an input: the memory that one call adds."""
+        """The bytes of the largest array that depends on an argument."""
         return largest_array(self.jaxpr, self._inputs, fused=False)
 
     @functools.cached_property
     def largest_array_on_cpu(self) -> int:
-        """As `largest_array`, among the arrays that XLA writes to memory on a CPU."""
+        """Like `largest_array`, without arrays that XLA does not write to memory on a CPU."""
         return largest_array(self.jaxpr, self._inputs, fused=True)
 
     @property
@@ -218,7 +221,7 @@ class Program:
 
 
 class Unchanging:
-    """A function that always computes the same, so its traces and programs can be kept.
+    """A function that always computes the same, so its traces and programs can be cached.
 
     It must consist of dpjax's code and numbers, or have known contents (see `contents_of`).
     """
@@ -227,7 +230,7 @@ class Unchanging:
         """`name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        # By JAX's configuration. JAX's own caches of traces ignore a part of it.
+        # The keys are JAX's configuration, because JAX's own caches ignore some of its settings.
         self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
@@ -235,11 +238,11 @@ class Unchanging:
         """The function traced on shape structs, and the shapes of its results."""
         settings = configuration()
         compiled = self._compiled.get(settings)
-        if compiled is None:  # `make_jaxpr` would make it at every call.
+        if compiled is None:  # `jax.make_jaxpr` would not cache traces between calls.
             compiled = self._compiled[settings] = jax.jit(_checked(self.__name__, self))
         found = compiled.trace(*arguments)
         if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
-            # Traced values that the function closes over became inputs.
+            # The function closes over tracers, and `trace` has made them additional inputs.
             return _traced(_checked(self.__name__, self))(*arguments)
         return found.jaxpr, found.out_info
 
@@ -248,13 +251,13 @@ class Unchanging:
         return self.function(*arguments)
 
 
-# The kept programs of functions, by name, contents and JAX's settings.
+# A cache of functions with their programs, by name, contents and JAX's settings.
 _UNCHANGING: dict[Hashable, Unchanging] = {}
 _MOST_UNCHANGING = 256
 
 
 def _uncached(function: Any) -> Callable[..., PyTree]:
-    """The function without `functools.cache`, since traced arrays cannot be keys of a cache."""
+    """Unwraps `functools.cache`, because tracers cannot be keys of a cache."""
     while isinstance(function, Cached):
         function = function.__wrapped__
     return function
@@ -266,9 +269,9 @@ def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJa
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether all containers of a tree of shapes are those of Python and dpjax.
+    """Whether a pytree of shapes contains only containers of Python and dpjax.
 
-    Containers of users may compare equal wrongly, and their methods may have changed since.
+    Containers of users may compare equal although they differ, and their methods may change.
     """
     if type(tree) is dict:
         return all(type(key) is str and is_plain(item) for key, item in tree.items())
@@ -276,7 +279,7 @@ def is_plain(tree: Any) -> bool:
         return all(map(is_plain, tree))
     if type(tree) in (Numbers, PaddedRecords, Texts):
         return all(map(is_plain, vars(tree).values()))
-    if isinstance(tree, np.dtype):  # Of numbers.
+    if isinstance(tree, np.dtype):  # `Numbers` has a field with a dtype.
         return True
     return tree is None or type(tree) is jax.ShapeDtypeStruct
 
@@ -284,31 +287,32 @@ def is_plain(tree: Any) -> bool:
 def _unchanging(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
 ) -> Unchanging | None:
-    """The kept programs of a function with these contents; None if its contents are unknown."""
+    """The cached programs of a function; None if its contents are unknown."""
     if isinstance(function, Unchanging):
         return function if is_plain(arguments) else None
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None
-    # JAX's own caches leave out some settings, such as how keys are made.
+    # All settings of JAX are in the key. JAX's own caches ignore some, such as how keys are made.
     key = name, contents, tuple(jax.config.values.values())
     try:
         kept = _UNCHANGING.get(key)
-    except TypeError:  # A setting that has no hash.
+    except TypeError:  # One of the settings is not hashable.
         return None
     if kept is None:
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
             _UNCHANGING.clear()
         kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
-    # The kept function may have been given other code since its contents were read.
+    # Someone may have assigned other code to the cached function object. The new function has the
+    # contents that were just read.
     kept.function = function
     return kept
 
 
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """A new function that checks that the value has real arrays.
+    """Wraps a function in a new function, which checks that the value has real arrays.
 
-    JAX caches traces by the function object. For a known object, it would not notice that a
+    JAX caches traces by the function object. So for an old object, it would not notice that a
     closed-over array has changed.
     """
 
@@ -318,8 +322,8 @@ def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree
     return fresh
 
 
-# Compiled programs. JAX itself keeps up to 4096 programs of some megabytes each. So the memory of a
-# process that samples and releases many targets would grow. `kept_jit` keeps fewer programs.
+# Compiled programs. `jax.jit` caches up to 4096 programs of some megabytes each. So the memory of a
+# process that samples and releases many targets would grow. `kept_jit` caches fewer programs.
 
 
 class KeptJit(Generic[T]):
@@ -332,7 +336,7 @@ class KeptJit(Generic[T]):
         donate: tuple[int, ...],
         most: int,
     ):
-        """Arguments at the `donate` places are used up by a call."""
+        """Compiles a function; `donate` has the positions of arguments whose buffers are reused."""
         self._static = static
 
         @functools.lru_cache(most)
@@ -355,30 +359,30 @@ class KeptJit(Generic[T]):
         """The value of the function."""
         values = tuple(map(named.pop, self._static))
         known, run = self._last
-        # The same objects as in the last call need not be hashed again.
+        # If the static arguments are the same objects as in the last call, hashing is skipped.
         if run is None or not all(map(operator.is_, known, values)):
             run = self._compiled(values)
             self._last = values, run
         return run(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
-        """The function traced for arguments of these shapes."""
+        """Traces the function for arguments of these shapes, as `jax.jit(...).trace` does."""
         return self._of(named).trace(*arguments, **named)
 
     def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
-        """The function as XLA gets it, for arguments of these shapes."""
+        """Lowers the function for arguments of these shapes, as `jax.jit(...).lower` does."""
         return self._of(named).lower(*arguments, **named)
 
 
 def kept_jit(
     *static: str, donate: tuple[int, ...] = (), most: int = _MOST_KEPT
 ) -> Callable[[Callable[..., T]], KeptJit[T]]:
-    """Compiles a function, and keeps the programs of the last values of its static arguments."""
+    """Like `jax.jit`, with a cache of only `most` programs, one per value of static arguments."""
     return lambda function: KeptJit(function, static, donate, most)
 
 
-# Fusion emitters and the last level of LLVM make programs of noise no faster. Integers have the
-# same bits under all options.
+# Programs that draw noise run as fast without fusion emitters and without LLVM's highest
+# optimization level. Integer arithmetic has the same results under all options.
 _QUICKLY = {
     "xla_backend_optimization_level": 1,
     "xla_cpu_use_fusion_emitters": False,
@@ -386,59 +390,62 @@ _QUICKLY = {
 
 
 class QuickJit:
-    """A program of integers that XLA compiles in half of the time on a CPU, and runs as fast.
+    """Like `jax.jit`, with options that halve the compile time of integer programs on a CPU.
 
-    Inside another program it is a part of that one.
+    Inside of another traced function, the options have no effect.
     """
 
     def __init__(self, function: Callable[..., Any], *, static: tuple[str, ...] = ()):
-        """Some arguments by keyword are static."""
-        # JAX keeps what it traced of the inner function for both.
+        """Compiles a function; `static` names keyword arguments that are static."""
+        # `_quick` wraps `_inside`, so that JAX traces the function once for both.
         self._inside = jax.jit(function, static_argnames=static)
         self._quick = jax.jit(self._inside, static_argnames=static, compiler_options=_QUICKLY)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The value of the function."""
-        # Under `grad` or `vmap` alone nothing is recorded, but the function is no whole program.
+        # Under `grad` or `vmap` without `jit`, `is_staging` is false. But then the function is not
+        # a whole program, either, so traced arguments are recognized here.
         traced = _checks.any_traced(arguments, named)
         return (self._inside if traced else self._chosen())(*arguments, **named)
 
     def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
-        """The function as XLA gets it, for arguments of these shapes."""
+        """Lowers the function for arguments of these shapes, as `jax.jit(...).lower` does."""
         return self._chosen().lower(*arguments, **named)
 
     def _chosen(self) -> Any:
-        # JAX takes options for whole programs only, and those of a CPU only there.
+        # JAX accepts compiler options only for whole programs, and these options exist only on a
+        # CPU.
         is_whole = jax.default_backend() == "cpu" and not _checks.is_staging()
         return self._quick if is_whole else self._inside
 
 
 @kept_jit("program")
 def evaluate_alone(database: Database, *, program: Program) -> Value:
-    """The value of one database alone, as releases compute it."""
+    """The value of one database, evaluated alone, as a release evaluates it."""
     return apart(program, database)
 
 
 def apart(program: Program, database: Database) -> Value:
-    """The value, behind barriers, so that it is rounded as in sampling.
+    """Runs a program between optimization barriers, so that it is rounded as in sampling.
 
-    Without barriers, XLA could merge operations of the target with those that make the database or
-    use the value. For a constant database it would evaluate the target while compiling, operation
-    by operation.
+    Without barriers, XLA could fuse operations of the target with operations that make the database
+    or use the value. For a constant database, XLA would evaluate the target at compile time, one
+    operation at a time.
     """
     return lax.optimization_barrier(program(lax.optimization_barrier(database)))
 
 
 @contextlib.contextmanager
 def needs_no_values(name: str) -> Generator[None, None, None]:
-    """Explains the errors of functions that ask for numbers while they are traced."""
+    """Explains errors of functions that need the values of tracers."""
     try:
         yield
     except (TypeError, IndexError) as error:
         if "unhashable type" in str(error) and "Tracer" in str(error):
             raise TypeError(
-                f"{name} must not call a function that keeps results by its arguments, such as one"
-                " of functools.lru_cache: arrays are no keys. Leave out the decorator"
+                f"{name} must not call a function that caches results by its arguments, such as one"
+                " decorated with functools.lru_cache, because arrays are not hashable. Remove the"
+                " decorator"
             ) from error
         # If a shape is traced, JAX raises a plain TypeError with these words.
         if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
@@ -447,12 +454,12 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
         raise TypeError(
             f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"
             f" one ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, float() and"
-            f" int(), choose with jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
+            f" int(), and use jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
         ) from error
 
 
 def _host_call(equation: Equation) -> HostCall | None:
-    """The operation's call to the host, if `targets.host` made it; otherwise None."""
+    """The host call of an operation if `targets.host` made it, otherwise None."""
     if equation.primitive.name != "pure_callback":
         return None
     called = getattr(equation.params["callback"], "callback_func", None)
@@ -460,15 +467,15 @@ def _host_call(equation: Equation) -> HostCall | None:
 
 
 def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
-    """Refuses programs that could raise, print or remember something about a private database."""
+    """Refuses programs that could raise errors, print, or store data of a private database."""
     for equation in equations(traced.jaxpr):
         operation = equation.primitive.name
         if ("callback" in operation or operation in _OUTSIDE) and not _host_call(equation):
             raise ValueError(
                 f"{name} must not call code outside of JAX by {operation}: on the private database"
-                " it could raise an error or print, and so decide what is released. Call functions"
-                " of NumPy by dpjax.targets.host, programs by dpjax.targets.command_line, and"
-                " leave out debugging and run-time checks (throw=False of lineax, optimistix and"
+                " it could raise an error or print, which reveals private data. Call NumPy"
+                " functions by dpjax.targets.host, and programs by dpjax.targets.command_line."
+                " Remove debugging and run-time checks (throw=False of lineax, optimistix and"
                 " diffrax)"
             )
     effects = [x for x in traced.effects if type(x).__name__ != "InternalMutableArrayEffect"]
@@ -477,7 +484,7 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 
 def configuration() -> tuple[object, ...]:
-    """The settings of JAX that change the results of a traced program."""
+    """The settings of JAX that affect the results of a traced program."""
     # With `disable_jit`, every operation is compiled and rounded separately.
     of_values = ("jax_enable_x64", "jax_disable_jit")
     of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
@@ -486,42 +493,43 @@ def configuration() -> tuple[object, ...]:
 
 # Arrays of programs.
 #
-# A traced program holds references to the arrays that its function closes over. If a caller wrote
-# to such an array, the program would compute something else, under the old fingerprint. So a
-# `Program` has copies.
+# A jaxpr contains references to the arrays that its function closes over. If a caller changed such
+# an array, the program would compute something else, but its fingerprint would stay the same. So a
+# `Program` has copies of these arrays.
 #
-# Without x64, JAX converts NumPy arrays of 64 bits. It caches the result by the address of the
-# array, as long as a traced program holds the array. After a write, later traces would get the old
-# numbers from that cache. So no traced program holds the caller's array itself, only a view.
+# Without x64, JAX converts NumPy arrays of 64 bits. It caches the result by the `id` of the array,
+# as long as a jaxpr refers to the array. So if the caller changed the array, later traces would get
+# the old numbers from this cache. To prevent this, no `Program` refers to the caller's array
+# itself, but to a view.
 
 
 def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program with copies of all arrays in it, which nobody else can write to.
+    """The same jaxpr with copies of all arrays in it, which no other code can change.
 
-    Programs and inner programs without arrays stay the same objects, because JAX's caches look
-    programs up by the object.
+    Jaxprs and inner jaxprs without arrays remain the same objects, because JAX's caches use the
+    objects as keys.
     """
     return _Copies(_copy).of(program)
 
 
 def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same program with views of the NumPy arrays in it, which show later writes.
+    """The same jaxpr with views of the NumPy arrays in it, which show later changes.
 
-    A view shares the memory of an array. But it is another object, so JAX's cache of converted
-    arrays does not know it.
+    A view shares the memory of an array. But a view is another object, so JAX's cache of converted
+    arrays has no entry for it.
     """
     return _Copies(_view).of(program)
 
 
 class _Copies:
-    """Makes one copy of each array, so that places that shared an array share its copy."""
+    """Copies the arrays in a jaxpr. An array that occurs several times is copied once."""
 
     def __init__(self, copy: Callable[[Any], Any]):
         self._copy = copy
         self._made = dict[int, tuple[Any, Any]]()
 
     def of(self, value: Any) -> Any:
-        """A program, a parameter of an operation or an array, with copies of all arrays in it."""
+        """A jaxpr, a parameter of an operation or an array, with copies of all arrays in it."""
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
             return self._once(value, self._program)
         if isinstance(value, tuple):
@@ -535,7 +543,7 @@ class _Copies:
 
     def _once(self, value: Any, copy: Callable[[Any], Any]) -> Any:
         if id(value) not in self._made:
-            # The value is kept alive, so no other object can get its address.
+            # A reference keeps the value alive, so that no other object can get the same `id`.
             self._made[id(value)] = value, copy(value)
         return self._made[id(value)][1]
 
@@ -574,7 +582,7 @@ def _copy(array: Any) -> Any:
         own = array.copy()
         own.flags.writeable = False
         return own
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # Keys are copied when they are made.
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # Key arrays cannot be changed.
         return array
     with jax.ensure_compile_time_eval():
         return jnp.array(array, copy=True)

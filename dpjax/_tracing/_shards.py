@@ -1,4 +1,4 @@
-"""Axes of devices over which arrays vary inside `jax.shard_map`."""
+"""Helpers for code inside `jax.shard_map`: the mesh axes over which arrays vary, and checks."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -14,15 +14,15 @@ Axes: TypeAlias = frozenset[str]
 
 
 def varying_axes(tree: PyTree) -> Axes:
-    """The axes of devices over which some array of a tree may vary.
+    """The mesh axes over which some array of a pytree may vary.
 
-    Empty outside `jax.shard_map`, and inside one with check_vma=False.
+    The set is empty outside of `jax.shard_map`, and inside of `jax.shard_map` with check_vma=False.
     """
     return Axes().union(*map(_axes, jax.tree.leaves(tree)))
 
 
 def refuse_unchecked() -> None:
-    """Refuses a shard_map in which JAX does not track which numbers differ between devices."""
+    """Refuses `jax.shard_map` with check_vma=False, where JAX does not track varying axes."""
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if manual and _axes(lax.axis_index(manual)) != frozenset(manual):
         raise ValueError(
@@ -32,7 +32,7 @@ def refuse_unchecked() -> None:
 
 
 def refuse_inside(what: str, instead: str) -> None:
-    """Refuses a call inside shard_map, where it cannot tell how often it runs."""
+    """Refuses a call inside of `jax.shard_map`, where it would run once on every device."""
     if manual := jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"{what} must be outside of jax.shard_map and jax.pmap, got shards over"
@@ -41,11 +41,11 @@ def refuse_inside(what: str, instead: str) -> None:
 
 
 def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """The value of a function on each shard, from the numbers of that shard.
+    """Calls a function on each shard, such that gradients inside of it are per shard.
 
-    Inside `jax.shard_map`, a gradient with respect to a shared array is summed over all shards. So
-    the function is first traced on plain shapes, where no array is shared. Then the traced call
-    gets the numbers.
+    Inside of `jax.shard_map`, a gradient with respect to a replicated array is summed over all
+    shards. So the function is first traced on plain shapes, where no array is replicated. Then the
+    traced function runs on the arrays of the shard.
     """
     if not axes:
         return function(*arguments)
@@ -65,9 +65,9 @@ def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> 
 
 
 def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The function, with axes of type `Explicit` treated as `Auto`.
+    """Wraps a function such that mesh axes of type `Explicit` are treated as `Auto`.
 
-    The outputs are the same on all devices.
+    The outputs are replicated over these axes.
     """
 
     def placed(*arguments: PyTree) -> PyTree:
@@ -85,7 +85,7 @@ def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def shard_count(axes: Axes) -> int:
-    """The number of shards."""
+    """The number of shards along all axes together."""
     return lax.axis_size(tuple(sorted(axes))) if axes else 1
 
 

@@ -1,8 +1,8 @@
-"""Draws with threefry keys, fast on a CPU.
+"""Faster draws with threefry2x32 keys on a CPU, with the same bits as in JAX.
 
 On a CPU, JAX runs the 20 rounds of threefry2x32 as a loop over arrays, and each round writes the
-arrays to memory. Here the rounds are unrolled, so a number stays in registers until its last round.
-The bits are the same. A draw takes a quarter of the time, and compilation half of it.
+arrays to memory. Here the rounds are unrolled, so that a number stays in registers until the last
+round. This reduces the time of a draw to a quarter, and the time of compilation to a half.
 
 XLA would fuse the unrolled rounds into every loop that uses them, and so repeat them. To prevent
 that, the two words of a draw are results of one reduction, which XLA does not fuse into later loops
@@ -27,8 +27,9 @@ _ROTATIONS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
 
 
 def drawn(draw: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """`draw(*arguments)` with the same bits, where the rounds of threefry are unrolled on a CPU."""
-    # A new function each time: a trace that JAX keeps may hold a stale closure.
+    """`draw(*arguments)` with the same bits, but with unrolled rounds of threefry on a CPU."""
+    # This is a new function at each call. JAX would reuse the trace of an old one, even if a
+    # closed-over value has changed.
     traced, shapes = jax.make_jaxpr(lambda *xs: draw(*xs), return_shape=True)(*arguments)
     found = replaced(traced, jax.tree.leaves(arguments), _written_out)
     return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -43,7 +44,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
     if name not in ("random_bits", "random_fold_in", "random_split"):
         return None
     keys, *others = operands
-    # `Program.trace` has refused other implementations that are called threefry2x32, too.
+    # `Program.trace` has refused users' key implementations, even if they are called threefry2x32.
     if jax.random.key_impl(keys) != _THREEFRY:
         return None
     words = jax.random.key_data(keys)
@@ -52,7 +53,7 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
 
 
 def _of_words(equation: Equation) -> jex.ClosedJaxpr:
-    """The program of a draw from the words of its keys, which JAX makes only when it compiles."""
+    """The jaxpr of a draw from the words of its keys. JAX itself makes it only at compile time."""
     keys, *numbers = map(aval, equation.invars)
     shape = np.broadcast_shapes(keys.shape, *(x.shape for x in numbers))
     given, of_key = equation.params, threefry_prng_impl.key_shape
@@ -76,7 +77,10 @@ def _of_words(equation: Equation) -> jex.ClosedJaxpr:
 
 
 def _rounds(*operands: jax.Array) -> Sequence[jax.Array]:
-    """All 20 rounds; a word of the key is added after every fourth. Salmon and others (2011)."""
+    """All 20 rounds of threefry2x32; words of the key are added after every fourth round.
+
+    Salmon et al. (2011).
+    """
     one, two, x, y = jnp.broadcast_arrays(*operands)
     key = one, two, one ^ two ^ jnp.uint32(_PARITY)
     x, y = x + one, y + two

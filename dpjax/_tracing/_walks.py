@@ -1,4 +1,4 @@
-"""Walks over traced code: its operations, their dependencies, and running them one by one."""
+"""Helpers for jaxprs: listing operations, following dependencies, and interpreting operations."""
 
 import collections
 import contextlib
@@ -18,23 +18,23 @@ V = TypeVar("V")
 
 
 def names(*lines: str) -> frozenset[str]:
-    """The names in lines of text, which spaces separate."""
+    """The set of words in some strings."""
     return frozenset(" ".join(lines).split())
 
 
-# Operations that call an inner program. Their rules for derivatives are ignored, because a traced
-# program is not differentiated.
+# Primitives that only call an inner jaxpr. Their derivative rules are ignored, because dpjax never
+# differentiates a traced program.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
 # Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# Inner programs after replacement, by the original program. Equal calls get the same object, so JAX
-# neither traces nor compiles it again. The mesh is in the key because it is part of the types.
+# A cache of inner jaxprs after replacement, by the original jaxpr. Equal calls get the same object,
+# so JAX neither traces nor compiles it again. The mesh is in the key because types contain it.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
 )
-# The operations of programs for which `equations` was called.
+# A cache of the results of `equations`.
 _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
@@ -43,14 +43,14 @@ aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 
 def called(equation: Equation) -> Any:
-    """The program that an operation calls; None if the operation does more than call it."""
+    """The inner jaxpr of an operation that only calls it; None for other operations."""
     if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
 def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
-    """The number of operands of a `scan` that stay fixed, and of carries. It slices the others."""
+    """The number of constant operands of a `scan`, and the number of carries."""
     if "num_consts" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
     fixed, carried, _ = parameters["ft_in"].unpack()  # From jax 0.11 on.
@@ -60,7 +60,7 @@ def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
 def bind(
     equation: Equation, parameters: dict[str, Any], operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """The outputs of an operation, run with these parameters in the context of its tracing."""
+    """Runs an operation with these parameters, in the context in which it was traced."""
     with equation.ctx.manager:
         outputs = equation.primitive.bind(*operands, **parameters)
     return list(outputs) if equation.primitive.multiple_results else [outputs]
@@ -75,9 +75,9 @@ def run(
     """Interprets a program, one operation after the other, on values of any kind.
 
     Args:
-        program: with or without constants.
-        inputs: a value for each of its inputs.
-        operation: `operation(equation, operands)` gives the outputs.
+        program: a jaxpr with or without constants.
+        inputs: a value for each input of the jaxpr.
+        operation: `operation(equation, operands)` returns the outputs of an operation.
         known: maps a constant or a literal to a value.
     """
     jaxpr, constants = parts(program)
@@ -94,7 +94,7 @@ def run(
 
 
 def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """The operations of a program, and its constants."""
+    """Splits a jaxpr into the jaxpr without constants, and the constants."""
     if isinstance(program, jex.ClosedJaxpr):
         return program.jaxpr, program.consts
     return program, ()
@@ -103,14 +103,14 @@ def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
 def replaced(
     program: Program, operands: Sequence[jax.Array], replacement: Replacement
 ) -> list[jax.Array]:
-    """Runs a program with some of its operations replaced, also in inner programs.
+    """Runs a jaxpr with some of its operations replaced, also in inner jaxprs.
 
-    Rules for derivatives are left out: a traced program is no longer differentiated.
+    Derivative rules are omitted, because dpjax never differentiates a traced program.
 
     Args:
-        program: with or without constants.
+        program: a jaxpr with or without constants.
         operands: arrays.
-        replacement: a module-level function, because replaced inner programs are kept by it.
+        replacement: a module-level function, because it is a key in the cache of inner jaxprs.
     """
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
@@ -122,7 +122,7 @@ def replaced(
             if name in _CALLS and name not in JITS:
                 return replaced(called(equation), operands, replacement)
             if name == "shard_map":
-                # A new `shard_map`, since its program can only be traced where its axes are bound.
+                # The inner jaxpr can only be traced inside of a `shard_map` that binds its axes.
                 given = equation.params
                 return jax.shard_map(
                     lambda *operands: replaced(given["jaxpr"], operands, replacement),
@@ -132,7 +132,8 @@ def replaced(
                     axis_names=given["newly_manual_axes"],
                     check_vma=given["check_vma"],
                 )(*operands)
-            if name == "custom_vmap_call":  # Only dpjax's rules are left, see `_evaluate.py`.
+            # Here only rules of dpjax are left, because `without_rules` removes users' rules.
+            if name == "custom_vmap_call":
                 return bind(equation, equation.params, operands)
             parameters = {
                 name: _replaced_inside(value, replacement)
@@ -144,9 +145,9 @@ def replaced(
 
 
 def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
-    """A context with x64 for operations on 64 bits, as some queries have.
+    """A context that enables x64 for operations on 64-bit numbers, which some queries use.
 
-    Otherwise their inner programs would be traced anew in 32 bits.
+    Without it, inner jaxprs would be traced again with 32-bit numbers.
     """
     kinds = (jax.numpy.integer, jax.numpy.floating)
     dtypes = {aval(x).dtype for x in (*equation.invars, *equation.outvars) if hasattr(x, "aval")}
@@ -155,7 +156,7 @@ def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
 
 
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:
-    """A parameter of an operation, with replacements in the programs that it holds."""
+    """A parameter of an operation, with replacements in the jaxprs that it contains."""
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         kept = _REPLACED[replacement, jax.sharding.get_abstract_mesh()]
         if value not in kept:
@@ -170,7 +171,7 @@ def _replaced_inside(value: Any, replacement: Replacement) -> Any:
 
 
 def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Shape structs for tracing a program anew, with the placement of arrays on devices."""
+    """Shape structs for tracing a program again, with the shardings of its inputs."""
     return [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, **_placement(x))
         for x in avals
@@ -178,7 +179,7 @@ def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _placement(shaped: Any) -> dict[str, Any]:
-    """The axes of a mesh over which an array is spread, or varies inside `shard_map`."""
+    """The sharding of an array, and the mesh axes over which it varies inside `shard_map`."""
     sharding = getattr(shaped, "sharding", None)
     kind = getattr(shaped, "manual_axis_type", None)
     varies = kind is not None and kind.varying
@@ -188,7 +189,7 @@ def _placement(shaped: Any) -> dict[str, Any]:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
-    """All operations, also of inner programs."""
+    """All operations of a jaxpr and its inner jaxprs."""
     if (kept := _EQUATIONS.get(jaxpr)) is not None:
         return kept
     found = list[Equation]()
@@ -201,7 +202,7 @@ def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
 
 
 def live(jaxpr: jex.Jaxpr) -> list[Equation]:
-    """The operations that outputs depend on; a traced program may contain others."""
+    """The operations on which outputs depend. A jaxpr may contain other operations."""
     needed, found = _variables(jaxpr.outvars), list[Equation]()
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(equation.outvars):
@@ -211,17 +212,17 @@ def live(jaxpr: jex.Jaxpr) -> list[Equation]:
 
 
 def primitives(jaxpr: jex.Jaxpr) -> set[str]:
-    """The names of all operations, also of inner programs."""
+    """The names of all primitives in a jaxpr and its inner jaxprs."""
     return {equation.primitive.name for equation in equations(jaxpr)}
 
 
 def _variables(atoms: Iterable[Atom]) -> set[jex.Var]:
-    """The variables among atoms. Literals have no hash."""
+    """The variables among atoms, without literals, which are not hashable."""
     return {atom for atom in atoms if isinstance(atom, jex.Var)}
 
 
 def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
-    """The variables that depend on the given ones."""
+    """The variables of a jaxpr that depend on the given inputs."""
     reached = set(inputs)
     for equation in jaxpr.eqns:
         if reached.isdisjoint(_variables(equation.invars)):
@@ -237,7 +238,8 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
 
 
 def passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
-    """The inputs of an inner program that depend on reached variables."""
-    # Matched from the back, because the operands of a branch begin with its predicate.
+    """The inputs of an inner jaxpr that depend on reached variables."""
+    # Inputs are matched from the last to the first, because the first operand of a `cond` is its
+    # predicate.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}

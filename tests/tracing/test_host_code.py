@@ -519,6 +519,6 @@ def test_installed_packages_count_by_their_versions(monkeypatch):
     monkeypatch.setattr(np, "__version__", "0.9")
     assert HostCode(np.median).fingerprint != code.fingerprint
     with pytest.raises(
-        RuntimeError, match=r"numpy was .* where the target was traced, and is 0\.9"
+        RuntimeError, match=r"numpy had version .* when the target was traced, .* has version 0\.9"
     ):
         code.run([3.0, 1.0, 2.0])  # So it is in a worker that has another one.

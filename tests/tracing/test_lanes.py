@@ -104,7 +104,7 @@ def separate_program(function):
 def test_what_lets_lanes_touch_is_known(name):
     program = separate_program(TOUCHING[name])
     for _ in range(2):  # What was found to keep lanes apart is remembered.
-        with pytest.raises(ValueError, match=r"it must not .* could depend on others"):
+        with pytest.raises(ValueError, match=r"it must not .* could depend on other examples"):
             refuse_touching("it", program)
 
 
@@ -291,7 +291,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", TOUCHING)
 def test_it_is_refused_wherever_it_is_assumed(name, place):
-    with pytest.raises(ValueError, match=f"{place} must not .* could depend on others"):
+    with pytest.raises(ValueError, match=f"{place} must not .* could depend on other examples"):
         PLACES[place](TOUCHING[name])
 
 

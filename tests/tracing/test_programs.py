@@ -318,7 +318,7 @@ def test_a_cache_around_a_function_is_left_out():
             return None
 
     assert fingerprint(cached) == fingerprint(plain)
-    with pytest.raises(TypeError, match=r"keeps results by its arguments, .*functools\.lru_cache"):
+    with pytest.raises(TypeError, match=r"caches results by its arguments, .*functools\.lru_cache"):
         trace(lambda x: cached(x) + 1)
 
 
