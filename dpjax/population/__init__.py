@@ -1,1 +1,1 @@
-"""What releases say about the population behind the records, by simulation of public models."""
+"""Inference about the population behind the records of releases, by simulation of public models."""

@@ -1,4 +1,4 @@
-"""One call from a release to the posterior of its population."""
+"""The posterior of a population given a release, in one call."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -34,7 +34,7 @@ def posterior(
     draws: int = 100_000,
     method: Literal["weighted", "tempered"] = "weighted",
 ) -> Posterior:
-    """The parameters of a population, given a release about a sample of it.
+    """The posterior of a population's parameters, given a release about a sample of it.
 
     `Release.interval` is about the exact value on the clamped records of the database. The
     posterior is about the population that the records come from: it accounts for noise, clamping
@@ -42,45 +42,47 @@ def posterior(
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
-        release: a `Release`, or its value; or a list of several about one database.
+        release: a `Release`, or its value; or a list of several releases about one database.
         private: the private function that made the release, `dpjax.privatize(target, mechanism)`;
             or a list of such functions.
-        prior: `prior(key)` draws the parameters of a population, a pytree of real arrays: what is
-            publicly believed before the release.
+        prior: `prior(key)` draws the parameters of a population, a pytree of real arrays, from
+            the public belief before the release.
         model: `model(key, theta, n)` draws n records of a population.
         n: the number of records. If it is private, a function that computes it from theta.
         capacity: the public number of slots, if the release took `PaddedRecords`.
-        draws: number of simulated populations. By tempering, some thousand are enough.
-        method: "weighted" simulates from the prior and weighs. "tempered" moves the populations
-            toward the release, in steps: for more than about five released numbers, where hardly
-            any population of the prior is near the release. It takes longer, and serves one
-            release. Its draws are held with all of their records, a sixteenth at a time.
+        draws: the number of simulated populations. For "tempered", a few thousand are enough.
+        method: "weighted" simulates from the prior and weights the draws. "tempered" moves the
+            populations toward the release, in steps. Use it for more than about five released
+            numbers, where hardly any population of the prior is near the release. It takes longer,
+            and its result is valid for one release only. It stores its draws with all of their
+            records, a sixteenth at a time.
 
     Returns:
-        A `Posterior`. To condition on further releases of the same private function in
-        milliseconds, make a `dpjax.simulation_bank` first.
+        A `Posterior`. If you will condition on further releases of the same private function, make
+        a `dpjax.simulation_bank` first: it answers in milliseconds.
 
     Raises:
         TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
-            or model is not a function, or theta or the release does not hold real arrays.
-        ValueError: if a size is out of range, the release or the databases of the model are not
-            like those of the private function, the effective size is below 100, or prior or model
-            use their keys in other ways than tempering can follow.
+            or model is not a function, or theta or the release does not contain real arrays.
+        ValueError: if a size is out of range, if the release or the databases of the model do not
+            have the structure that the private function needs, if the effective size is below 100,
+            or if tempering does not support how prior or model use their keys.
 
     Formal guarantees:
-        Post-processing: prior, model, target and mechanism are public, and nothing about the
-        private database is used except the release. So the guarantee of the release does not
-        change, however its sensitivity was found. The weight of draw j is proportional to the
-        density of the release given f(D_j), where f(D_j) is computed, clamped and rounded as in a
-        release. NaN and failures of host programs become the same public values. So the weighted
-        draws converge to the exact posterior, whatever f is. The density is that of the ideal noise
-        at the drawn scale: the tables of the noise and the grid of the release change probabilities
-        by less than 1e-3.
+        Post-processing: prior, model, target and mechanism are public, and only the release comes
+        from the private database. So the guarantee of the release does not change, however its
+        sensitivity was found. The weight of draw j is proportional to the density of the release
+        given f(D_j), where f(D_j) is computed, clamped and rounded as in a release. NaN and
+        failures of host programs become the same public values. So the weighted draws converge to
+        the exact posterior, for every f. The density is the density of the ideal noise at the drawn
+        scale: the tables of the noise and the grid of the release change probabilities by less than
+        1e-3.
 
-        Tempered draws converge to the same posterior. All that `jax.random` draws for a population
-        becomes a function of normal numbers. Moves of these leave their law times a power of the
-        density as it is, whether it has a derivative or not. Sixteen independent runs show the
-        error of each other, and the effective size is computed from that.
+        Tempered draws converge to the same posterior. All random numbers that `jax.random` draws
+        for a population become functions of normal numbers. The Markov moves of these numbers leave
+        their law, times a power of the density, unchanged, even if the density has no derivative.
+        Sixteen independent runs are compared to estimate the error, and this gives the effective
+        size.
 
     Source:
         Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data
@@ -123,7 +125,7 @@ def posterior(
 
 
 def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -> Posterior:
-    """The posterior by tempering, of draws rounded up to equal runs."""
+    """The posterior by tempering. The number of draws is rounded up to runs of equal size."""
     draws = _checks.integer("draws", draws, least=_LEAST_TEMPERED)
     key_latents, key_runs = jax.random.split(key)
     found = tempered(

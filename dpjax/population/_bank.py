@@ -1,4 +1,4 @@
-"""Simulated populations and databases, made once and weighted by any number of releases."""
+"""Simulated populations and databases, made once, and weighted for any number of releases."""
 
 import contextlib
 import dataclasses
@@ -37,11 +37,11 @@ _MOST_DRAWS = 2**31 - 1
 class SimulationBank:
     """Simulated populations, and the exact values of private functions on their databases.
 
-    Made by `dpjax.simulation_bank`. It is public: nothing in it comes from private data.
+    Made by `dpjax.simulation_bank`. It is public: it contains nothing from private data.
 
     Attributes:
         theta: the parameters, arrays with a leading axis of draws.
-        values: for each private function its exact values on the databases, with the same leading
+        values: for each private function, its exact values on the databases, with the same leading
             axis.
 
     Formal guarantees:
@@ -75,7 +75,7 @@ class SimulationBank:
             A `Posterior`.
 
         Raises:
-            TypeError: if a release does not hold numbers.
+            TypeError: if a release does not contain numbers.
             ValueError: if the private function cannot make such a release, or the effective size
                 of the weighted draws is below 100.
         """
@@ -84,14 +84,14 @@ class SimulationBank:
         return Posterior.of(self._theta_on_host, np.asarray(weights, np.float64), float(size))
 
     def draw_release(self, key: Key, theta: PyTree) -> Value:
-        """The values of releases about one database of a population, for `auditing.calibration`.
+        """The values of releases about one simulated database, for `auditing.calibration`.
 
         Args:
             key: a typed key of `dpjax.random`.
             theta: the parameters of the population.
 
         Returns:
-            The value of a release, or a tuple of values. JAX code; no ledger pays for it.
+            The value of a release, or a tuple of values. It runs in JAX, and no ledger pays for it.
         """
         return self._world.draw_release(key, theta)
 
@@ -121,7 +121,7 @@ class SimulationBank:
 def _weighed(
     world: World, released: tuple[Value, ...], values: tuple[Value, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights of all draws, whose sum is 1, and their effective size (Kish 1965)."""
+    """The normalized weights of all draws, and their effective size (Kish 1965)."""
     logs = jax.vmap(functools.partial(world.log_prob, released))(values)
     peak = jnp.max(logs)
     weights = jnp.where(jnp.isfinite(peak), jnp.exp(logs - peak), 0)
@@ -132,7 +132,7 @@ def _weighed(
 
 
 class _Whole(Part):
-    """Marks a simulation as a single program, which shares no draws with other parts."""
+    """Marks a simulation as a single program, which shares no draws with other programs."""
 
     @property
     def cut(self) -> Cut:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -156,21 +156,21 @@ def simulation_bank(
 ) -> SimulationBank:
     """Simulates populations and their databases once, for posteriors given any release.
 
-    Draws theta_j from the prior and a database D_j from the model, and evaluates the target on it.
+    Draws theta_j from the prior and a database D_j from the model, and evaluates the target on D_j.
     `bank.posterior(release)` then weights theta_j by the density of the release given f(D_j).
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
-        private: a private function, `dpjax.privatize(target, mechanism)`, whose releases you will
-            condition on; or a list of several, all about one database.
+        private: a private function, `dpjax.privatize(target, mechanism)`, on whose releases you
+            will condition; or a list of such functions, all about one database.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
         model: `model(key, theta, n)` draws n records of a population.
         n: the number of records. If it is private, a function that computes it from theta.
         capacity: the public number of slots, if the release took `PaddedRecords`.
-        draws: number of simulated populations.
-        path: a folder that keeps finished chunks, as in `dpjax.sweep`.
-        progress: whether a bar is drawn.
-        chunk_size: databases that a device computes at a time.
+        draws: the number of simulated populations.
+        path: a folder that stores finished chunks, as in `dpjax.sweep`.
+        progress: whether a progress bar is drawn.
+        chunk_size: the number of databases that a device computes at a time.
         mesh: devices of this process; by default the default device.
 
     Returns:
@@ -178,13 +178,13 @@ def simulation_bank(
 
     Raises:
         TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
-            or model is not a function, or theta does not hold real arrays.
+            or model is not a function, or theta does not contain real arrays.
         ValueError: if a size is out of range, n is a function and no capacity is given, or the
-            private function does not take databases like the model's.
+            private function does not accept databases like the model's.
 
     Formal guarantees:
         None are needed: prior, model, target and mechanism are public, and no private database is
-        read. Results are bit for bit the same with the same chunk size, device and version.
+        read. Results have the same bits with the same chunk size, device and version.
 
     Source:
         Gong (2022), "Exact Inference with Approximate Computation for Differentially Private Data
@@ -213,7 +213,7 @@ def simulation_bank(
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS, most=_MOST_DRAWS)
 
     def simulated(key: Key, values: PyTree) -> dict[str, PyTree]:
-        del values  # A sweep has traced parameters; a bank has none.
+        del values  # A sweep has traced parameters, but a bank has none.
         return world.simulated(key)
 
     found = _computed(key, simulated, draws, path, progress, chunk_size, mesh)

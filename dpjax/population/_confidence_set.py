@@ -1,4 +1,4 @@
-"""Confidence sets for a population from simulated releases: without a prior, for every n."""
+"""Confidence sets for a population from simulated releases, without a prior and for every n."""
 
 import dataclasses
 import functools
@@ -24,20 +24,20 @@ from dpjax.release._privatize import PrivateFunction
 Releases: TypeAlias = Callable[[Key, Database], Release]
 """A private function: `private(key, database)` returns a release."""
 
-_BLOCK, _BLOCKS = 4, 64  # The parameters in a block, and the most blocks of a call.
+_BLOCK, _BLOCKS = 4, 64  # The number of parameters in a block, and the most blocks of a call.
 _LEAST_SEEDS = 19
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Simulation:
-    """Releases of simulated databases, under seeds that stay the same for all parameters.
+    """Releases of simulated databases, under seeds that are the same for all parameters.
 
     Attributes:
-        draws: for each private function the value of a release, `draw(key, database)`.
+        draws: for each private function, its `draw(key, database)` of the value of a release.
         population: draws databases.
-        statistic: of the values of the releases.
-        seeds: number of simulated releases.
-        like: an example of theta, a tree of numbers.
+        statistic: computes the compared numbers from the values of the releases.
+        seeds: the number of simulated releases.
+        like: an example of theta, a pytree of numbers.
     """
 
     draws: tuple[Callable[[Key, Database], Value], ...]
@@ -60,7 +60,7 @@ class Simulation:
         return p_value(observed, jax.vmap(simulated)(jnp.arange(self.seeds)))
 
     def numbers(self, values: Sequence[Value]) -> jax.Array:
-        """The statistic of releases, as one row of floats."""
+        """The statistic of releases, as one vector of floats."""
         value = values[0] if len(self.draws) == 1 else list(values)
         leaves = jax.tree.leaves(_checks.real_arrays("statistic", self.statistic(value)))
         dtype = jnp.result_type(float)
@@ -68,7 +68,7 @@ class Simulation:
 
     @functools.cached_property
     def evaluate(self) -> Any:
-        """p-values and distances of an array of parameters; only its first blocks are computed."""
+        """p-values and distances of an array of parameters. Only its first blocks are computed."""
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
             return self.p_value(key, self.tree(theta), observed)
@@ -78,7 +78,7 @@ class Simulation:
         ) -> tuple[jax.Array, jax.Array]:
             def step(i: jax.Array, found: Any) -> Any:
                 # Every theta gets a copy of the same key. A mechanism refuses several values under
-                # one unbatched key, to protect releases; here no value is private.
+                # one unbatched key, to protect releases, but here no value is private.
                 keys = jnp.broadcast_to(key, thetas.shape[1:2])
                 new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
                 return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
@@ -89,7 +89,7 @@ class Simulation:
         return jax.jit(of_all)
 
     def tree(self, row: Any) -> PyTree:
-        """Parameters from a row of numbers."""
+        """Parameters from a vector of numbers."""
         leaves, structure = jax.tree.flatten(self.like)
         places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
         parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
@@ -105,11 +105,11 @@ class ConfidenceSet:
 
     Attributes:
         confidence: the least probability that the set contains the true parameters.
-        bounds: the low ends and the high ends of the parameters that are searched.
-        seeds: number of simulated releases for each theta.
+        bounds: the lower ends and the upper ends of the parameters that are searched.
+        seeds: the number of simulated releases for each theta.
 
     Formal guarantees:
-        Those of `dpjax.confidence_set`.
+        See `dpjax.confidence_set`.
     """
 
     confidence: float
@@ -125,7 +125,7 @@ class ConfidenceSet:
 
     @functools.cached_property
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds as rows of numbers."""
+        """The bounds as vectors of numbers."""
         low, high = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(e)]) for e in self.bounds)
         return low, high
 
@@ -143,7 +143,7 @@ class ConfidenceSet:
         return ps, distances
 
     def _search(self, free: np.ndarray, fixed: np.ndarray) -> Search:
-        """A search over some of the parameters, in units of their bounds."""
+        """A search over the free parameters, in units of their bounds."""
         low, high = self._ends
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -157,8 +157,8 @@ class ConfidenceSet:
         """The p-value of the hypothesis that the population has these parameters.
 
         Args:
-            theta: a pytree like the bounds. A parameter that is None is a nuisance: it may have any
-                value within the bounds, and the largest p-value over these counts.
+            theta: a pytree like the bounds. A parameter that is None is a nuisance parameter: it
+                may have any value within the bounds, and the result is the largest p-value.
 
         Returns:
             A multiple of 1 / (seeds + 1). With nuisance parameters, it is the largest p-value that
@@ -195,8 +195,8 @@ class ConfidenceSet:
         """The set given another release of the same private function, without compiling again.
 
         Args:
-            key: a typed key of `dpjax.random`, used for nothing else: new seeds.
-            release: a `Release`, or its value; or a list of several.
+            key: a typed key of `dpjax.random`, used for nothing else; it makes new seeds.
+            release: a `Release`, or its value; or a list of several releases.
 
         Returns:
             A `ConfidenceSet`.
@@ -217,23 +217,23 @@ class ConfidenceSet:
     def interval(self) -> tuple[PyTree, PyTree]:
         """The range of every parameter over the set, within the bounds.
 
-        All ranges hold at once: with probability `confidence` they contain the true parameters,
-        unless the search has missed some.
+        All ranges are valid at once: with probability `confidence` they contain the true
+        parameters, unless the search has missed some.
 
         Returns:
-            The low ends and the high ends, float64, each of the structure of theta.
+            The lower ends and the upper ends, float64, each with the structure of theta.
 
         Raises:
-            ValueError: if no parameters within the bounds were found to belong to the set: then the
-                bounds or the model do not fit the release.
+            ValueError: if the search found no parameters within the bounds that belong to the set.
+                In this case, the bounds or the model do not fit the release.
 
         Formal guarantees:
             Membership in the set is exact, but its ends are found by a search. A single parameter
             is evaluated on a grid of 65 points. The brackets of the two ends are bisected to 2^-22
             of the bounds, and their outer ends are returned. Several parameters are evaluated on a
-            grid or a sequence. From its outermost points the search goes further outward in
-            shrinking steps, and the last step is added. It can miss parts of the set that lie
-            between evaluated points and are not connected to the rest.
+            grid or a low-discrepancy sequence. From its outermost points the search proceeds
+            outward in shrinking steps, and the last step is added. It can miss regions of the set
+            that are between evaluated points and not connected to the rest.
         """
         search, (low, high) = self._searched
         if not search.has_found:
@@ -260,7 +260,7 @@ class ConfidenceSet:
         return jax.tree.map(lambda *x: np.stack(x), *trees), search.p_values
 
     def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:
-        """A row of parameters, and which of them are nuisances."""
+        """A vector of parameters, and which of them are nuisance parameters."""
 
         def is_free(node: object) -> bool:
             return node is None
@@ -316,26 +316,26 @@ def confidence_set(
     """The parameters of a population that a release does not exclude, without a prior.
 
     Each theta is tested by simulation: R seeds give R databases of a population with theta, and R
-    releases of them. If theta is true, the observed release and the simulated ones are R + 1
-    exchangeable releases. So theta is excluded if the observed release is among the least central
-    alpha (R + 1) of them, with alpha = 1 - confidence.
+    releases about these databases. If theta is true, the observed release and the simulated ones
+    are R + 1 exchangeable releases. So theta is excluded if the observed release is among the least
+    central alpha (R + 1) of them, with alpha = 1 - confidence.
 
     Args:
         key: a typed key of `dpjax.random`, used for nothing else. It makes the seeds.
-        release: a `Release`, or its value; or a list of several about one database.
+        release: a `Release`, or its value; or a list of several releases about one database.
         private: the function that made the release: any `private(key, database)` that returns a
             `Release`, such as the result of `dpjax.privatize`, or of
             `learning.objective_perturbation`, or `functools.partial(queries.private_mean, lower=0,
             upper=1, epsilon=1.0)`; or a list.
         model: `model(key, theta, n)` draws n records of a population. For a fixed key it should be
             smooth in theta, so that a search finds the ends of the set with few evaluations.
-        n: the number of records. If it is private, a function that takes theta to it.
-        bounds: the low ends and the high ends of theta, two pytrees of numbers.
+        n: the number of records. If it is private, a function that computes it from theta.
+        bounds: the lower ends and the upper ends of theta, two pytrees of numbers.
         capacity: the public number of slots, if the release took `PaddedRecords`.
         confidence: the probability that the set contains the true theta, in (0, 1).
         seeds: R, at least 19. More seeds make the set a little smaller, and take longer.
-        statistic: computes the numbers that are compared from the value of a release, or from the
-            list of values. By default all numbers of the release are compared.
+        statistic: computes the numbers to compare from the value of a release, or from the list of
+            values. By default all numbers of the release are compared.
 
     Returns:
         A `ConfidenceSet`.
@@ -343,21 +343,21 @@ def confidence_set(
     Raises:
         TypeError: if the key is not one of `dpjax.random`, or `private`, model or statistic is not
             a function.
-        ValueError: if a size is out of range, the bounds are not increasing finite numbers, the
-            release is not like a simulated one, or (seeds + 1) (1 - confidence) is below 1: then
-            every theta would belong to the set.
+        ValueError: if a size is out of range, the bounds are not increasing finite numbers, or the
+            release is not like a simulated one. Also if (seeds + 1) (1 - confidence) is below 1,
+            because every theta would then belong to the set.
 
     Formal guarantees:
         Post-processing: no private database is read. Let the database be drawn from `model(.,
         theta, n)`, and the release from `private`. Then the set contains theta with probability at
         least `confidence`, over database, noise and key together, for every n, target and
         mechanism. This includes the bias of clamping, NaN and failures. The reason: under theta,
-        the observed and the R simulated releases are exchangeable. The p-value is the share of them
-        that are no more central than the observed one. It is at most alpha with probability at most
-        floor(alpha (R + 1)) / (R + 1). The key must be independent of the release. Apart from
-        rounding, the depths do not depend on which of the R + 1 releases is the observed one.
-        `contains` and `p_value` are exact if there are no nuisance parameters; the docstring of
-        `interval` says what a search may miss.
+        the observed and the R simulated releases are exchangeable. The p-value is the fraction of
+        releases that are no more central than the observed one. It is at most alpha with
+        probability at most floor(alpha (R + 1)) / (R + 1). The key must be independent of the
+        release. Apart from rounding, the depths do not depend on which of the R + 1 releases is the
+        observed one. `contains` and `p_value` are exact if there are no nuisance parameters; the
+        docstring of `interval` says what a search may miss.
 
     Source:
         Xie and Wang (2022), "Repro Samples Method for Finite- and Large-Sample Inferences"; Awan
@@ -412,7 +412,7 @@ def _all(value: Value) -> Value:
 def _draw_of(
     private: Any, key: Key, population: Population, spec: Any, theta: PyTree
 ) -> Callable[[Key, Database], Value]:
-    """The JAX code by which a private function draws the value of a release."""
+    """The JAX code with which a private function draws the value of a release."""
     _checks.function("private", private)
     if isinstance(private, PrivateFunction):
         law = Law.of(private, key, population.database, spec, theta)
@@ -426,7 +426,7 @@ def _draw_of(
 
 
 def _observed(simulation: Simulation, release: Any) -> jax.Array:
-    """The statistic of the observed release; refuses a release of another structure."""
+    """The statistic of the observed release. Refuses a release of another structure."""
     values = list(release) if len(simulation.draws) > 1 else [release]
 
     def simulated(key: Key, theta: PyTree) -> list[Value]:

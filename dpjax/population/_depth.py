@@ -1,4 +1,4 @@
-"""How central an observed release is among simulated ones."""
+"""The depth of an observed release: how central it is among simulated ones."""
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +11,23 @@ _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges
 
 
 def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The share of points that are no more central than the observed one, and its distance.
+    """The fraction of points that are no more central than the observed one, and its distance.
 
     All points are treated alike: the depth of a point is a function of the point and of the set of
-    all R + 1 points. So if they are exchangeable, the share is at most alpha with probability at
-    most alpha. The share is i / (R + 1) for the i-th least central point, and ties count against
+    all R + 1 points. So if they are exchangeable, the fraction is at most alpha with probability at
+    most alpha. The fraction is i / (R + 1) for the i-th least central point, and ties count against
     rejection.
 
-    One number is compared by its rank from the nearer end, several by their Mahalanobis distance
-    from the mean of all points.
+    A single number is compared by its rank from the nearer end. Several numbers are compared by
+    their Mahalanobis distance from the mean of all points.
 
     Args:
         observed: shape (k,).
         simulated: shape (R, k).
 
     Returns:
-        The share, and the distance of the observed point from the middle, in units of the spread.
-        The distance guides a search if all shares are equal.
+        The fraction, and the distance of the observed point from the center, in units of the
+        spread. The distance guides a search if all fractions are equal.
     """
     points = jnp.concatenate([observed[None], simulated])
     # NaN counts as the largest value.
@@ -45,7 +45,7 @@ def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _standardized(points: jax.Array) -> jax.Array:
-    """Distances from the medians in interquartile ranges, finite and of comparable sizes."""
+    """Distances from the medians in interquartile ranges, finite and of comparable magnitudes."""
     largest = jnp.finfo(points.dtype).max / 4
     finite = jnp.clip(points, -largest, largest)
     ordered = jnp.sort(finite, axis=0)
@@ -58,7 +58,7 @@ def _standardized(points: jax.Array) -> jax.Array:
 
 
 def _mahalanobis(points: jax.Array) -> jax.Array:
-    """Squared distances from the mean, of points of shape (R + 1, k)."""
+    """Squared Mahalanobis distances from the mean, of points of shape (R + 1, k)."""
     k = points.shape[1]
     # Points are sorted, so that sums do not depend on which point is the observed one.
     columns = lax.sort(tuple(points.T), num_keys=k)

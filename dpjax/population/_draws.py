@@ -13,23 +13,23 @@ from dpjax.sweeps._axes import name_of_path
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws without weights. Each number is sorted once, for all posteriors.
+    """Draws without weights. Each number is sorted only once, for all posteriors.
 
     Attributes:
-        tree: arrays with a leading axis of draws, in NumPy.
+        tree: NumPy arrays with a leading axis of draws.
     """
 
     tree: PyTree
 
     @functools.cached_property
     def columns(self) -> list[np.ndarray]:
-        """Every number of a draw, as an array over the draws."""
+        """The values of each number of theta, as an array over the draws."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.tree)]
         return [column for leaf in leaves for column in leaf.reshape(len(leaf), -1).T]
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """A name of every number."""
+        """A name for each number of theta."""
         found: list[str] = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.tree):
             name = name_of_path(path) if path else "theta"
@@ -51,7 +51,7 @@ class Draws:
         return jax.tree.map(average, self.tree)
 
     def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
-        """For each level and number, the least value with that much weight at or below it."""
+        """For each level and number, the least value with at least that weight at or below it."""
         found = np.empty((len(levels), len(self.columns)))
         for i, (order, numbers) in enumerate(self._sorted):
             below = np.cumsum(weights[order])
@@ -60,7 +60,7 @@ class Draws:
         return [self._shaped(row) for row in found]
 
     def _shaped(self, row: np.ndarray) -> PyTree:
-        """Numbers of one draw as a tree."""
+        """The numbers of one draw as a pytree."""
         leaves, structure = jax.tree.flatten(self.tree)
         ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
         parts = [

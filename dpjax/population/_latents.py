@@ -17,20 +17,21 @@ from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts
 
 _PLUMBING = frozenset(("random_fold_in", "random_split", "random_unwrap", "random_wrap"))
 _BITS = "random_bits"
-_OTHER_KEYS = 16  # The outputs must be the same under this many other keys.
+_OTHER_KEYS = 16  # The outputs must not change under this many other keys.
 _SHIFT = "shift_right_logical"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """A place where a program draws bits.
+    """An operation of a program that draws random bits.
 
     Attributes:
-        law: random bits, bits that become keys, uniform numbers in [0, 1), or normal numbers.
+        law: the distribution: random bits, bits that become keys, uniform numbers in [0, 1), or
+            normal numbers.
         shape: the shape of the drawn array.
         dtype: the dtype of the drawn array.
         needed: how many of the highest bits are used.
-        keys: the words of the keys that draw it in the first evaluation.
+        keys: the words of the keys of the draw in the first evaluation.
     """
 
     law: Literal["bits", "key", "uniform", "normal"]
@@ -42,23 +43,23 @@ class _Source:
 
     @property
     def same(self) -> tuple[object, ...]:
-        """Equal for draws that give the same bits."""
+        """A tuple that is equal for draws with the same bits."""
         return self.keys, self.law, self.shape, self.dtype
 
     @property
     def _pieces(self) -> list[int]:
-        """How many bits are made of each normal number, at most as many as a float resolves."""
+        """How many bits each normal number provides, at most as many as a float resolves."""
         most = jnp.finfo(jnp.result_type(float)).nmant
         count = max(1, -(-self.needed // most))
         return [len(x) for x in np.array_split(np.arange(self.needed), count)]
 
     @property
     def latent(self) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of the normal numbers that stand for the draw."""
+        """The shape and dtype of the normal numbers that replace the draw."""
         return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
 
     def drawn(self, normal: jax.Array) -> jax.Array:
-        """The draw, made of normal numbers; it has its law if they are independent and standard."""
+        """The draw as a function of normal numbers. Independent standard ones give it its law."""
         if self.law == "normal":
             return normal[0].astype(self.dtype)
         if self.law == "uniform":
@@ -76,9 +77,9 @@ class _Source:
 class Latents:
     """A program of a key whose draws are functions of independent standard normal numbers.
 
-    Each array of random bits in the program is made of its own normal numbers, by their
+    Each array of random bits in the program is computed from separate normal numbers, by their
     distribution function. So the outputs have the same law as under random keys. Uniform numbers,
-    and functions of `jax.random` that use them, have derivatives. A loop that draws by rejection
+    and functions of `jax.random` that use them, are differentiable. A loop that draws by rejection
     gets a key made of such bits.
 
     Attributes:
@@ -94,8 +95,8 @@ class Latents:
         """Finds the draws of a function of a key.
 
         Raises:
-            ValueError: if a key serves two draws, or the outputs depend on the key other than by
-                its random bits.
+            ValueError: if a key is used for two draws, or the outputs depend on the key in another
+                way than by its random bits.
         """
         program, outputs = jax.make_jaxpr(function, return_shape=True)(key)
         structure = jax.tree.structure(outputs)
@@ -116,11 +117,11 @@ class Latents:
 
     @property
     def size(self) -> int:
-        """How many normal numbers there are."""
+        """The number of normal numbers."""
         return sum(math.prod(spec.shape) for spec in self.specs)
 
     def evaluate_flat(self, normal: jax.Array) -> PyTree:
-        """The outputs, from all normal numbers in one row."""
+        """The outputs, as a function of all normal numbers in one vector."""
         parts, start = list[jax.Array](), 0
         for spec in self.specs:
             end = start + math.prod(spec.shape)
@@ -129,7 +130,7 @@ class Latents:
         return self.evaluate(parts)
 
     def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Refuses a program whose outputs change with its key while the normal numbers stay."""
+        """Refuses a program whose outputs depend on its key, given the normal numbers."""
         row = jax.random.normal(jax.random.key(1), (self.size,))
         others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
 
@@ -151,7 +152,7 @@ class Latents:
 
 
 class _Walk:
-    """Runs a program with one key. Given numbers, if there are any, replace its draws."""
+    """Runs a program with one key. If numbers are given, they replace the program's draws."""
 
     def __init__(self, key: Key, given: Sequence[jax.Array] | None = None):
         self._key, self._given = key, None if given is None else iter(given)
@@ -185,7 +186,7 @@ class _Walk:
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
-        """The next given draw. The first walk has none: it records the draw and returns zeros."""
+        """The next given draw. The first run has none: it records the draw and returns zeros."""
         if self._given is not None:
             return next(self._given)
         words = np.asarray(jax.random.key_data(keys))
@@ -194,13 +195,13 @@ class _Walk:
         return jnp.zeros(like.shape, like.dtype)
 
     def _fresh(self, keys: Any) -> Any:
-        """Keys made of drawn bits, which replace the keys of the program."""
+        """Keys made from drawn bits, which replace the keys of the program."""
         words = jax.eval_shape(jax.random.key_data, keys)
         bits = self._drawn("key", words, keys, words.dtype.itemsize * 8)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
 
     def _needed(self, equation: Equation) -> int:
-        """How many of the bits count: a uniform number is made of the highest ones."""
+        """How many of the bits are used: a uniform number uses only the highest ones."""
         bits = equation.outvars[0]
         size = aval(bits).dtype.itemsize * 8
         uses = [e for e in self._program.eqns if any(x is bits for x in e.invars)]
@@ -213,7 +214,7 @@ class _Walk:
 
 
 def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
-    """The sources, each once. Refuses a key with draws of several kinds: they are dependent."""
+    """The distinct sources. Refuses a key with draws of several kinds, which are dependent."""
     by_draw: dict[Any, _Source] = {}
     for one in sources:
         before = by_draw.get(one.same, one)
@@ -228,7 +229,7 @@ def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
 
 
 def _draws_floats(equation: Equation, name: str) -> bool:
-    """Whether an operation is this function of `jax.random`: floats from a key and scalars."""
+    """Whether an operation is this function of `jax.random`, with a key and scalars as operands."""
     if equation.params.get("name") != name or not equation.invars:
         return False
     key, *ends = equation.invars

@@ -1,4 +1,4 @@
-"""The law of a release: the exact value on a database, and the density of the release."""
+"""The law of a release: the exact value on a database, and the density of the release given it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ OneOrSeveral: TypeAlias = PrivateFunction | Sequence[PrivateFunction]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
-    """How a private function releases databases of one kind.
+    """The distribution of a private function's releases, for databases of one structure.
 
     Attributes:
-        private: the function.
+        private: the private function.
         plan: its compiled target, and the draw of its noise.
         published: structure, shapes and dtypes of the value of a release.
     """
@@ -35,13 +35,13 @@ class Law:
     def of(
         cls, private: PrivateFunction, key: Any, database: Callable[..., Database], *given: PyTree
     ) -> "Law":
-        """Reads the kind of databases that a function draws; refuses those of another kind.
+        """Reads the structure of the databases. Refuses those that the function does not accept.
 
         Args:
-            private: the function.
+            private: the private function.
             key: the shape of a key for noise.
-            database: draws a database, from arguments of the shapes `given`.
-            given: shapes and dtypes.
+            database: draws a database, from arguments with the shapes `given`.
+            given: shapes and dtypes of the arguments.
         """
         found: list[Inside] = []
 
@@ -54,21 +54,21 @@ class Law:
         return cls(private, found[-1], TreeSpec.of(outputs))
 
     def exact(self, database: Database) -> Value:
-        """The exact value before noise, computed as in a release; JAX code."""
+        """The exact value before noise, computed as in a release. It runs in JAX."""
         records, kind = self.private._read(database)
         return self.private._traced(kind)(records)
 
     def draw(self, key: Key, value: Value) -> Value:
-        """The value of a release; JAX code, and no ledger pays for it."""
+        """The value of a release. It runs in JAX, and no ledger pays for it."""
         return _drawn(self.plan, key, value)
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
         """The log density of a release, up to a constant, given the exact value."""
-        with jax.ensure_compile_time_eval():  # The scale of the noise follows from shapes alone.
+        with jax.ensure_compile_time_eval():  # Shapes alone determine the scale of the noise.
             return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
-        """The arrays of a release; refuses a release of another structure."""
+        """The arrays of a release. Refuses a release of another structure."""
         value = release.value if isinstance(release, Release) else release
         wanted = self.published.tree()
         if jax.tree.structure(value) != self.published.structure:

@@ -24,8 +24,8 @@ class Population:
 
     Attributes:
         model: draws records.
-        n: their number, or a function of theta.
-        capacity: the slots of padded records; None for plain arrays.
+        n: the number of records, or a function of theta that computes it.
+        capacity: the number of slots of padded records; None for plain arrays.
     """
 
     model: Model
@@ -48,7 +48,7 @@ class Population:
         return cls(model, n, capacity)
 
     def database(self, key: Key, theta: PyTree) -> Database:
-        """One database; JAX code."""
+        """One database. It runs in JAX."""
         slots = self.n if self.capacity is None else self.capacity
         assert not callable(slots)
         records = self.model(key, theta, slots)

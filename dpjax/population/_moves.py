@@ -1,4 +1,4 @@
-"""Markov moves that leave a law unchanged: normal numbers, weighted by a power of a density."""
+"""Markov moves of normal numbers that leave their law, times a power of a density, unchanged."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,13 +15,13 @@ Density: TypeAlias = Callable[[jax.Array], jax.Array]
 WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """The same with a row of derivatives."""
 
-_KICKS = 16  # Steps of a path along the derivative.
+_KICKS = 16  # The number of steps of a path along the derivative.
 _MOST_TRIES = 12  # The most points that are tried on an ellipse.
-RANDOM = 2 + _MOST_TRIES  # Normal numbers that a move needs besides a row of them.
+RANDOM = 2 + _MOST_TRIES  # The number of further normal numbers that a move needs.
 
 
 def with_slope(density: Density, size: int) -> WithSlope:
-    """The density and its derivative; zeros where JAX cannot differentiate (loops, host code)."""
+    """The density and its derivative; zeros if JAX cannot differentiate it (loops, host code)."""
     both = jax.value_and_grad(density)
     try:
         jax.eval_shape(both, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
@@ -38,17 +38,18 @@ def along_a_path(
     particle: jax.Array,
     log: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A step of Hamiltonian Monte Carlo; an exact rotation where the density is flat.
+    """A step of Hamiltonian Monte Carlo; an exact rotation where the density is constant.
 
-    The path is reversible and keeps volumes, even with a wrong derivative. So the law stays
-    unchanged even if the density has jumps or no derivative. Then fewer paths are accepted.
+    The path is reversible and preserves volumes, even with a wrong derivative. So the law stays
+    unchanged even if the density has jumps or no derivative. In that case, fewer paths are
+    accepted.
 
     Args:
         both: the log density at power 1, and its derivative.
         power: the power of the density.
         step: the angle between two kicks, up to a random factor from 0.5 to 1.5.
-        normal: standard normal numbers: one for each of the particle's, and `RANDOM` more.
-        particle: a row of normal numbers.
+        normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
+        particle: a vector of normal numbers.
         log: the log density of the particle.
 
     Returns:
@@ -85,13 +86,13 @@ def on_an_ellipse(
     """A step of elliptical slice sampling, which needs no derivative.
 
     If `_MOST_TRIES` points fail, the particle stays, which leaves the law unchanged. Without this
-    limit, a density with jumps could keep a chain in float32 trying forever.
+    limit, a density with jumps could make a chain in float32 try points forever.
 
     Args:
         density: the log density at power 1.
         power: the power of the density.
-        normal: standard normal numbers: one for each of the particle's, and `RANDOM` more.
-        particle: a row of normal numbers.
+        normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
+        particle: a vector of normal numbers.
         log: the log density of the particle.
 
     Returns:
@@ -109,7 +110,7 @@ def on_an_ellipse(
 
     def shrunk(found: Any) -> Any:
         tries, angle, low, high, _ = found
-        # The first bracket is the whole ellipse. Then a point that was too low is an end.
+        # The first bracket is the whole ellipse. Then each rejected point becomes an end of it.
         after = tries > 0
         low = jnp.where(after & (angle < 0), angle, low)
         high = jnp.where(after & (angle >= 0), angle, high)

@@ -24,10 +24,10 @@ class Posterior:
     """The posterior of a population's parameters given a release, as weighted draws.
 
     Made by `dpjax.posterior` and `SimulationBank.posterior`. It prints the mean of every number
-    with its interval of 95%.
+    with its 95% interval.
 
     Attributes:
-        weights: of the draws; their sum is 1.
+        weights: the weights of the draws; their sum is 1.
         effective_size: the number of equally weighted draws that would be as accurate.
 
     Formal guarantees:
@@ -77,13 +77,13 @@ class Posterior:
         return self._draws.mean(self.weights)
 
     def interval(self, confidence: float = _CONFIDENCE) -> tuple[PyTree, PyTree]:
-        """An interval for every number, with the same probability on either side of it.
+        """An interval for every number, with the same probability below and above it.
 
         Args:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            The low ends and the high ends, float64, each of the structure of theta.
+            The lower ends and the upper ends, float64, each with the structure of theta.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -92,8 +92,8 @@ class Posterior:
         Formal guarantees:
             If theta is drawn from the prior and the database from the model, the interval contains
             theta with probability `confidence`, up to the error of the simulation, which is at most
-            about 1 / (2 sqrt(effective_size)) in each probability. This does not hold if the prior
-            or the model is wrong. `dpjax.confidence_set` needs no prior.
+            about 1 / (2 sqrt(effective_size)) in each probability. This is not true if the prior or
+            the model is wrong. `dpjax.confidence_set` needs no prior.
         """
         left = (1 - _checks.fraction("confidence", confidence)) / 2
         low, high = self._draws.quantiles(self.weights, (left, 1 - left))
@@ -103,10 +103,10 @@ class Posterior:
         """The posterior of a function of theta.
 
         Args:
-            function: maps one theta to a pytree of real arrays; JAX code.
+            function: maps one theta to a pytree of real arrays, in JAX.
 
         Returns:
-            A `Posterior` of what the function returns, on the same draws.
+            A `Posterior` of the function's results, on the same draws.
 
         Raises:
             TypeError: if it is not a function, or does not return real arrays.
@@ -120,7 +120,7 @@ class Posterior:
         return Posterior(self.weights, self.effective_size, Draws(jax.tree.map(np.asarray, found)))
 
     def to_frame(self) -> "DataFrame":
-        """The draws as a pandas table: a column for every number, and their weights.
+        """The draws as a pandas table, with a column for every number and one for the weights.
 
         Returns:
             A `pandas.DataFrame`.

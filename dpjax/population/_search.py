@@ -9,9 +9,9 @@ import numpy as np
 Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Computes p-values and distances, shape (count,), of points in [0, 1]^d, shape (count, d)."""
 
-# The number of first points on a line, on each side of a square, and in higher dimensions.
+# The number of first points: on a line, on each side of a square, and in higher dimensions.
 _LINE, _PLANE, _SPACE = 65, 17, 512
-_CUT, _ROUNDS = 16, 4  # The parts into which a round cuts a bracket, and the rounds.
+_CUT, _ROUNDS = 16, 4  # The intervals into which a round cuts a bracket, and the rounds.
 _PROPOSED, _STEPS = 16, 12  # Proposals for each end of a projection, and steps.
 _NARROW = 0.6  # The factor by which a step shrinks if its end did not move.
 
@@ -21,11 +21,11 @@ class Search:
     """Points of the unit cube and their p-values; a point *belongs* if its p-value exceeds alpha.
 
     Attributes:
-        evaluate: computes p-values.
+        evaluate: computes p-values and distances.
         alpha: the level.
-        dims: of the cube.
-        points: all points that were evaluated.
-        p_values: of the points.
+        dims: the dimension of the cube.
+        points: all points evaluated so far.
+        p_values: the p-values of these points.
     """
 
     evaluate: Evaluate
@@ -37,7 +37,7 @@ class Search:
         self.p_values, self._distances = np.empty(0), np.empty(0)
 
     def look(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates points; returns whether each belongs."""
+        """Evaluates points, and returns whether each point belongs."""
         found, distances = self.evaluate(points)
         self.points = np.concatenate([self.points, points])
         self.p_values = np.concatenate([self.p_values, found])
@@ -55,12 +55,12 @@ class Search:
         return bool((self.p_values > self.alpha).any())
 
     def begin(self) -> None:
-        """Evaluates points all over the cube, then near the best one, until one belongs."""
+        """Evaluates points all over the cube, then near the best point, until one point belongs."""
         self.look(_spread(self.dims))
         self.climb(until_found=True)
 
     def climb(self, *, until_found: bool = False) -> None:
-        """Evaluates points around the best one, closer and closer to it."""
+        """Evaluates points around the best point, closer and closer to it."""
         rng, width = np.random.default_rng(0), 0.25
         for _ in range(_STEPS):
             if until_found and self.has_found:
@@ -72,7 +72,7 @@ class Search:
             width *= _NARROW
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest coordinate of the points that belong, moved outward.
+        """The least and the largest coordinates of the points that belong, moved outward.
 
         Returns:
             Two arrays of shape (d,); NaN where no point belongs.
@@ -83,7 +83,7 @@ class Search:
         return self._ends_on_a_line() if self.dims == 1 else self._projections()
 
     def _ends_on_a_line(self) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the brackets of the outermost points that belong; returns their outer ends."""
+        """Refines the brackets of the outermost points that belong. Returns their outer ends."""
         for _ in range(_ROUNDS):
             brackets = [x for x in self._brackets() if x[0] != x[1]]
             inner = [np.linspace(*x, _CUT + 1)[1:-1] for x in brackets]
@@ -94,7 +94,7 @@ class Search:
         return np.array([low]), np.array([high])
 
     def _brackets(self) -> list[tuple[float, float]]:
-        """For each side, the nearest point outside that does not belong, and the last inside."""
+        """For each side, the nearest outer point that does not belong, and the last that does."""
         line = self.points[:, 0]
         inside = line[self.p_values > self.alpha]
         low, high = float(inside.min()), float(inside.max())
@@ -104,7 +104,7 @@ class Search:
         ]
 
     def _projections(self) -> tuple[np.ndarray, np.ndarray]:
-        """Walks from the outermost points that belong further outward, in steps that shrink."""
+        """Moves outward from the outermost points that belong, in shrinking steps."""
         rng = np.random.default_rng(0)
         inside = self.points[self.p_values > self.alpha]
         width = np.maximum(np.ptp(inside, axis=0), 1 / _PLANE)
@@ -127,7 +127,7 @@ class Search:
         return self._signed(self.points[self.p_values > self.alpha]).max(axis=0)
 
     def _beyond(self, rng: np.random.Generator, end: int, step: np.ndarray) -> np.ndarray:
-        """Points near the outermost ones at an end, most of them further out."""
+        """Points near the outermost ones at an end, most of them farther out."""
         inside = self.points[self.p_values > self.alpha]
         first = inside[np.argsort(-self._signed(inside)[:, end])[:4]]
         moves = step * rng.normal(size=(_PROPOSED, self.dims)) / 2

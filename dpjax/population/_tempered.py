@@ -1,8 +1,9 @@
 """Posteriors by tempered sequential Monte Carlo, for releases that few simulated databases fit.
 
 Particles are simulated populations. The density of the release is raised to a power t, which rises
-in steps from t = 0 (the prior) to t = 1 (the posterior). After each step, heavy particles are
-copied and light ones dropped. Then all move by Markov chains that leave the law at t unchanged.
+in steps from t = 0 (the prior) to t = 1 (the posterior). After each step, particles with large
+weights are copied, and particles with small weights are dropped. Then all particles move by Markov
+chains that leave the law at t unchanged.
 """
 
 import functools
@@ -18,12 +19,12 @@ from dpjax._core._types import Key, PyTree
 from dpjax.population._latents import Latents
 from dpjax.population._moves import RANDOM, Density, along_a_path, on_an_ellipse, with_slope
 
-ISLANDS = 16  # Independent runs, whose spread shows the error.
-_SHARE = 0.5  # The effective share of particles after each rise of t.
-_HALVINGS = 30  # Steps of the bisection that finds the next t.
-_MOVES, _LAST_MOVES = 4, 12  # At each t, and at t = 1.
-_ACCEPTED = 0.7  # Step sizes adapt until this share of paths is accepted.
-_LEAST = -1e30  # The log density of databases that cannot give the release.
+ISLANDS = 16  # The number of independent runs, whose differences show the error.
+_SHARE = 0.5  # The effective fraction of particles after each rise of t.
+_HALVINGS = 30  # The steps of the bisection that finds the next t.
+_MOVES, _LAST_MOVES = 4, 12  # The number of moves at each t, and at t = 1.
+_ACCEPTED = 0.7  # Step sizes adapt until this fraction of paths is accepted.
+_LEAST = -1e30  # The log density for databases that cannot give the release.
 
 
 class Islands(NamedTuple):
@@ -68,8 +69,8 @@ def tempered(
     Args:
         key: a threefry key.
         latents: simulates a population and its exact values, {"theta": ..., "values": ...}.
-        log_density: takes the exact values to the log density of the release.
-        particles: of each island.
+        log_density: maps the exact values to the log density of the release.
+        particles: the number of particles of each island.
     """
 
     def density(normal: jax.Array) -> jax.Array:
@@ -106,7 +107,8 @@ def _risen(density: Density, state: _State) -> _State:
 
     def moved(i: jax.Array, found: Any) -> Any:
         particles, log, step = found
-        # One draw serves both moves, because each call of the generator is compiled separately.
+        # One draw is used for both moves, because each call of the generator is compiled
+        # separately.
         shape = 2, count, size + RANDOM
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
@@ -123,7 +125,7 @@ def _risen(density: Density, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """The largest rise of the power that keeps a share of the particles effective."""
+    """The largest rise of the power after which a given fraction of the particles is effective."""
 
     def fits(rise: jax.Array) -> jax.Array:
         weights = jnp.exp(rise * (log - jnp.max(log)))
@@ -131,7 +133,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        middle = jnp.where(i == 0, high, (low + high) / 2)  # First tries t = 1.
+        middle = jnp.where(i == 0, high, (low + high) / 2)  # The first try is t = 1.
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
 
@@ -140,7 +142,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
 
 def _resampled(key: Key, weights: jax.Array) -> jax.Array:
-    """Systematic resampling: places of particles, about in proportion to their weights."""
+    """Systematic resampling: indices of particles, about in proportion to their weights."""
     count = len(weights)
     below = jnp.cumsum(weights)
     first = jax.random.uniform(key, dtype=weights.dtype)
@@ -149,7 +151,7 @@ def _resampled(key: Key, weights: jax.Array) -> jax.Array:
 
 
 def weights_of(islands: Islands) -> np.ndarray:
-    """The weights of all draws, island after island: their sum is 1, or 0 if no draw fits."""
+    """The weights of all draws, island by island: their sum is 1, or 0 if no draw fits."""
     fits = np.asarray(islands.log_density) > _LEAST / 2
     logs = np.asarray(islands.log_evidence, np.float64)
     shares = np.exp(logs - logs.max())
@@ -158,11 +160,11 @@ def weights_of(islands: Islands) -> np.ndarray:
 
 
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
-    """How many independent draws would estimate averages as well as the islands do.
+    """The number of independent draws that would estimate averages as well as the islands do.
 
-    The islands are independent, so the spread of their averages shows the error. For each column
-    two averages count: of its numbers, and of their distances from the mean. The worst average
-    decides, so the size is rather too small.
+    The islands are independent, so the differences of their averages show the error. For each
+    column two averages are used: of its numbers, and of their distances from the mean. The worst
+    average determines the size, so the size is rather too small than too large.
     """
     if not weights.sum() > 0:
         return 0.0

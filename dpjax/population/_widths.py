@@ -1,4 +1,4 @@
-"""How wide posteriors will be, before there is a release: for the size of a study."""
+"""The expected width of posteriors before there is a release, to plan the size of a study."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -36,27 +36,28 @@ def posterior_widths(
     draws: int = 100_000,
     repeats: int = 50,
 ) -> "Dataset":
-    """How wide posterior intervals would be, for the number of people and epsilon of a study.
+    """The widths of posterior intervals to expect, for the number of people and epsilon of a study.
 
-    `dpjax.rehearse` compares the noise of a release with the sampling spread. This says what a
-    reader could conclude about the population: noise, clamping and sampling error together.
+    `dpjax.rehearse` compares the noise of a release with the sampling spread. This function
+    measures how precise conclusions about the population would be, with noise, clamping and
+    sampling error together.
 
     Args:
         key: a typed key of `dpjax.random`, used for nothing else.
         private: `private(n, epsilon)` makes the private function of a study with n people.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
         model: `model(key, theta, n)` draws n records of a population.
-        n: numbers of people.
+        n: the numbers of people to compare.
         epsilon: the epsilons to compare.
         confidence: the posterior probability of an interval.
-        draws: number of simulated populations for each n.
-        repeats: releases that are drawn for each n and epsilon, each about a population of its own.
+        draws: the number of simulated populations for each n.
+        repeats: the number of releases for each n and epsilon, each about another population.
 
     Returns:
         An `xarray.Dataset` (needs the extra "sweep") over `n`, `epsilon` and `repeat`:
 
-        - `width` of the interval, and `contains`, whether it contains the true theta. Numbers in
-          a pytree add their names, as in `Posterior.to_frame`;
+        - `width` of the interval, and `contains`, whether it contains the true theta. For a pytree,
+          the names of its numbers are appended, as in `Posterior.to_frame`;
         - `effective_size` of each posterior.
 
         `dpjax.plotting.utility(widths, variable="width", curve="n")` draws it over epsilon.
@@ -64,12 +65,12 @@ def posterior_widths(
     Raises:
         ModuleNotFoundError: if xarray is not installed.
         TypeError: if the key is not one of `dpjax.random`, or private, prior or model is not a
-            function, or `private` returns something else than `dpjax.privatize` does.
+            function, or `private` returns anything other than a result of `dpjax.privatize`.
         ValueError: if a size is out of range, or an effective size is below 100.
 
     Formal guarantees:
-        None are needed: nothing private is read. Widths are averages over the prior: of a
-        population that it finds unlikely, nothing is said.
+        None are needed: nothing private is read. Widths are averages over the prior. They say
+        nothing about populations that the prior considers unlikely.
 
     Source:
         Gong (2022), as `dpjax.posterior`.
@@ -122,7 +123,7 @@ def posterior_widths(
 
 
 def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) -> SimulationBank:
-    """The same simulations for another mechanism: exact values do not depend on it."""
+    """The same simulations for another mechanism: exact values do not depend on the mechanism."""
     world, population = bank._world, bank._world.population
     other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
     if jax.tree.map(jnp.shape, other.laws[0].published.tree()) != jax.tree.map(
@@ -133,7 +134,7 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
 
 
 def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
-    """Refuses a cell with a posterior of few draws: to leave it out would leave out narrow ones."""
+    """Refuses a cell with a posterior of few draws. Dropping it would drop narrow posteriors."""
     least = float(cell["effective_size"].min())
     if least < LEAST_SIZE:
         needed = f", at least about {draws * 2 * LEAST_SIZE / least:.1g}" if least > 0 else ""
@@ -144,7 +145,7 @@ def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
 
 
 def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -> _Cell:
-    """Widths of the posteriors of releases, each about a population of its own."""
+    """Widths of the posteriors of releases, each about another population."""
     found: dict[str, list[float]] = {}
     keys = jax.random.split(key, 2 * repeats)
     draw = jax.jit(bank.draw_release)

@@ -21,10 +21,10 @@ class World:
     """Simulates parameters theta, a database of their population, and releases about it.
 
     Attributes:
-        laws: the law of the releases of each private function.
+        laws: for each private function, the law of its releases.
         population: draws databases.
         prior: draws theta.
-        is_single: whether one private function was given, and not a list.
+        is_single: whether one private function was given, instead of a list.
     """
 
     laws: tuple[Law, ...]
@@ -42,7 +42,7 @@ class World:
         n: NumberOfRecords,
         capacity: int | None,
     ) -> "World":
-        """Checks the arguments of a caller; `key` stands for the keys that will be used."""
+        """Checks the caller's arguments; `key` is an example of the keys that will be used."""
         privates = as_several(private)
         _checks.function("prior", prior)
         population = Population.of(model, n, capacity)
@@ -57,14 +57,14 @@ class World:
         return cls(laws, population, prior, not isinstance(private, (list, tuple)))
 
     def simulated(self, key: Key) -> dict[str, PyTree]:
-        """A theta, and the exact values of a database of its population; JAX code."""
+        """A theta, and the exact values on a database of its population. It runs in JAX."""
         key_theta, key_database = jax.random.split(key)
         theta = _checks.real_arrays("theta", self.prior(key_theta))
         database = self.population.database(key_database, theta)
         return {"theta": theta, "values": tuple(law.exact(database) for law in self.laws)}
 
     def draw_release(self, key: Key, theta: PyTree) -> Value:
-        """Draws releases about one simulated database; JAX code, and no ledger pays."""
+        """Draws releases about one simulated database. It runs in JAX, and no ledger pays."""
         keys = jax.random.split(key, len(self.laws) + 1)
         database = self.population.database(sampling_key(keys[0]), theta)
         drawn = tuple(
