@@ -67,7 +67,7 @@ class AskedTable:
         facts: dict[str, Any],
         kind: str = "moments",
     ) -> Release:
-        """A statistic of the noisy averages and products of some columns."""
+        """A statistic of the noisy averages of some columns and of their products."""
         dims = len(box.columns)
         query = second_moments_query(identity, dims=dims, capacity=self.most_rows, in_cube=True)
         return released_moments(
@@ -93,7 +93,7 @@ class AskedTable:
         about: object = (),
         keeps_missing: bool = False,
     ) -> Question:
-        """The question of a statistic of some columns: the rows that it counts, and its name."""
+        """The question of a statistic of some columns: which rows it counts, and its name."""
         check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
         again = functools.partial(
@@ -129,20 +129,20 @@ class AskedTable:
     def _records(
         self, asked: Question, make: Callable[["AskedTable", Question], PaddedRecords]
     ) -> PaddedRecords | Parts:
-        """The records of a statistic: those of the frame, or of each batch of a large one."""
+        """The records of a statistic: from the frame, or from each batch of a large frame."""
         if not isinstance(self._frame, LargeFrame):
             return make(self, asked)
         again = asked.again
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _leaf(self, column: str) -> PyTree:
-        """A column of numbers in the form that a query takes."""
+        """A column of numbers in the form that a query accepts."""
         found = self._frame[column]
         found.numbers()  # Refuses texts.
         return found.leaf() if self._missing == "drop" else found.with_gaps()
 
     def _payer(self) -> Account | None:
-        """The ledger that pays. It must have the relation of the table."""
+        """The ledger that pays, which must have the relation of the table."""
         accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
         account = accounts[0] if len(accounts) == 1 else self._ledger
         if isinstance(account, Ledger):
@@ -170,7 +170,7 @@ class AskedTable:
         buckets: Buckets,
         keeps_missing: bool,
     ) -> list[AnyCells]:
-        """The public cells of some columns, or of all that have any."""
+        """The public cells of the given columns, or of all columns that have cells."""
         described = {*keys}
         for given in (bounds, buckets):
             described |= {*given} if isinstance(given, Mapping) else set()
@@ -189,10 +189,10 @@ class AskedTable:
         return [cells_of(name, self._frame, *how) for name in columns]
 
     def _check_left(self, what: str, first: Question, epsilon: float) -> None:
-        """Refuses two payments, of which a ledger could make only the first."""
+        """Refuses two payments if the ledger's budget is enough only for the first."""
         payer = self._payer()
         if not isinstance(payer, Ledger) or any(x["name"] == first.name for x in payer.history()):
-            return  # The first payment was made before, and is not made again.
+            return  # The first payment was already made, and will not be made again.
         left, _ = payer.remaining
         if Decimal(repr(epsilon)) > left:
             raise BudgetExceededError(
@@ -207,7 +207,7 @@ class AskedTable:
         return {**terms, "name": asked.name, "by": asked.by}
 
     def _paid(self, ask: Callable[[Key], Release], key: Key | None) -> Release:
-        """A release that the ledger of the table pays for."""
+        """A release, for which the ledger of the table pays."""
         with self._ledger or contextlib.nullcontext():
             return ask(secure_key() if key is None else key)
 
@@ -267,5 +267,5 @@ class AskedTable:
 
 
 def identity(records: PyTree) -> PyTree:
-    """The record itself, if records are vectors and nothing else."""
+    """The record itself, for records that are single vectors."""
     return records

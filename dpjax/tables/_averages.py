@@ -28,16 +28,16 @@ from dpjax.tables._where import Where
 
 Probabilities = float | Fraction | Sequence[float | Fraction]
 
-_PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent on finding bounds.
+_PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent to find bounds.
 
 
 class Asked(NamedTuple):
     """A statistic of one column, ready to be drawn and paid for.
 
     Attributes:
-        question: the rows and groups that it is about.
+        question: its rows and groups.
         draw: releases it under a key.
-        axes: of the arrays of its value, beside the axes of groups.
+        axes: the axes of the arrays of its value, besides the axes of groups.
     """
 
     question: Question
@@ -61,18 +61,18 @@ class AveragesOfTable(CountsOfTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The sum of a column, each number clipped to public bounds, in all or in each group.
+        """The sum of a column, each number clipped to public bounds, in total or in each group.
 
         Args:
-            column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
-                epsilon to find some, by `bounds`; the label says which.
-            by: columns and their keys.
-            where: a predicate.
+            column: the name of a column of numbers.
+            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
+                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            error: of each sum, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            error: the error of each sum, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -102,17 +102,17 @@ class AveragesOfTable(CountsOfTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The average of a column, each number clipped to public bounds, in all or in each group.
+        """The average of a column, each number clipped to public bounds, in total or by group.
 
         Args:
-            column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
-                epsilon to find some, by `bounds`; the label says which.
-            by: columns and their keys.
-            where: a predicate.
+            column: the name of a column of numbers.
+            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
+                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -141,17 +141,17 @@ class AveragesOfTable(CountsOfTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The average and the variance of a column, in all or in each group.
+        """The average and the variance of a column, in total or in each group.
 
         Args:
-            column: of numbers, by name.
-            bounds: see `PrivateTable`; so are the other arguments. None takes a quarter of the
-                epsilon to find some, by `bounds`; the label says which.
-            by: columns and their keys.
-            where: a predicate.
+            column: the name of a column of numbers.
+            bounds: public bounds; `PrivateTable` explains all arguments. None spends a quarter of
+                the epsilon to find bounds, by `bounds`; the release's label shows them.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -181,17 +181,17 @@ class AveragesOfTable(CountsOfTable):
         share: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """Quantiles of a column, in all or in each group.
+        """Quantiles of a column, in total or in each group.
 
         Args:
-            column: of numbers, by name.
-            probabilities: of the quantiles, each from 0 to 1.
-            bounds: the range in which quantiles are searched; see `PrivateTable`. None takes a
-                quarter of the epsilon to find some, by `bounds`; the label says which.
-            by: columns and their keys.
-            where: a predicate.
+            column: the name of a column of numbers.
+            probabilities: the probabilities of the quantiles, each from 0 to 1.
+            bounds: the range in which quantiles are searched; see `PrivateTable`. None spends a
+                quarter of the epsilon to find bounds, by `bounds`; the release's label shows them.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -199,7 +199,7 @@ class AveragesOfTable(CountsOfTable):
         """
         cost = self._cost(epsilon, share, delta=None)
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
-        exact_probabilities(wanted)  # Refuses a wrong one before bounds are paid for.
+        exact_probabilities(wanted)  # Refuses wrong probabilities before bounds are paid for.
 
         def ask(low: float, high: float, cost: Cost) -> Asked:
             about = low, high, tuple(map(str, wanted))
@@ -235,7 +235,7 @@ class AveragesOfTable(CountsOfTable):
         if cost.epsilon is None:
             raise ValueError("bounds must be given for an error: the noise depends on them")
         part, rest = cost.split(_PARTS)
-        ask(0.0, 1.0, rest)  # Refuses a statistic that cannot be asked, before bounds are paid for.
+        ask(0.0, 1.0, rest)  # Refuses an invalid statistic before bounds are paid for.
         self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         found = self.bounds(column, where=where, epsilon=part, key=keys[0])

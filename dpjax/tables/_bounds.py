@@ -12,14 +12,14 @@ from dpjax.targets._clamping import check_interval
 
 Ends: TypeAlias = tuple[float, float]
 End: TypeAlias = float | datetime.date | datetime.timedelta | np.datetime64 | np.timedelta64
-"""A number, or in a column of dates, times or durations a value of that kind."""
+"""A number; or a date, time or duration, for a column of that kind."""
 
 Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
-"""The bounds of a column, or of several columns by name."""
+"""The bounds of one column, or a dict of the bounds of several columns."""
 
 
 def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
-    """The bounds of one column, as numbers. For dates and times they may be given as such."""
+    """The bounds of one column as numbers; they may be given as dates, times or durations."""
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(

@@ -17,10 +17,10 @@ class Box:
     """The bounds of some columns.
 
     Attributes:
-        columns: by name.
+        columns: the names of the columns.
         lower: the lower ends.
         upper: the upper ends.
-        in_ball: whether its corners lie on the unit sphere; else the box becomes the unit cube.
+        in_ball: whether the corners are on the unit sphere; otherwise the box becomes the cube.
     """
 
     columns: tuple[str, ...]
@@ -41,14 +41,14 @@ class Box:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Middle and size in JSON."""
+        """Middle and size as JSON."""
         return {"middle": self.middle.tolist(), "size": self.size.tolist()}
 
     def vectors(self, frame: Frame) -> np.ndarray:
         """The rows, each number clipped to its bounds, in units of the size around the middle.
 
-        Each number is computed from its own entry alone. A missing number counts as the lower end
-        of its bounds.
+        Each number is computed from its own entry alone. A missing number becomes the lower end of
+        its bounds.
         """
         numbers = np.stack([frame[name].numbers_or_nan() for name in self.columns], axis=1)
         clipped = np.clip(np.where(np.isnan(numbers), self.lower, numbers), self.lower, self.upper)

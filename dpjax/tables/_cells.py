@@ -1,4 +1,4 @@
-"""The cells that the entries of a column are in, public, and entries drawn from cells."""
+"""The public cells of a column's entries, and entries drawn from cells."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from dpjax.tables._groups import codes_of, keys_of
 from dpjax.targets._clamping import increasing
 
 Buckets: TypeAlias = int | Mapping[str, int | Sequence[End]]
-"""How many buckets a column of numbers has, or the edges of its buckets."""
+"""The number of buckets of a column of numbers, or the edges of its buckets."""
 
 _BUCKETS = 16
 _DRAWN_BITS = 32
@@ -26,9 +26,9 @@ class Categories:
     """The cells of a column with public keys: one for each key.
 
     Attributes:
-        name: of the column.
-        keys: public.
-        missing: whether the last cell is that of missing entries.
+        name: the name of the column.
+        keys: the public keys.
+        missing: whether the last cell is for missing entries.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Categories:
         return len(self.keys) + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, -1 for none; from this entry alone."""
+        """The cell of each entry, -1 for no cell; computed from this entry alone."""
         del missing  # A key has no lower end.
         found = codes_of(column, self.keys)
         return np.where(column.known, found, len(self.keys)) if self.missing else found
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An entry for each cell, and which are not missing."""
+        """An entry for each cell, and which entries are not missing."""
         del drawn
         known = cells < len(self.keys)
         keys = np.array(self.keys, object if isinstance(self.keys[0], str) else None)
@@ -56,13 +56,13 @@ class Categories:
 
 @dataclasses.dataclass(frozen=True)
 class Ranges:
-    """The cells of a column of numbers: between increasing edges, each with its lower edge.
+    """The cells of a column of numbers: intervals between edges, including the lower edge.
 
     Attributes:
-        name: of the column.
-        edges: public. Where numbers are whole, a cell ends before its upper edge.
-        whole: whether the dtype holds whole numbers alone.
-        missing: whether the last cell is that of missing entries.
+        name: the name of the column.
+        edges: the public edges. If numbers are whole, a cell ends below its upper edge.
+        whole: whether the dtype contains only whole numbers.
+        missing: whether the last cell is for missing entries.
     """
 
     name: str
@@ -76,9 +76,10 @@ class Ranges:
         return len(self.edges) - 1 + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, -1 for none; from this entry alone. Beyond the edges is clipped.
+        """The cell of each entry, -1 for no cell. Numbers beyond the edges are clipped.
 
-        A missing entry has its own cell, or is in the first one, or in none.
+        Each cell is computed from its entry alone. A missing entry is in a separate cell, in the
+        first cell, or in no cell.
         """
         ranges = len(self.edges) - 1
         found = np.searchsorted(self.edges, column.numbers(), side="right") - 1
@@ -86,7 +87,7 @@ class Ranges:
         return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An entry for each cell, by 32 uniform bits, and which are not missing."""
+        """An entry for each cell, placed by 32 uniform bits, and which entries are not missing."""
         known = cells < len(self.edges) - 1
         edges = np.array(self.edges)
         low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))
@@ -107,14 +108,14 @@ def cells_of(
     buckets: Buckets,
     missing: bool,
 ) -> AnyCells:
-    """The cells of a column: by its keys, its bounds or edges, or by a dtype of booleans."""
+    """The cells of a column, from its keys, its bounds or edges, or from a dtype of booleans."""
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
         return Categories(name, keys_of(name, keys[name]), missing)
     if not column.is_text and column.entries.dtype.kind == "b":
         return Categories(name, (0, 1), missing)
-    column.numbers()  # Refuses texts, which have keys.
+    column.numbers()  # Refuses texts, which need keys.
     whole = column.entries.dtype.kind in "iu" or _are_days(frame, name)
     chosen = buckets.get(name, _BUCKETS) if isinstance(buckets, Mapping) else buckets
     if isinstance(chosen, Sequence):
@@ -133,7 +134,7 @@ def cells_of(
 
 
 def holds_booleans(frame: Frame, name: str) -> bool:
-    """Whether the dtype of a column is of booleans; converts nothing."""
+    """Whether the dtype of a column is boolean. It converts nothing."""
     return str(getattr(frame.columns[name], "dtype", "")) in ("bool", "boolean", "Boolean")
 
 
@@ -143,9 +144,9 @@ def _are_days(frame: Frame, name: str) -> bool:
 
 
 def _whole_edges(edges: Sequence[float]) -> tuple[float, ...]:
-    """Edges of cells of whole numbers, each without its upper edge; cells that hold none are gone.
+    """Edges of cells of whole numbers. A cell excludes its upper edge; empty cells are dropped.
 
-    The last of the given edges belongs to its cell.
+    The last of the given edges belongs to the last cell.
     """
     low_to_high = {math.ceil(edge) for edge in edges[:-1]} | {math.floor(edges[-1]) + 1}
     found = sorted(edge for edge in low_to_high if edge <= math.floor(edges[-1]) + 1)

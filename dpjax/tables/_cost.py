@@ -1,4 +1,4 @@
-"""The cost of a statistic: epsilon, a share of a budget, or an error; and the noise for it."""
+"""The cost of a statistic: epsilon, a fraction of a budget, or an error; and the noise for it."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from dpjax.tables._distinct import DistinctCount
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
 _CONFIDENCE = 0.95
-# An epsilon that is computed for a given error is rounded up to this many digits.
+# If an error is given, the computed epsilon is rounded up to this many digits.
 _DIGITS = 4
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
 
@@ -40,9 +40,10 @@ class Cost:
     Attributes:
         epsilon: the epsilon of the release; None if an error is given instead.
         error: the largest half-width of the 95% interval of each number.
-        delta: of the release; None takes the same part of the budget's delta as of its epsilon.
-        budget: of the ledger that pays; (0, 0) without one.
-        relation: of the table.
+        delta: the delta of the release; None takes the same fraction of the budget's delta as of
+            its epsilon.
+        budget: the budget of the ledger that pays; (0, 0) without a ledger.
+        relation: the relation of the table.
     """
 
     epsilon: float | None
@@ -88,7 +89,7 @@ class Cost:
         return price if is_gaussian else price._replace(delta=None)
 
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
-        """Laplace noise, or Gaussian noise if there is a delta and it is smaller."""
+        """Laplace noise; or Gaussian noise, if there is a delta and Gaussian noise is smaller."""
         epsilon, delta = price
         pure = discrete_laplace if _counts(query) else laplace
         choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
@@ -128,7 +129,7 @@ def cost_of(
 
 
 def _part_of(whole: Decimal, share: float) -> float:
-    """The epsilon of a share of a budget, rounded down to a float with few printed digits."""
+    """The epsilon of a fraction of a budget, rounded down to a float with few printed digits."""
     part = Fraction(Decimal(repr(float(_checks.positive("share", share)))))
     if part > 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -140,7 +141,7 @@ def _part_of(whole: Decimal, share: float) -> float:
 
 
 def _counts(query: AnyQuery) -> bool:
-    """Whether the results of a query are counts, not sums on a grid."""
+    """Whether the results of a query are counts, instead of sums on a grid."""
     return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
 
 
@@ -152,7 +153,7 @@ def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
 
 
 def _down(exact: Fraction) -> float:
-    """The float64 that prints as the decimal, or the next below."""
+    """The float64 that prints as this decimal, or the next one below."""
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)
 

@@ -1,4 +1,4 @@
-"""Counts of a table, and what follows from counts: the most frequent keys, and a range."""
+"""Counts of a table, and statistics computed from counts: the most frequent keys, and a range."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie b
 
 
 class CountsOfTable(AskedTable):
-    """Counts of rows and entries, and what follows from counts alone."""
+    """Counts of rows and entries, and statistics computed from these counts alone."""
 
     def count(
         self,
@@ -43,15 +43,15 @@ class CountsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The number of rows, in all or in each group.
+        """The number of rows, in total or in each group.
 
         Args:
-            by: see `PrivateTable`; so are the other arguments.
-            where: a predicate.
+            by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            error: of each count, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            error: the error of each count, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -76,13 +76,13 @@ class CountsOfTable(AskedTable):
         """A contingency table: how many rows have each combination of keys of some columns.
 
         Args:
-            columns: by name, in the order of the axes of the table.
-            keys: of each column, public.
-            where: see `PrivateTable`; so are the other arguments.
+            columns: the names of the columns, in the order of the axes of the table.
+            keys: the public keys of each column.
+            where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            error: of each count, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            error: the error of each count, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -110,19 +110,19 @@ class CountsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The number of entries of a column in each bucket, in all or in each group.
+        """The number of entries of a column in each bucket, in total or in each group.
 
         Args:
-            column: of numbers, by name.
+            column: the name of a column of numbers.
             buckets: public, increasing edges. A bucket includes its lower edge, and the last bucket
                 also its upper edge. Numbers outside are not counted; the first edge may be -inf,
-                the last one inf.
-            by: see `PrivateTable`; so are the other arguments.
-            where: a predicate.
+                and the last edge inf.
+            by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            error: of each count, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            error: the error of each count, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -152,16 +152,16 @@ class CountsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """How many different entries a column has, in all or in each group.
+        """The number of distinct entries of a column, in total or in each group.
 
         Args:
-            column: of texts or numbers, by name. Missing entries are not counted.
-            by: see `PrivateTable`; so are the other arguments.
-            where: a predicate.
+            column: the name of a column of texts or numbers. Missing entries are not counted.
+            by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            error: of each count, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            error: the error of each count, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -192,14 +192,14 @@ class CountsOfTable(AskedTable):
         """The k most frequent keys of a column, the most frequent first.
 
         Args:
-            column: of texts or integers, by name.
-            k: how many, at least 1.
+            column: the name of a column of texts or integers.
+            k: how many keys, at least 1.
             keys: the public keys to choose from. None finds the keys that occur in enough rows, as
-                `keys` does, and needs a delta; then there may be fewer than k.
-            where: see `PrivateTable`; so are the other arguments.
+                `keys` does, and needs a delta; then the result may have fewer than k keys.
+            where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -223,7 +223,7 @@ class CountsOfTable(AskedTable):
                 asked, axes, cells_of, self._cost(epsilon, share, delta=delta), key
             )
             counts = np.asarray(found.value)
-        # Each row is in one cell, so all noisy counts together cost one epsilon, and their order
+        # Each row is in one cell, so all noisy counts together cost one epsilon, and sorting them
         # costs nothing. Selecting the k keys one by one would split epsilon into k parts.
         places = np.argsort(-counts, kind="stable")[:k]
         value = tuple(known[int(place)] for place in places)
@@ -242,11 +242,11 @@ class CountsOfTable(AskedTable):
         """The keys that occur in enough rows of a column, if the list of keys is private.
 
         Args:
-            column: of texts or integers, by name.
-            where: see `PrivateTable`; so are the other arguments.
+            column: the name of a column of texts or integers.
+            where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee, needed where no ledger has one.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee, required if the ledger has none.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -266,26 +266,26 @@ class CountsOfTable(AskedTable):
         share: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """A range of a column that holds nearly all of its numbers, between powers of two.
+        """A range of a column that contains nearly all of its numbers, between powers of two.
 
         Numbers are counted between powers of two and their negatives, with noise. The range goes
-        from the first to the last bucket whose noisy count exceeds what noise alone would give an
-        empty bucket.
+        from the first to the last bucket whose noisy count is larger than noise alone would make
+        the count of an empty bucket.
 
         Args:
-            column: of numbers, by name.
-            where: a predicate; see `PrivateTable`.
+            column: the name of a column of numbers.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of the lower and the upper end; NaN if there are too few numbers to tell.
+            A `Release` of the lower and the upper end; NaN if there are too few numbers.
 
         Formal guarantees:
-            Those of a histogram. With probability .999 the first and the last bucket of the range
-            both hold a number. Numbers may lie outside the range: with k buckets, about ln(1000 k)
-            / epsilon of them at either end.
+            The guarantee of a histogram. With probability .999 the first and the last bucket of the
+            range both contain a number. Numbers may be outside the range: with k buckets, about
+            ln(1000 k) / epsilon of them at either end.
 
         Source:
             Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private

@@ -1,4 +1,4 @@
-"""How many different entries a column has in each cell."""
+"""The number of distinct entries of a column in each cell."""
 
 import dataclasses
 import math
@@ -21,10 +21,10 @@ CELL, WORDS = "cell", "words"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DistinctCount(KnownSensitivity):
-    """The number of different words in each cell.
+    """The number of distinct words in each cell.
 
     Attributes:
-        shape: of the cells.
+        shape: the shape of the array of cells.
 
     Formal guarantees:
         An added row changes the count of its cell by 1 or 0. A replaced row may remove the only row
@@ -38,7 +38,7 @@ class DistinctCount(KnownSensitivity):
     reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
-        """Counts, from rows sorted by cell and entry."""
+        """Counts distinct entries, from rows sorted by cell and entry."""
         records, present = present_records(database)
         cells, words = records[CELL], records[WORDS]
         absent = (~(present & (cells >= 0))).astype(jnp.uint32)
@@ -66,7 +66,7 @@ def words_of(column: Column) -> np.ndarray:
     if column.is_text:
         return entries
     if entries.dtype.kind == "f":
-        wide = entries.astype(np.float64) + 0.0  # Turns -0 into 0, which is the same entry.
+        wide = entries.astype(np.float64) + 0.0  # Turns -0 into 0, because both are the same entry.
     else:
         wide = entries.astype(np.uint64 if entries.dtype.kind == "u" else np.int64)
     return np.ascontiguousarray(wide).view(np.uint32).reshape(len(entries), 2)

@@ -1,4 +1,4 @@
-"""Correlations and lines in units of the columns, from noisy moments of vectors in a ball."""
+"""Correlations and regression lines in the columns' units, from noisy moments in a ball."""
 
 import functools
 import json
@@ -34,17 +34,17 @@ def line(
     scale: Scalar,
     facts: dict[str, Any],
 ) -> PyTree:
-    """The line, from noisy sums of products in units of the query."""
+    """The regression line, from noisy sums of products in units of the query."""
     return _line_of_sums(json.dumps(facts))(value, n, scale, query.unit)
 
 
 @functools.lru_cache
 def _line_of_sums(text: str) -> Callable[..., PyTree]:
-    """The line of noisy sums in one program, which compiles sooner than its operations alone."""
+    """The line from noisy sums, as one program, which compiles faster than single operations."""
     facts = json.loads(text)
 
     def of_sums(value: jax.Array, n: jax.Array | None, scale: Scalar, unit: float) -> PyTree:
-        # The mean square of y comes last. It is neither released nor used, so it is 0 here.
+        # The mean square of y is the last entry. It is neither released nor used, so it is 0 here.
         triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
         moments = averages(triangle, n, scale * unit, weight=float(_WEIGHT))
         return _line_of_moments(moments, facts)[0]
@@ -53,7 +53,7 @@ def _line_of_sums(text: str) -> Callable[..., PyTree]:
 
 
 def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Weights and intercept in units of the columns, and the matrix of the normal equations."""
+    """Weights and intercept in the columns' units, and the matrix of the normal equations."""
     found, matrix = _solution(moments, facts)
     (y_size,), (y_middle,) = facts["y"]["size"], facts["y"]["middle"]
     ratio = y_size / np.asarray(facts["x"]["size"])

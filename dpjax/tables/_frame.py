@@ -1,4 +1,4 @@
-"""The columns of a frame in a public number of slots, each converted when a statistic needs it."""
+"""The columns of a frame in a public number of slots, each converted when a statistic uses it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class Column:
     """One column, padded to the slots of its table.
 
     Attributes:
-        name: of the column.
+        name: the name of the column.
         entries: numbers of shape (slots,), or the words of texts, of shape (slots, 4).
-        known: which slots hold an entry, as opposed to a missing one.
+        known: which slots contain an entry that is not missing.
         is_text: whether entries are texts.
         may_miss: whether the dtype of the column allows missing entries.
     """
@@ -32,17 +32,17 @@ class Column:
     may_miss: bool
 
     def leaf(self) -> np.ndarray | Texts:
-        """The column in the form that a query takes; slots with missing entries do not count."""
+        """The column in the form that a query accepts. Slots with missing entries do not count."""
         return Texts(self.entries) if self.is_text else self.entries
 
     def with_gaps(self) -> PyTree:
-        """The column in the form that a function of a row takes: a missing number is NaN."""
+        """The column in the form that a function of a row accepts: a missing number is NaN."""
         if self.is_text or self.entries.dtype.kind == "f" or not self.may_miss:
             return self.leaf()
         return Numbers.of(self.entries, self.known)
 
     def numbers(self) -> np.ndarray:
-        """The entries in float64; refuses texts."""
+        """The entries in float64. Refuses texts."""
         if self.is_text:
             raise TypeError(
                 f"column {self.name!r} must hold numbers for this statistic, got texts: count them"
@@ -51,7 +51,7 @@ class Column:
         return self.entries.astype(np.float64)
 
     def numbers_or_nan(self) -> np.ndarray:
-        """The entries in float64, with NaN for missing ones; refuses texts."""
+        """The entries in float64, with NaN for missing entries. Refuses texts."""
         return np.where(self.known, self.numbers(), np.nan)
 
 
@@ -59,7 +59,7 @@ class Frame:
     """A frame of any library, or a dict of columns. Columns are converted when they are used."""
 
     def __init__(self, frame: Any, most_rows: int) -> None:
-        """Reads names and lengths, not entries."""
+        """Reads names and lengths, but no entries."""
         self.columns: Mapping[str, Any] = table_of_columns("frame", frame)
         self.slots = most_rows
         lengths = {name: _length(name, leaf) for name, leaf in self.columns.items()}
@@ -74,7 +74,7 @@ class Frame:
         self._converted: dict[str, Column] = {}
 
     def number(self, name: str, moment: Any) -> float:
-        """A public bound of a column, as a number. For dates, times and durations it may be one.
+        """A public bound of a column as a number. It may be given as a date, time or duration.
 
         Raises:
             TypeError: if the bound is of another kind than the column.
@@ -85,7 +85,7 @@ class Frame:
         return moment if moments is None else moments.number(moment)
 
     def kind_of(self, name: str) -> str:
-        """The kind of a column of dates, times or durations, as "dates"; else an empty text."""
+        """The kind of a column of dates, times or durations, such as "dates"; else ""."""
         moments = moments_of(self.columns[name])
         return "" if moments is None else moments.kind
 
@@ -136,7 +136,7 @@ def _length(name: str, leaf: Any) -> int:
 
 
 def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """The entries of a column on the host, and which are present; None if none can be missing."""
+    """The entries of a column on the host, and which are present; None if all must be present."""
     # NumPy would choose the dtype by the entries, which are private.
     if isinstance(leaf, (list, tuple)):
         raise TypeError(
@@ -153,7 +153,7 @@ def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
     else:
         _checks.refuse_foreign_dtype(place, found)
         numbers, known = np.asarray(found), None
-    if isinstance(found, jax.Array) and numbers.dtype.kind == "V":  # bfloat16 and others.
+    if isinstance(found, jax.Array) and numbers.dtype.kind == "V":  # Such as bfloat16.
         numbers = numbers.astype(np.float32)
     if numbers.dtype.kind not in "iufb":
         raise TypeError(f"{place} must hold numbers or texts, got the dtype {numbers.dtype}")

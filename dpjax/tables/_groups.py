@@ -1,4 +1,4 @@
-"""Groups of rows: the code of every row, by the public keys of one column or several."""
+"""Groups of rows: the code of every row, by the public keys of one or several columns."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ class Cells:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of keys of every column."""
+        """The number of keys of each column."""
         return tuple(len(keys) for _, keys in self.axes)
 
     @property
@@ -44,7 +44,7 @@ class Cells:
         return math.prod(self.shape)
 
     def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
-        """These cells, each divided by another axis with a code for every slot."""
+        """These cells, each divided along another axis, which has a code for every slot."""
         inside = (self.codes >= 0) & (codes >= 0)
         deeper = np.where(inside, self.codes.astype(np.int64) * len(labels) + codes, -1)
         if self.size * len(labels) > LARGEST:
@@ -71,7 +71,7 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
 
 
 def keys_of(name: str, given: Any) -> tuple[int, ...] | tuple[str, ...]:
-    """Public keys of a column, also from a release of keys."""
+    """Public keys of a column, which may come from a release of keys."""
     return groups(name, given.value if isinstance(given, Release) else given).keys
 
 
@@ -98,13 +98,13 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
 
 
 def _as_bytes(words: np.ndarray) -> np.ndarray:
-    """Fingerprints as one comparable entry each."""
+    """Fingerprints with each one as a single comparable entry."""
     ordered = np.ascontiguousarray(words, ">u4")
     return ordered.view("S16")[:, 0] if len(words) else np.zeros(0, "S16")
 
 
 def as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers as int64 keys, and which of them are whole and in range."""
+    """Numbers as int64 keys, and which of them are whole numbers in range."""
     numbers = column.entries
     if numbers.dtype.kind == "f":
         largest = 2.0 ** (np.finfo(numbers.dtype).nmant + 1)

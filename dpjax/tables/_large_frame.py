@@ -18,21 +18,21 @@ ROWS = 2**18
 
 
 class LargeFrame(Frame):
-    """A frame that is read in batches, and refuses whatever looks at it whole.
+    """A frame that is read in batches, and refuses every use of a whole column.
 
     Attributes:
-        batches: of the frame.
+        batches: the source of batches.
         of_batch: one batch as a frame, for the names and dtypes of its columns.
     """
 
     def __init__(self, batches: Batches, most_rows: int) -> None:
-        """Reads names and dtypes."""
+        """Reads names and dtypes of columns."""
         self.batches, rows = batches, min(ROWS, most_rows)
         self.of_batch = Frame(batches.first(rows), rows)
         self.columns = self.of_batch.columns
 
     def check_ordered(self) -> None:
-        """Refuses partitions, whose rows no process sees in the order of the table."""
+        """Refuses partitions, because no process sees their rows in the order of the table."""
         if self.batches.on_partitions is not None:
             raise ValueError(
                 "frame must give its batches in order where person= is given, got partitions, and"
@@ -41,7 +41,7 @@ class LargeFrame(Frame):
             )
 
     def __getitem__(self, name: str) -> NoReturn:
-        """Refuses a statistic that does not read batches."""
+        """Refuses a statistic that cannot read batches."""
         raise TypeError(
             f"frame must fit into memory for this statistic of column {name!r}, got batches of"
             f" {_checks.shown(list(self.columns))}: give the columns that it needs as a frame"
@@ -49,20 +49,20 @@ class LargeFrame(Frame):
 
 
 def frame_of(frame: Any, most_rows: int) -> Frame:
-    """A frame in memory, or one that is read in batches."""
+    """A frame in memory, or a frame that is read in batches."""
     batches = batches_of("frame", frame)
     return Frame(frame, most_rows) if batches is None else LargeFrame(batches, most_rows)
 
 
 def structure_of(frame: Frame) -> Frame:
-    """A frame that gives the names and dtypes of the columns."""
+    """A frame with the names and dtypes of the columns."""
     return frame.of_batch if isinstance(frame, LargeFrame) else frame
 
 
 def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) -> Parts:
     """The records that `make` takes from a table, for each batch of its frame.
 
-    Parts may be made in other processes, so they hold neither the ledger nor the source.
+    Parts may be made in other processes, so they contain neither the ledger nor the source.
     """
     bare: Any = copy.copy(table)
     bare._ledger = bare._given = bare._frame = None
@@ -79,7 +79,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         frames = (Frame(batch, rows) for batch in batches)
         if people is None:
             return function(map(of_batch, frames))
-        # Closed after an error too: the traceback would keep the files of private rows.
+        # Closed after an error too: otherwise the traceback would keep the files of private rows.
         with contextlib.closing(
             frames_of_people(frames, structure, used, people.person, slots)
         ) as whole:
@@ -87,7 +87,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
 
     structure = Frame(large.columns, rows)
     like = of_batch(structure)
-    # A count of all rows needs any column.
+    # To count all rows, any column is enough.
     used = structure.used or list(large.columns)[:1]
 
     def each(function: Callable[[Iterator[PaddedRecords]], Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The people of a table: which of their rows a statistic counts, and how far they move it."""
+"""The people of a table: which of their rows a statistic counts, and how much they change it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from dpjax.queries._truncation import Truncation, checked_truncation
 from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 
-# Statistics that scale their noise by `Question.people`. Other statistics are refused, including
-# future ones.
+# These statistics scale their noise by `Question.people`. All other statistics are refused,
+# including future ones.
 _OF_PEOPLE = (
     *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
     *("covariance", "correlation", "pca", "regression", "synthetic"),
@@ -25,8 +25,8 @@ class People:
     """The people of a table, and how many of their rows count.
 
     Attributes:
-        truncation: which rows count. Its groups are columns of the frame, for statistics by these
-            columns.
+        truncation: decides which rows count. Its groups are columns of the frame, for statistics by
+            these columns.
     """
 
     truncation: Truncation
@@ -37,7 +37,7 @@ class People:
         return str(self.truncation.person)
 
     def asked(self, question: Question, frame: Frame) -> Question:
-        """The question about those of its rows that count."""
+        """The same question, about those of its rows that count."""
         by = dict(question.cells.axes)
         groups = tuple(one for one in self.truncation.groups if one[0] in by)
         here = dataclasses.replace(self.truncation, groups=groups)
@@ -45,8 +45,8 @@ class People:
         columns = {name: frame[str(name)] for name in names}
         records = {name: column.with_gaps() for name, column in columns.items()}
         exact, _ = exact_records("frame", records)
-        # A row outside all cells must not use up one of the rows that count. Whether a row is in a
-        # cell depends on that row alone.
+        # A row outside all cells must not take the place of a row that counts. Whether a row is in
+        # a cell depends on that row alone.
         inside = question.present & (question.cells.codes >= 0)
         kept, _ = here.kept(exact, jnp.asarray(inside))
         cells = {name: len(keys) for name, keys in by.items()}
@@ -58,7 +58,7 @@ class People:
 def people_of(
     person: str | None, rows: int | None, groups: Mapping[str, int] | None, order: str | None
 ) -> People | None:
-    """The people of a table, after a check of the arguments; None if each row is a person."""
+    """The people of a table, after checking the arguments; None if each row is a person."""
     if person is None:
         given = {"rows": rows, "groups": groups, "order": order}
         named = [name for name, value in given.items() if value is not None]
@@ -71,7 +71,7 @@ def people_of(
 
 
 def check_of_people(people: People | None, statistic: str) -> None:
-    """Refuses a statistic if it is not known how far several rows of a person move it."""
+    """Refuses a statistic that has no known bound on the effect of a person with several rows."""
     if people is not None and statistic not in _OF_PEOPLE:
         raise ValueError(
             f"{statistic} must be asked of a table without person=: no bound is known on how far"

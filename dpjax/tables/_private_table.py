@@ -27,35 +27,36 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
       Instead of a list of keys you may pass a release of `keys`. Rows with other keys are not
       counted.
     - `where`: a public predicate on one row, written in JAX, such as `lambda row: row["age"] >=
-      18`. It gets texts, which can be compared with a text, and numbers, where a missing number is
-      NaN.
-    - `epsilon`, or `share` of the epsilon of the ledger's budget, or `error`, the half-width of the
-      95% interval of each number: exactly one of them. If you give an error, the table computes the
-      least epsilon that reaches it.
-    - `delta`: None takes the same part of the ledger's delta as of its epsilon. If there is a
-      delta, the noise is Gaussian when that is smaller.
+      18`. It receives texts, which can be compared with a text, and numbers, where a missing number
+      is NaN.
+    - `epsilon`, or `share`, a fraction of the epsilon of the ledger's budget, or `error`, the
+      half-width of the 95% interval of each number: exactly one of them. If you give an error, the
+      table computes the least epsilon that reaches it.
+    - `delta`: None takes the same fraction of the ledger's delta as of its epsilon. If there is a
+      delta, the noise is Gaussian if Gaussian noise is smaller.
     - `bounds`: public bounds to which numbers are clipped. Choose them by what is possible, not by
       the least and the largest number of this table. For several columns, give a dict.
-    - `key`: None draws a key from the operating system; give one in tests.
+    - `key`: None draws a key from the operating system; give a key only in tests.
 
     Args:
         frame: a table of pandas, polars or Arrow, or a dict of columns. Only columns that a
             statistic uses are converted.
-        most_rows: a public number that no table's number of rows can exceed.
-        ledger: with the budget that pays for all statistics; None uses the open ledger, if there is
-            one.
+        most_rows: a public number that is at least the number of rows of any possible table.
+        ledger: the ledger whose budget pays for all statistics; None uses the open ledger, if there
+            is one.
         relation: which tables are neighbors. By default one table has one row more than the other,
             so the number of rows is private.
-        missing: "drop" leaves out rows that miss an entry in a column of the statistic. "lower"
-            counts a missing number as the lower end of its bounds.
-        name: of these rows, for a ledger that pays for several tables.
+        missing: "drop" leaves out rows with a missing entry in a column of the statistic. "lower"
+            replaces a missing number by the lower end of its bounds.
+        name: the name of these rows, for a ledger that pays for several tables.
         person: the column of ids, if a person may have several rows: neighbors differ in all rows
-            of a person. None protects a row. A row without an id is not counted.
-        rows: how many rows of a person count, public; needed with `person`. The first of the rows
-            that a statistic asks about count.
-        groups: maps a column to the public number of its groups in which a person counts, in a
-            statistic by this column. In each of these groups, `rows` rows of the person count.
-        order: a column of numbers that orders the rows, the least first. None takes the order of
+            of a person. None protects single rows. A row without an id is not counted.
+        rows: how many rows of a person count, public; required with `person`. The first rows among
+            those that a statistic asks about count.
+        groups: maps a column to the public number of groups of this column in which a person
+            counts, in a statistic by this column. In each of these groups, `rows` rows of the
+            person count.
+        order: a column of numbers that orders the rows, the least first. None uses the order of
             the table.
 
     Attributes:
@@ -63,9 +64,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
         relation: which tables are neighbors.
 
     Raises:
-        TypeError: if the frame is no table, or an argument has another type.
+        TypeError: if the frame is not a table, or an argument has the wrong type.
         ValueError: if there are more rows than `most_rows`, columns differ in length, the ledger is
-            under another relation, or it knows another table by this name.
+            under another relation, or the ledger knows another table by this name.
 
     Formal guarantees:
         Every statistic is (epsilon, delta)-DP under the relation, for the delta that its release
@@ -78,9 +79,9 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
         public.
 
         In a ledger each release has a name: the statistic, its columns, and a fingerprint of all
-        arguments. The same question, also in a later run of the same program, returns the release
-        that was paid for. The name does not depend on the entries of the table: give the ledger
-        another `version` after they change.
+        arguments. The same question, even in a later run of the same program, returns the stored
+        release. The name does not depend on the entries of the table: if they change, give the
+        ledger another `version`.
 
     Example:
         >>> import numpy as np

@@ -29,16 +29,16 @@ class Question:
     Attributes:
         what: the name of the statistic without columns, such as "mean".
         statistic: the name with columns, such as "mean of price".
-        name: the same with a fingerprint of all arguments, for a ledger.
+        name: `statistic` with a fingerprint of all arguments, for a ledger.
         cells: the groups.
-        present: which slots hold a row that counts; it depends on that row alone.
+        present: which slots contain a row that counts; it depends on that row alone.
         relation: which tables are neighbors.
         again: asks the same question of another `PrivateTable`.
-        people: how many rows of a person count; None if neighbors differ in a row.
+        people: how many rows of a person count; None if neighbors differ in one row.
         moments: "dates", "times" or "durations" if the answer is of that kind, else "".
 
     Formal guarantees:
-        An added row moves a query of the rows that count by at most the reach of the query. A
+        An added row changes a query of the rows that count by at most the reach of the query. A
         replaced row may start or stop counting. So under replace-one the rows that count are
         treated as a group: the reach of a grouped query covers rows that enter or leave a group.
     """
@@ -55,7 +55,7 @@ class Question:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether a query asks by group."""
+        """Whether the statistic is by group."""
         return (
             bool(self.cells.axes)
             or self.relation is NeighboringRelation.REPLACE_ONE
@@ -64,7 +64,7 @@ class Question:
 
     @property
     def by(self) -> By | RowsOfPeople | None:
-        """The groups in the form that `queries` takes."""
+        """The groups in the form that `queries` accepts."""
         if not self.is_grouped:
             return None
         groups: By = {GROUP: range(self.cells.size)}
@@ -82,7 +82,7 @@ class Question:
         return PaddedRecords({**columns, GROUP: self.cells.codes}, self.present)  # pyright: ignore[reportArgumentType]
 
     def in_groups(self, query: Query) -> Query:
-        """A query of one column for each group."""
+        """A query of one column, for each group."""
         if not self.is_grouped:
             return query
         return self.of_people(by(query, column=GROUP, keys=range(self.cells.size), of=VALUE))

@@ -11,14 +11,14 @@ _EXPONENTS = range(-20, 64)
 # The middle bucket holds all numbers closer to 0 than the least power of two.
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# The probability that no empty bucket is mistaken for one that holds numbers.
+# The probability that no empty bucket is mistaken for a bucket with numbers.
 _CONFIDENCE = 0.999
 
 
 def powers_of(column: Column) -> np.ndarray:
-    """The bucket of each entry; the outer buckets also hold the numbers beyond them.
+    """The bucket of each entry. The outer buckets also contain the numbers beyond them.
 
-    Positive buckets hold their lower edge, negative ones their upper edge.
+    Positive buckets include their lower edge, negative buckets their upper edge.
     """
     numbers = column.numbers()
     below = np.searchsorted(EDGES, numbers, side="right") - 1
@@ -28,8 +28,8 @@ def powers_of(column: Column) -> np.ndarray:
 
 
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """The ends of the range of buckets that surely hold numbers; NaN if there are none."""
-    # Noise on each empty bucket is below this, with the confidence for all of them together.
+    """The ends of the range of buckets that certainly contain numbers; NaN if there are none."""
+    # Noise on all empty buckets is below this, with this confidence for all of them together.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
     least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
     held = np.flatnonzero(np.asarray(counts) > least)

@@ -38,16 +38,16 @@ class RelationsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The averages and the covariances of some columns, in all or in each group.
+        """The averages and the covariances of some columns, in total or in each group.
 
         Args:
-            columns: of numbers, by name.
-            bounds: of each column; see `PrivateTable`.
-            by: columns and their keys.
-            where: a predicate.
+            columns: the names of columns of numbers.
+            bounds: the bounds of each column; see `PrivateTable`.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -82,17 +82,17 @@ class RelationsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """The correlation of two columns, in all or in each group.
+        """The correlation of two columns, in total or in each group.
 
         Args:
-            x: a column of numbers, by name.
-            y: another column of numbers, by name.
-            bounds: of each column; see `PrivateTable`.
-            by: columns and their keys.
-            where: a predicate.
+            x: the name of a column of numbers.
+            y: the name of another column of numbers.
+            bounds: the bounds of each column; see `PrivateTable`.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -122,17 +122,17 @@ class RelationsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """Principal components of some columns: directions of the largest variances.
+        """Principal components of some columns: the directions of the largest variances.
 
         Args:
-            columns: of numbers, by name.
-            components: how many, at most as many as columns.
-            bounds: of each column; see `PrivateTable`.
-            by: columns and their keys.
-            where: a predicate.
+            columns: the names of columns of numbers.
+            components: how many components, at most as many as columns.
+            bounds: the bounds of each column; see `PrivateTable`.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -175,19 +175,19 @@ class RelationsOfTable(AskedTable):
         delta: float | None = None,
         key: Key | None = None,
     ) -> Release:
-        """Least squares with an intercept, in all or in each group.
+        """Least squares with an intercept, in total or in each group.
 
         Args:
-            y: the column that is explained, by name.
-            x: the columns that explain it.
-            bounds: of y and of each x; see `PrivateTable`.
+            y: the name of the explained column.
+            x: the names of the columns that explain it.
+            bounds: the bounds of y and of each x; see `PrivateTable`.
             regularization: at least 0; the average of x x^T plus this multiple of the identity is
                 inverted, in units of the bounds.
-            by: columns and their keys.
-            where: a predicate.
+            by: the columns of the groups and their keys; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee.
             key: a typed key for tests; None draws a new one.
 
         Returns:
@@ -238,13 +238,13 @@ class RelationsOfTable(AskedTable):
         """Centers of clusters of rows, by k-means on numbers in units of their bounds.
 
         Args:
-            columns: of numbers, by name.
-            clusters: how many.
-            bounds: of each column; see `PrivateTable`.
-            where: a predicate.
+            columns: the names of columns of numbers.
+            clusters: the number of clusters.
+            bounds: the bounds of each column; see `PrivateTable`.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee, needed where no ledger has one.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee, required if the ledger has none.
             key: a typed key for tests; None draws a new one.
 
         Returns:

@@ -1,4 +1,4 @@
-"""All rows of a person in one part, where a frame is larger than memory: by files on this disk."""
+"""Groups the rows of a frame larger than memory by person, through temporary files on disk."""
 
 import pathlib
 import tempfile
@@ -10,9 +10,9 @@ from dpjax._core import _checks
 from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import as_int64
 
-# No pass writes to more files.
+# The most files that one pass writes.
 _MOST_BUCKETS = 2**10
-# Spreads consecutive integers over the buckets.
+# Multiplying by this number spreads consecutive integers over the buckets.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -23,7 +23,7 @@ class _Bucket(Frame):
         """Takes the rows that were written to one file."""
         self.columns: Mapping[str, object] = like.columns
         self.rows = len(rows)
-        # A power of two, so that buckets share their programs.
+        # The number of slots is a power of two, so that buckets share their programs.
         self.slots = max(like.slots, 2 ** max(0, self.rows - 1).bit_length())
         self._converted = {name: self._column(like[name], rows) for name in names}
 
@@ -38,10 +38,10 @@ class _Bucket(Frame):
 def frames_of_people(
     batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
 ) -> Generator[Frame]:
-    """The same rows in other frames, so that all rows of a person are in one, in their order.
+    """The same rows in other frames: all rows of a person are in one frame, in their order.
 
-    Each batch is written to files by the ids of its rows. A folder that only this user may read
-    holds the files, and is deleted at the end.
+    Each batch is written to files by the ids of its rows. The files are in a folder that only this
+    user may read, and are deleted at the end.
     """
     buckets = min(_MOST_BUCKETS, -(-most_rows // like.slots))
     kinds = [(name, like[name].entries) for name in names]
@@ -71,7 +71,7 @@ def frames_of_people(
 
 
 def _bucket_of(column: Column, buckets: int) -> np.ndarray:
-    """The same number for equal ids."""
+    """The bucket of each id; equal ids have the same bucket."""
     if column.is_text:
         return column.entries[:, 0].astype(np.int64) % buckets
     ids, _ = as_int64(column)
@@ -89,7 +89,7 @@ def _check_alike(like: Column, column: Column) -> None:
 
 
 def _kind(column: Column) -> str:
-    """The dtype of a column, in words. Whether it allows missing entries is a part of it."""
+    """The dtype of a column, in words, including whether it allows missing entries."""
     if column.is_text:
         return "texts"
     nullable = column.may_miss and column.entries.dtype.kind != "f"

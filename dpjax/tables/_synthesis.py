@@ -43,47 +43,48 @@ class SynthesisOfTable(AskedTable):
     ) -> Release:
         """A synthetic table: rows of people who do not exist, with marginals close to the table's.
 
-        AIM measures marginals with noise. A model that fits them chooses the next ones, where it is
-        far off. At last rows are drawn from the model.
+        AIM measures marginals with noise. A model that fits the measurements chooses the next
+        marginals where the model has a large error. At the end, rows are drawn from the model.
 
         Args:
-            columns: by name; None for all in `keys`, `bounds` and `buckets`, and all of booleans.
-            rows: how many rows to draw, public; any number, at no cost.
-            keys: of columns of categories, public, or by a release of keys. Rows with other keys
-                count nowhere.
-            bounds: of columns of numbers, dates or times; see `PrivateTable`.
-            buckets: into how many cells of equal width bounds are divided; or {column: how many} or
-                {column: increasing edges}, in place of its bounds. A drawn number is uniform in its
-                cell, and whole in a column of integers or dates.
-            workload: which marginals are to be near: all of so many columns, or sets of columns, or
-                {set: weight}.
-            keeps_missing: whether a missing entry is a cell of its own, in columns whose dtype
-                allows some. If not, missing entries count as the table says.
-            most_cells: of the tables of the model, which bound its memory and time.
-            where: a predicate; see `PrivateTable`.
+            columns: the names of the columns; None for all columns in `keys`, `bounds` and
+                `buckets`, and all columns of booleans.
+            rows: how many rows to draw; any public number, at no cost.
+            keys: the public keys of columns of categories, which may come from a release of keys.
+                Rows with other keys are not counted.
+            bounds: the bounds of columns of numbers, dates or times; see `PrivateTable`.
+            buckets: how many cells of equal width the bounds are divided into; or {column: how
+                many} or {column: increasing edges}, instead of its bounds. A drawn number is
+                uniform in its cell, and whole in a column of integers or dates.
+            workload: which marginals should be accurate: k for all sets of k columns, or a list of
+                sets of columns, or {set: weight}.
+            keeps_missing: whether a missing entry is a separate cell, in columns whose dtype allows
+                missing entries. If not, missing entries count as the table says.
+            most_cells: the most cells of the tables of the model, which limits memory and time.
+            where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
-            share: of the ledger's epsilon, instead.
-            delta: of the guarantee, needed where no ledger has one.
-            key: for tests.
+            share: a fraction of the ledger's epsilon, instead of `epsilon`.
+            delta: the delta of the guarantee, required if the ledger has none.
+            key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of a table of the library of the frame, or of a dict of arrays for a dict.
-            Categories come as what they hold, and decimals as floats.
+            A `Release` of a table of the frame's library, or of a dict of arrays for a dict.
+            Categories become plain values, and decimals become floats.
 
         Raises:
             ValueError: if a column has no public cells, a number is out of range, or no noise fits
-                the budget.
+                into the budget.
 
         Formal guarantees:
             (epsilon, delta)-DP under the relation, by docs/proofs/synthetic.md. Rows are in cells,
-            which are public. A row that is added moves one cell of a marginal by 1. Let a person
-            have k rows that count, and 1 without `person`. They move a marginal by at most k in l1
-            and l2, or by 2 k and sqrt(2) k under replace-one. The score of a marginal is its
-            integer distance from the model in l1, less a public number, times its public weight w.
-            So scores move by at most the largest w times that. The exponential mechanism costs
-            epsilon'^2 / 8 in zCDP and Gaussian noise (sensitivity / sigma)^2 / 2. A filter admits
-            each before it is drawn, and all together cost no more than the budget. The model and
-            its rows are post-processing.
+            which are public. An added row changes one cell of a marginal by 1. Let k be the number
+            of rows of a person that count, and 1 without `person`. A person changes a marginal by
+            at most k in l1 and l2, or by 2 k and sqrt(2) k under replace-one. The score of a
+            marginal is its integer distance from the model in l1, minus a public number, times its
+            public weight w. So scores change by at most the largest w times the change in l1. The
+            exponential mechanism costs epsilon'^2 / 8 in zCDP and Gaussian noise (sensitivity /
+            sigma)^2 / 2. A filter accepts each of them before it is drawn, and all together cost no
+            more than the budget. The model and its rows are post-processing.
 
         Source:
             McKenna, Mullins, Sheldon and Miklau, "AIM: an adaptive and iterative mechanism for

@@ -1,4 +1,4 @@
-"""Synthetic tables: rows drawn from a model that noisy marginals determine."""
+"""Synthetic tables: rows drawn from a model that is fitted to noisy marginals."""
 
 import itertools
 import math
@@ -86,8 +86,8 @@ def cells_of_rows(
 ) -> Release:
     """Releases the cells of synthetic rows, and uniform bits that place entries within cells.
 
-    `codes` holds for each column the cells of the private rows, and -1 for an entry without a cell.
-    A row counts if all of its entries have cells.
+    `codes` contains for each column the cells of the private rows, and -1 for an entry without a
+    cell. A row counts if all of its entries have cells.
     """
     rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
     budget = PrivacyFilter(
@@ -107,7 +107,7 @@ def cells_of_rows(
     def draw() -> dict[str, np.ndarray]:
         model_key, rows_key = jax.random.split(key)
         model = aim(model_key, counts, plan, budget, Estimator(plan.sizes))
-        # Nothing private is left, so a generator of NumPy draws from the model.
+        # The model is not private, so a NumPy generator may draw from it.
         seed = np.asarray(jax.random.bits(rows_key, (8,), np.uint32))
         rng = np.random.default_rng(seed.tolist())
         found = model.rows(rng, rows)
@@ -169,7 +169,7 @@ def table_like(frame: Frame, cells: Sequence[AnyCells], drawn: Mapping[str, Any]
 
 
 def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Entries in the dtype of their column, if NumPy can hold them; otherwise objects."""
+    """Entries in the dtype of their column, if NumPy has this dtype; otherwise as objects."""
     column = frame[cells.name]
     if column.is_text:
         return np.where(known, entries, np.array(None, object))

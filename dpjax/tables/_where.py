@@ -21,7 +21,7 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class _Asked(Mapping[str, PyTree]):
-    """A row of zeros that notes which columns a predicate asks for."""
+    """A row of zeros that records which columns a predicate uses."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame, self.names = frame, dict[str, None]()
@@ -60,13 +60,13 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
         return answers
 
     program = Program.trace("where", total, records)
-    # The program does not contain the names of the columns, so the fingerprint adds them.
+    # The program does not contain the names of the columns, so they are added to the fingerprint.
     asked = digest(sorted(names), program.fingerprint)
     return np.asarray(evaluate_alone(records, program=program)), asked
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:
-    """The columns that a predicate asks for."""
+    """The columns that a predicate uses."""
     asked = _Asked(frame)
     with jax.enable_x64(True):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
