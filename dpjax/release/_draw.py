@@ -17,6 +17,7 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._computing_now import computing_now
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._pytree import TreeSpec, changed
 from dpjax._core._types import Key, TreeDef, Value
@@ -80,7 +81,7 @@ class Draw:
         self._compiled, self._kind = _compiled(self._structure), kind
         self._pieces = None
         if not self.is_traced:
-            with jax.ensure_compile_time_eval():  # Nothing traced is kept.
+            with computing_now():  # Nothing traced is kept.
                 self._pieces = mechanism._in_pieces(kind)
         self._guarantees = dict[Any, Guarantee]()
         self._accuracy: Accuracy | None = None
@@ -109,7 +110,7 @@ class Draw:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
         if kind not in self._guarantees:
-            with jax.ensure_compile_time_eval():  # Nothing traced is kept.
+            with computing_now():  # Nothing traced is kept.
                 self._guarantees[kind] = guarantee_under(key, mechanism.guarantee)
         return self._guarantees[kind]
 

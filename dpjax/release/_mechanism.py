@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._computing_now import computing_now
 from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import TreeSpec, changed
@@ -156,7 +157,7 @@ class SensitivityMechanism(abc.ABC):
             An `Accuracy`, made of public facts alone.
         """
         traced = _checks.any_traced(self)
-        with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
+        with computing_now(), jax.debug_nans(False), jax.debug_infs(False):
             found = UNKNOWN if traced else self._accuracy(value.tree())
         return found.having(mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm))
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._computing_now import computing_now
 from dpjax._core._types import Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, extremum, is_float
@@ -104,7 +105,7 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
     count = sum(sizes)
     if norm in ("l1", "l2", "linf"):
         return {"l1": float(count), "l2": count**0.5, "linf": float(count > 0)}[str(norm)]
-    with jax.ensure_compile_time_eval():
+    with computing_now():
         ones = jax.tree.map(lambda leaf: jnp.full(leaf.shape, float(is_float(leaf))), value)
         return norm_function(norm)(ones)
 

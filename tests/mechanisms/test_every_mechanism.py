@@ -12,6 +12,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import dpjax
+from dpjax._core._computing_now import computing_now
 from dpjax.mechanisms import additive
 from dpjax.queries import top_k
 from dpjax.random import LAPLACE
@@ -410,6 +411,26 @@ for draw in draws:
 """,
         devices=2,
     )
+
+
+def test_the_first_release_may_be_in_a_shard_map_that_is_not_compiled():
+    """There any operation makes shards, also one on public numbers alone."""
+    mesh = jax.make_mesh((1,), ("keys",), axis_types=(jax.sharding.AxisType.Auto,))
+    mechanism = dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1"), 1.0)
+    found = []
+
+    def release(keys):
+        with computing_now():
+            assert not isinstance(jnp.ones(()) + 1, jax.core.Tracer)
+        found.append(mechanism(keys[0], jnp.zeros(3)))
+        return found[-1].value
+
+    spec = jax.sharding.PartitionSpec("keys")
+    keys = jax.random.split(dpjax.random.seeded_key(0), 1)
+    value = jax.shard_map(release, mesh=mesh, in_specs=spec, out_specs=spec)(keys)
+    alone = dpjax.laplace(dpjax.assume_sensitivity(1.0, norm="l1"), 1.0)(keys[0], jnp.zeros(3))
+    np.testing.assert_array_equal(value, alone.value)
+    assert found[0].accuracy.facts == alone.accuracy.facts
 
 
 @compiled_mechanism
