@@ -1,4 +1,4 @@
-"""AIM: marginals are chosen and measured, and a model that fits them chooses the next ones.
+"""AIM: chooses and measures marginals; a model of the measurements chooses the next marginals.
 
 docs/proofs/synthetic.md has the proof.
 """
@@ -31,32 +31,32 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._known_sensitivity import VectorNorm
 
 Marginals: TypeAlias = Callable[[Columns], np.ndarray]
-"""Takes some columns to the exact number of rows in each of their cells."""
+"""Maps some columns to the exact number of rows in each of their cells."""
 
 Estimate: TypeAlias = Callable[[Sequence[Measurement]], GraphicalModel]
 
-# The share of the budget for the marginals of single columns, and the share of a choice beside the
-# measurement of what it chose.
+# The fraction of the budget for the marginals of single columns; and the fraction of a step's
+# budget for the choice of a marginal, where the rest pays for its measurement.
 _OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
-_PER_COLUMN = 2  # So many choices per column there would be, if none measured more finely.
-_STAGES = 4  # So many choices per column are made before the model is estimated again: 1 / this.
+_PER_COLUMN = 2  # The number of choices per column, if no stage measured more finely.
+_STAGES = 4  # The model is estimated again after 1 / this many choices per column.
 _LARGEST_SCORE, _LARGEST_WEIGHT = 2**30, 64
-# The mean distance of Gaussian noise from 0, in standard deviations.
+# The mean absolute value of Gaussian noise, in standard deviations.
 _MEAN_DISTANCE = math.sqrt(2 / math.pi)
-# An epsilon for some noise is rounded up by less than this share.
+# The epsilon for a given noise is rounded up by less than this fraction.
 _ROUNDED_UP = 2e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is public: which marginals may be measured, and how far they move.
+    """The public facts: which marginals may be measured, and how much a record changes them.
 
     Attributes:
         sizes: the number of cells of each column.
-        weights: of each set of columns that may be chosen, from 1 to 64.
-        most_cells: of the model.
+        weights: the weight of each set of columns that may be chosen, from 1 to 64.
+        most_cells: the most cells of the model.
         relation: which tables are neighbors.
-        of_rows: takes a query of rows to one of those that count.
+        of_rows: maps a query of all rows to a query of the rows that count.
     """
 
     sizes: Sizes
@@ -70,13 +70,13 @@ class Plan:
         return math.prod(self.sizes[name] for name in columns)
 
     def reach(self, columns: Columns, norm: VectorNorm) -> Sensitivity:
-        """How far neighbors move a marginal."""
+        """The most that neighbors differ in a marginal."""
         counts = self.of_rows(histogram_query(self.cells(columns)))
         return _outside(counts.sensitivity(norm, relation=self.relation))
 
     @functools.cached_property
     def reach_of_scores(self) -> Sensitivity:
-        """How far neighbors move a score: that of a distance, times its weight."""
+        """The most that neighbors differ in a score: the change of a distance times its weight."""
         reaches = {name: self.reach(name, "l1") for name in self.weights}
         moved = [Fraction(float(reaches[name].value)) * w for name, w in self.weights.items()]
         one = next(iter(reaches.values()))
@@ -101,9 +101,10 @@ def plan_of(
     relation: NeighboringRelation,
     of_rows: Callable[[Query], Query],
 ) -> Plan:
-    """A plan for a workload: sets of columns with their weights.
+    """A plan for a workload, which is sets of columns with their weights.
 
-    All subsets of these sets may be chosen. A subset weighs what it shares with the sets.
+    All subsets of these sets may be chosen. The weight of a subset depends on how many columns it
+    shares with the sets.
     """
     shared = dict[Columns, float]()
     for columns in workload:
@@ -120,10 +121,10 @@ def plan_of(
 
 
 def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
-    """Refuses a budget that no noise fits; by public numbers alone."""
+    """Refuses a budget that is too small for any noise, by public numbers alone."""
     names = [(name,) for name in plan.sizes]
     gaussian_at(plan.reach(names[0], "l2"), budget._most)
-    # Each later stage spends a share of at least this, and the last one all that is left.
+    # Each later stage spends at least this fraction, and the last stage spends the rest.
     releases = len(names) * (2 * _PER_COLUMN + 4)
     drawn = releases * plan.most_drawn
     epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
@@ -137,10 +138,11 @@ def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
 def aim(
     key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter, estimate: Estimate
 ) -> GraphicalModel:
-    """A model of a table, from marginals with noise; the budget pays for each before it is drawn.
+    """A model of a table, from noisy marginals; the budget pays for each before it is drawn.
 
-    A stage chooses some marginals where the model is far off, measures them, and estimates the
-    model again. If it moved by less than the noise, the next stage has a quarter of the variance.
+    A stage chooses some marginals where the model has large errors, measures them, and estimates
+    the model again. If the model changed by less than the noise, the next stage measures with a
+    quarter of the variance.
     """
     run = _Run(key, counts, plan, budget)
     names = [(name,) for name in plan.sizes]
@@ -167,7 +169,7 @@ def aim(
 def _is_below_noise(
     before: GraphicalModel, after: GraphicalModel, measured: Iterable[Measurement]
 ) -> bool:
-    """Whether a model moved less than the noise of what was measured."""
+    """Whether a model changed by less than the noise of the new measurements."""
     moved = sum(np.abs(after.counts(x.columns) - before.counts(x.columns)).sum() for x in measured)
     return moved <= sum(_MEAN_DISTANCE * x.scale * x.counts.size for x in measured)
 
@@ -183,7 +185,7 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """What is left of the budget, in zCDP."""
+        """The remaining budget, in zCDP."""
         return self.budget.remaining * self.budget._most
 
     def measure(self, columns: Columns, rho: float) -> Measurement:
@@ -201,9 +203,10 @@ class _Run:
         measured: Sequence[Columns],
         just_now: Sequence[Columns],
     ) -> Columns:
-        """A marginal where the model is off by more than noise would be; costs a tenth of rho.
+        """A marginal where the error of the model exceeds the noise; costs a tenth of rho.
 
-        It is none of those that were measured just now, which the model does not know.
+        It is not one of the marginals that were just measured, because the model does not include
+        these measurements yet.
         """
         mechanism = selection_at(self.plan.reach_of_scores, _OF_CHOICE * rho)
         names, spent = list(self.plan.weights), 1 - self.budget.remaining
@@ -218,7 +221,7 @@ class _Run:
         return names[int(place)]
 
     def _fitting(self, measured: Sequence[Columns], spent: float) -> list[int]:
-        """The sets of columns that keep the model small, as far as the budget is spent."""
+        """The sets of columns that keep the model small, given the fraction of budget spent."""
         plan, most = self.plan, spent * self.plan.most_cells
         return [
             place
@@ -227,10 +230,10 @@ class _Run:
         ]
 
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
-        """How far the model is off in a marginal, less what noise would be, times its weight.
+        """The error of the model in a marginal, minus the expected noise, times its weight.
 
-        The model is rounded to integers. So a score is an integer, and moves as far as the marginal
-        in the norm l1, times its weight.
+        The model is rounded to integers. So a score is an integer, and changes by as much as the
+        marginal in the norm l1, times its weight.
         """
         expected = np.rint(model.counts(columns)).astype(np.int64)
         distance = int(np.abs(self.counts(columns) - expected).sum())
@@ -239,9 +242,10 @@ class _Run:
 
 
 def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
-    """Gaussian noise that costs at most rho, and hardly less."""
-    ratio = math.sqrt(2 * rho)  # Of the sensitivity to the noise.
-    # The noise and its cost in zCDP depend on no delta, and this one has an epsilon near the ratio.
+    """Gaussian noise whose cost is at most rho, and nearly rho."""
+    ratio = math.sqrt(2 * rho)  # The ratio of the sensitivity to the noise.
+    # The noise and its cost in zCDP do not depend on delta. This one gives an epsilon near the
+    # ratio.
     delta = min(0.25, ratio / 10)
     epsilon = epsilon_of_multiplier(1 / ratio, delta, None)
     if epsilon is None:
@@ -250,5 +254,5 @@ def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
 
 
 def selection_at(sensitivity: Sensitivity, rho: float) -> SelectionMechanism:
-    """The exponential mechanism that costs at most rho: epsilon^2 / 8."""
+    """The exponential mechanism whose cost, epsilon^2 / 8, is at most rho."""
     return exponential(sensitivity, math.sqrt(8 * rho) * (1 - 1e-9))

@@ -24,11 +24,11 @@ from dpjax.targets._known_sensitivity import VectorNorm, norm_up
 
 
 def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Query:
-    """How many records satisfy a predicate.
+    """The number of records that satisfy a predicate.
 
     A predicate that only compares numbers, and computes in integers, runs on all records at once. A
-    predicate that rounds, divides or draws runs in a loop over the records. This is slow on an
-    accelerator.
+    predicate that rounds, divides or draws random numbers runs in a loop over the records. This is
+    slow on an accelerator.
 
     Args:
         predicate: maps one record, the database's pytree without the leading axis, to a boolean.
@@ -43,12 +43,12 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
         TypeError: if the predicate is not a function; on a database, if it returns no boolean.
 
     Formal guarantees:
-        One record moves the count by at most 1, under replace-one and under add-or-remove-one, and
-        this is attained. The predicate gives the same answer for a record in every slot, and no
+        One record changes the count by at most 1, under replace-one and under add-or-remove-one,
+        and this is attained. The predicate gives the same answer for a record in every slot, and no
         record affects the answer for another, because one program runs on one record at a time. A
         predicate without rounding runs on all records at once; subnormal numbers then count as 0.
         With Laplace noise and probability 1 - beta, the release is within ln(1 / beta) / epsilon +
-        1/2 of the truth, where 1/2 is for rounding; see `error`.
+        1/2 of the true count, where 1/2 is for rounding; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -101,21 +101,21 @@ def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Dat
 def histogram_query(
     buckets: int | Sequence[float], *, outliers: Literal["drop", "clip"] = "drop"
 ) -> Query:
-    """How many records are in every bucket, for any number of buckets.
+    """The number of records in each bucket, for any number of buckets.
 
     Args:
         buckets: a number k, or increasing edges, both public. With k buckets, each record is a code
-            from 0 to k - 1, the number of its bucket; floats may be codes too. With edges, records
-            are numbers, and bucket j holds edges[j] <= x < edges[j + 1]. As in NumPy, the last
-            bucket includes its upper edge. The first edge may be -inf, the last one inf. Edges are
-            rounded to the dtype of the records, if that is of floats. Integers compare exactly
-            below 2^53, and larger ones as the nearest float64.
-        outliers: what happens to NaN and to records in no bucket. "drop" ignores them. "clip"
+            from 0 to k - 1, the index of its bucket; floats may be codes too. With edges, records
+            are numbers, and bucket j contains edges[j] <= x < edges[j + 1]. As in NumPy, the last
+            bucket includes its upper edge. The first edge may be -inf, and the last edge inf. Edges
+            are rounded to the dtype of the records, if it is a float dtype. Integers are compared
+            exactly below 2^53, and larger integers as the nearest float64.
+        outliers: how to count NaN and records that are in no bucket. "drop" ignores them. "clip"
             counts a record in the nearest bucket, and NaN in the first bucket. A float code counts
             as NaN if it is not an integer, or if it is at least 2^24 in float32.
 
     Returns:
-        A `Query` of shape (k,): takes n numbers to counts.
+        A `Query` of shape (k,): maps n numbers to counts.
 
     Raises:
         TypeError: if the buckets are not numbers.
@@ -123,12 +123,12 @@ def histogram_query(
             is neither "drop" nor "clip"; when called, if the database does not have shape (n,).
 
     Formal guarantees:
-        The buckets are disjoint. Under add-or-remove-one a record moves one count by 1, so the
-        counts move by 1 in every norm. Under replace-one it may leave one bucket and enter another,
-        so they move by 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts together cost
-        one epsilon, with Laplace noise of scale 1 / epsilon or 2 / epsilon. With probability 1 -
-        beta all counts are within ln(k / beta) times the scale, plus 1/2 for rounding, of the
-        truth; see `error`.
+        The buckets are disjoint. Under add-or-remove-one a record changes one count by 1, so the
+        sensitivity is 1 in every norm. Under replace-one it may leave one bucket and enter another,
+        so the sensitivity is 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts together
+        cost one epsilon, with Laplace noise of scale 1 / epsilon or 2 / epsilon. With probability
+        1 - beta all counts are within ln(k / beta) times the scale, plus 1/2 for rounding, of the
+        true counts; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Example 3; McSherry (2009), Theorem 4, for
@@ -177,7 +177,7 @@ def histogram_query(
 
 
 def contingency_query(categories: Mapping[str, int]) -> Query:
-    """How many records have each combination of values of some attributes.
+    """The number of records with each combination of values of some attributes.
 
     Args:
         categories: the number of categories of each attribute, by its name. Attribute a is an
@@ -233,7 +233,7 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def check_cells(sizes: Mapping[Any, int]) -> int:
-    """The number of cells of a table; refuses one that is too large to form."""
+    """The number of cells of a table. Refuses a table that is too large to store."""
     cells = math.prod(sizes.values())
     if cells > LARGEST:
         raise ValueError(
@@ -243,7 +243,7 @@ def check_cells(sizes: Mapping[Any, int]) -> int:
 
 
 def combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> Addend:
-    """What each record adds to the contingency table of these attributes: 1 in its cell."""
+    """The addend of each record for the contingency table of these attributes: 1 in its cell."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
         raise ValueError(
             f"database must be a table with the columns {[*sizes]}, got"
@@ -263,13 +263,13 @@ def query_of_tables(
     cells: Sequence[int],
     shape: tuple[int, ...],
 ) -> IntegerQuery:
-    """The counts of several tables, where a record is in at most one cell of each."""
+    """A query of the counts of several tables; each record is in at most one cell of each table."""
     reach, finish = reach_of_tables(cells), counts_of(shape)
     return IntegerQuery(addends=addends, finish=finish, shape=shape, reach=reach, one_way=True)
 
 
 def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
-    """Returns a function from totals of several tables to all counts, as saturating int32."""
+    """A function from totals of several tables to all counts, as saturating int32."""
 
     def counts(totals: Totals) -> jax.Array:
         return jnp.concatenate([saturated(x).ravel() for x in totals]).reshape(shape)
@@ -278,7 +278,7 @@ def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:
-    """How far a record moves several tables of counts. In each table it is in at most one cell.
+    """The sensitivity of several tables of counts. A record is in at most one cell of each table.
 
     A replaced record may leave a cell of each table, and enter another cell if there is one.
     """

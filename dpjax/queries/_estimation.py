@@ -1,6 +1,6 @@
 """The graphical model that fits noisy marginals best, by mirror descent on the host.
 
-Each stage of AIM has another set of marginals, so a compiled program would serve one stage alone.
+Each stage of AIM has another set of marginals, so a compiled program would be used only once.
 """
 
 import dataclasses
@@ -12,17 +12,17 @@ import numpy as np
 from dpjax.queries._graphical_model import Columns, GraphicalModel, Potentials, Sizes, model_of
 
 _STEPS = 150
-_GROWS, _SHRINKS = 1.1, 0.5  # A step size, after a step that was good or bad.
-_ENOUGH = 1e-7  # The relative gain of a good step at which a descent ends.
+_GROWS, _SHRINKS = 1.1, 0.5  # The factors of the step size after a good and a bad step.
+_ENOUGH = 1e-7  # A descent ends at a good step whose relative gain is below this.
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """The counts of the cells of some columns, with noise.
+    """Noisy counts of the cells of some columns.
 
     Attributes:
-        columns: in the order of the axes of the counts.
-        counts: noisy.
+        columns: the columns, in the order of the axes of the counts.
+        counts: the noisy counts.
         scale: the standard deviation of the noise.
     """
 
@@ -43,13 +43,12 @@ class _Fit:
 
 
 class Estimator:
-    """Fits a model to more and more measurements; each fit starts from the one before.
+    """Fits a model to a growing list of measurements; each fit starts from the one before.
 
-    The loss is the sum of the squared distances of measurements, each by its precision. Mirror
-    descent keeps the form of the model, and its start has the largest entropy.
+    The loss is the sum of the squared errors of the measurements, weighted by their precisions.
+    Mirror descent preserves the form of the model, and its start has the largest entropy.
 
-    McKenna, Sheldon and Miklau (2019), Algorithm 1; steps grow, and shrink where a line search says
-    so.
+    McKenna, Sheldon and Miklau (2019), Algorithm 1. Steps grow, and a line search shrinks them.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -81,7 +80,7 @@ class Estimator:
         return fit.model
 
     def _started(self, sets: Sequence[Columns]) -> dict[Columns, np.ndarray]:
-        """The potentials of the fit before, on sets of columns that hold all of its sets."""
+        """The potentials of the fit before, on sets of columns that contain all of its sets."""
         found = {name: np.zeros([self._sizes[one] for one in name]) for name in sets}
         for name, potential in self._potentials.items():
             holder = _holder(name, sets)
@@ -105,7 +104,7 @@ class Estimator:
 
 
 def independent(sizes: Sizes, measurements: Sequence[Measurement]) -> GraphicalModel:
-    """The model of one marginal of each column, in which columns are independent."""
+    """A model from one marginal of each column, in which columns are independent."""
     total = total_of(measurements)
     with np.errstate(divide="ignore"):
         logs = {one.columns: np.log(_on_simplex(one.counts / total)) for one in measurements}
@@ -113,7 +112,7 @@ def independent(sizes: Sizes, measurements: Sequence[Measurement]) -> GraphicalM
 
 
 def total_of(measurements: Sequence[Measurement]) -> float:
-    """The number of rows, by the sums of all marginals, each by its precision."""
+    """The number of rows: the average sum of the marginals, weighted by their precisions."""
     weights = [1 / (one.scale**2 * one.counts.size) for one in measurements]
     return max(1.0, float(np.average([one.counts.sum() for one in measurements], weights=weights)))
 
@@ -126,7 +125,7 @@ def _on_simplex(numbers: np.ndarray) -> np.ndarray:
 
 
 def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """One measurement of each set of columns: the average of all of it, by their precisions."""
+    """One measurement of each set of columns: the average weighted by precisions."""
     by_columns = dict[Columns, list[Measurement]]()
     for one in measurements:
         by_columns.setdefault(one.columns, []).append(one)
@@ -139,7 +138,7 @@ def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _largest(sets: Sequence[Columns]) -> list[Columns]:
-    """The sets that no other one holds."""
+    """The sets that no other set contains."""
     return [one for one in sets if not any({*one} < {*other} for other in sets)]
 
 

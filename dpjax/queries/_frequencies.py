@@ -15,11 +15,11 @@ class Frequencies:
     """Frequencies of answers with confidence intervals; made by `frequencies`.
 
     Attributes:
-        estimates: unbiased, float64 of shape (K,); may be below 0 or above 1.
+        estimates: unbiased, float64 of shape (K,); they may be below 0 or above 1.
         lower: the lower ends of the intervals, in [0, 1].
         upper: the upper ends of the intervals, in [0, 1].
         confidence: the confidence of the intervals.
-        answers: number of answers.
+        answers: the number of answers.
 
     Formal guarantees:
         The guarantees of `frequencies`.
@@ -41,14 +41,14 @@ def frequencies(
 ) -> Frequencies:
     """Unbiased estimates of the frequency of each answer, with confidence intervals.
 
-    People report an answer with probability t if it is true for them, and with probability l if
-    not. If the frequency of the answer is f, a report names it with probability s = l + (t - l) f.
-    So (count / n - l) / (t - l) is an unbiased estimate of f. Here t and l are the exact
+    People report an answer with probability t if it is true for them, and with probability l if it
+    is not. If the frequency of the answer is f, a report names it with probability s = l + (t - l)
+    f. So (count / n - l) / (t - l) is an unbiased estimate of f. Here t and l are the exact
     probabilities of the draws, multiples of 2^-32. Clopper-Pearson limits of s are converted to
     limits of f.
 
     Args:
-        reports: the value of a release by the mechanism, of any shape: n answers in all.
+        reports: the value of a release by the mechanism, of any shape: n answers in total.
         mechanism: made by `dpjax.randomized_response`, `two_coins` or `unary_encoding`.
         confidence: the confidence of the intervals, in (0, 1).
         simultaneous: whether the confidence is for all intervals at once, or for each alone.
@@ -64,11 +64,11 @@ def frequencies(
     Formal guarantees:
         Post-processing of the reports. Assume that people are drawn independently from a
         population. Then counts are binomial, and an interval contains the frequency in the
-        population with probability at least `confidence`, at any n and frequency. With
+        population with probability at least `confidence`, for every n and frequency. With
         `simultaneous` all K intervals do so at once (Bonferroni). At a confidence of 1/2 or more,
         and if n l and n (1 - t) are 1 or more, an interval also covers the frequency among the n
         people. The reason: given the people, reports are independent with one of two probabilities,
-        and their count varies less than a binomial count.
+        so their count varies less than a binomial count.
 
     Source:
         Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),

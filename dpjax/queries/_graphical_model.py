@@ -1,8 +1,8 @@
 """A distribution of cells of columns as a graphical model: its marginals, and rows drawn from it.
 
-Columns are eliminated one after the other, the one with the smallest table first. So the
-distribution is a product of conditionals, one for each column given some that are eliminated later.
-All of it is computed from releases, on the host, in float64.
+Columns are eliminated one after the other, always the column with the smallest table. So the
+distribution is a product of conditionals: each column is conditional on some columns that are
+eliminated later. Everything is computed from releases, on the host, in float64.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ Potentials: TypeAlias = Mapping[Columns, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Conditional:
-    """How the cells of a column are distributed, given those of its parents.
+    """The conditional distribution of a column's cells, given the cells of its parents.
 
     Attributes:
-        name: of the column.
-        parents: columns that are drawn before.
-        table: probabilities; the last axis is that of the column.
+        name: the name of the column.
+        parents: the columns that are drawn before it.
+        table: probabilities; the last axis is the column's own.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Conditional:
 
 @dataclasses.dataclass(frozen=True)
 class GraphicalModel:
-    """A distribution of rows, and about how many rows there are.
+    """A distribution of rows, and an estimate of the number of rows.
 
     Attributes:
-        sizes: of all columns.
-        conditionals: in an order in which rows can be drawn.
+        sizes: the number of cells of each column.
+        conditionals: the conditionals, in an order in which rows can be drawn.
         total: the number of rows.
     """
 
@@ -52,9 +52,9 @@ class GraphicalModel:
     total: float
 
     def counts(self, columns: Columns) -> np.ndarray:
-        """The expected number of rows in each cell of some columns, at most 52 of a model."""
+        """The expected number of rows in each cell of some columns, for at most 52 columns."""
         needed, used = set(columns), list[Conditional]()
-        for one in reversed(self.conditionals):  # Children before their parents.
+        for one in reversed(self.conditionals):  # Children come before their parents.
             if one.name in needed:
                 needed |= set(one.parents)
                 used.append(one)
@@ -68,8 +68,8 @@ class GraphicalModel:
     def rows(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """The cells of drawn rows, by column.
 
-        The rows of each combination of parents are stratified: their shares of the cells of a
-        column are its probabilities, up to two rows.
+        The rows of each combination of parents are stratified: the number of rows in each cell of a
+        column is its expected number, up to two rows.
         """
         drawn = dict[str, np.ndarray]()
         for one in self.conditionals:
@@ -89,7 +89,7 @@ def _order(product: str, shapes: tuple[tuple[int, ...], ...]) -> Any:
 
 
 def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """A cell for each row, by the probabilities in the row of the table that its parent names."""
+    """A cell for each row, drawn from the row of the table that its parents select."""
     rows, cells = len(parent), table.shape[1]
     mixed = rng.permutation(rows)
     order = mixed[np.argsort(parent[mixed], kind="stable")]
@@ -108,7 +108,7 @@ def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray)
 
 
 def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalModel:
-    """The distribution proportional to the exponential of the sum of some potentials."""
+    """The distribution proportional to the exponential of the sum of the potentials."""
     factors, found = list(potentials.items()), list[Conditional]()
     for name, parents in eliminated(sizes, potentials):
         axes = (*parents, name)
@@ -125,14 +125,14 @@ def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalMod
 
 
 def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
-    """A factor with the axes of a larger table, of length 1 where it has none."""
+    """A factor with the axes of a larger table; axes that the factor does not have get length 1."""
     order = sorted(range(len(columns)), key=lambda i: axes.index(columns[i]))
     shape = [factor.shape[columns.index(one)] if one in columns else 1 for one in axes]
     return factor.transpose(order).reshape(shape)
 
 
 def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
-    """The columns in an order of elimination, each with those that its table has beside it."""
+    """The columns in an order of elimination, each with the other columns of its table."""
     linked = {name: set[str]() for name in sizes}
     for columns in sets:
         for name in columns:
@@ -148,6 +148,6 @@ def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns
 
 
 def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
-    """The number of cells of all tables of a model with potentials of these columns."""
+    """The number of cells of all tables of a model with potentials on these sets of columns."""
     tables = eliminated(sizes, sets)
     return sum(math.prod(sizes[one] for one in (name, *parents)) for name, parents in tables)

@@ -1,4 +1,4 @@
-"""Which groups exist: their keys are published if enough people have them.
+"""Private keys of groups: a key is published if enough people have it.
 
 docs/proofs/groups.md has the proof.
 """
@@ -33,7 +33,7 @@ from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
-# A margin for the tables of the noise and for rounding the scale to float32.
+# This margin covers the tables of the noise, and the rounding of the scale to float32.
 _OUTWARD = 1 + 2.0**-18
 # Noisy counts are int32 and saturate here.
 _LARGEST_COUNT = 2**31 - 2
@@ -56,7 +56,7 @@ def group_keys(
 ) -> Release:
     """The keys of a column that enough people have, if the list of keys is private.
 
-    Every group that exists gets a noisy count. Its key is published if the noisy count reaches a
+    Every existing group gets a noisy count. Its key is published if the noisy count reaches a
     threshold. A group without people is never published.
 
     Args:
@@ -67,20 +67,21 @@ def group_keys(
         delta: the delta of the guarantee, above 0.
         at_most: how many groups a person counts in, public: the first distinct groups in their row.
         capacity: under add-or-remove-one, a public bound on n, as for `padded_records`; n may be 0.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
-        privacy_unit: what a row of the column stands for, as in `Guarantee`: "person (id)" if you
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
+        privacy_unit: the unit of a row of the column, as in `Guarantee`: "person (id)" if you
             put all groups of a person, from a longer table, into one row.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
 
     Returns:
-        A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` takes
+        A `Release` of a tuple of keys in increasing order, which may be empty. `queries.by` accepts
         it as keys.
 
     Raises:
-        TypeError: if the column does not hold integers or texts, a parameter is not a number, or
-            the key not a typed key.
-        ValueError: if a parameter is out of range, the column has another shape, or a capacity is
-            given although n is public, or not given although n is private.
+        TypeError: if the column does not contain integers or texts, a parameter is not a number, or
+            the key is not a typed key.
+        ValueError: if a parameter is out of range, or the column has another shape. Also if a
+            capacity is given although n is public, or not given although n is private.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let c be the smaller of `at_most` and m, doubled
@@ -145,7 +146,7 @@ def known_groups(
     sensitivity = dataclasses.replace(sensitivity, privacy_unit=privacy_unit)
     mechanism = discrete_laplace(sensitivity, epsilon)
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
-    draw_of(mechanism, TreeSpec.of(size))  # Refuses before anything is paid.
+    draw_of(mechanism, TreeSpec.of(size))  # Refuses a bad mechanism before anything is paid.
     if delta / reach == 0:
         raise ValueError(f"delta must not underflow to 0 when divided by {reach}, got {delta}")
     threshold = _threshold(mechanism, size, delta / reach)
@@ -183,7 +184,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 
 
 def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Keys as the bytes of their texts, with the end of each, because a ledger stores arrays."""
+    """Keys as the bytes of their texts, with the end of each text, because ledgers store arrays."""
     texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -216,8 +217,8 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
         numbers, _ = exact_records("column", found, least=0)
         with jax.enable_x64(True):
             codes, whole = jax.jit(integer_keys)(numbers)
-        # Maps signed to unsigned integers in the same order, and splits them, with the high word
-        # first.
+        # Maps signed integers to unsigned ones in the same order, and splits them into two words,
+        # the high word first.
         ordered = np.asarray(codes).view(np.uint64) ^ _SIGN
         words = np.stack([ordered >> np.uint64(32), ordered], axis=-1).astype(np.uint32)
         texts, known = None, np.asarray(whole)
@@ -242,7 +243,7 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """The threshold that a group of one person reaches, after noise, with at most this probability.
+    """The least threshold that a group of one person reaches with at most this probability.
 
     Noise Z is discrete Laplace noise of scale b, so P(Z >= m) is a^m / (1 + a) with
     a = exp(-1 / b), for m >= 0.
@@ -256,7 +257,7 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
 def _sorted_counts(
     words: jax.Array, known: jax.Array, *, at_most: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The words of each key that occurs and the number of its people, padded with zeros."""
+    """The words of each key that occurs, and its number of people, both padded with zeros."""
     m = known.shape[1]
     same = jnp.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
     earlier = jnp.tril(jnp.ones((1, m, m), bool), -1)
@@ -276,7 +277,7 @@ def _sorted_counts(
 def _named(
     published: np.ndarray, texts: np.ndarray | None, words: np.ndarray, noisy: np.ndarray
 ) -> tuple[tuple[int, ...] | tuple[str, ...], np.ndarray]:
-    """Keys in increasing order with their counts, from the words that were published."""
+    """Keys in increasing order with their counts, from the published words."""
     if texts is None:
         high, low = published.astype(np.uint64).T
         return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()), noisy

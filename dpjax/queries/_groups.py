@@ -44,14 +44,14 @@ ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column, one for each public key, and the column that a query gets."""
+    """The groups of a column, one for each public key, and the column that a query receives."""
 
     column: Column
     keys: tuple[int, ...] | tuple[str, ...]
     of: str | int | None = None
 
     def of_records(self, records: Database, present: jax.Array) -> jax.Array:
-        """The group of each record, as the index of its key; below 0 for none.
+        """The group of each record, as the index of its key; below 0 for no group.
 
         The group of a slot depends only on its own record, by the same computation in every slot.
         So each record is in at most one group.
@@ -76,7 +76,7 @@ class Groups:
         return jnp.where(known, _places(words, wanted), -1)
 
     def _check_held_by(self, dtype: np.dtype) -> None:
-        """Refuses keys that floats of this dtype cannot tell from neighboring integers."""
+        """Refuses keys that floats of this dtype cannot distinguish from neighboring integers."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return
         largest = max(map(abs, map(int, self.keys)))
@@ -93,7 +93,7 @@ class Groups:
         return ((self.column, len(self.keys)),) if isinstance(self.column, str) else ()
 
     def inside(self, records: Database) -> Database:
-        """The records that the query gets: one column, or all except the column of the groups."""
+        """The records that the query receives: one column, or all except the column of groups."""
         if self.of is not None:
             return _picked(records, self.of)
         return records if callable(self.column) else _without(records, self.column)
@@ -114,7 +114,7 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
-    """The groups of a column, after a check of the arguments of `by`."""
+    """The groups of a column, after checking the arguments of `by`."""
     if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
         raise TypeError(
             "column must be a name, an index or a function of a record, got"
@@ -178,7 +178,7 @@ def _plain(key: object, wanted: str) -> int | str:
 
 
 def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
-    """The index in `wanted` of each row of words, by bisection; -1 if it is not there."""
+    """The index in `wanted` of each row of words, by bisection; -1 if it is not in `wanted`."""
     order = np.lexsort(wanted.T[::-1])
     ascending = jnp.asarray(wanted[order])
     # The number of words that distinguish all keys; usually 1.
@@ -214,7 +214,7 @@ def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
 def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array | Texts:
     """The function's value for every record, computed by the same program in every slot.
 
-    A function that rounds runs on one record at a time, as the predicates of `counting_query`.
+    A function that rounds runs on one record at a time, like the predicates of `counting_query`.
     """
     with in_64_bits(records):
         found = of_each_record("column", column, records)
@@ -248,7 +248,7 @@ def _picked(records: Database, column: str | int) -> PyTree:
 def _without(records: Database, column: str | int) -> PyTree:
     """All columns except one.
 
-    A single other column becomes an array; if there is none, the column itself stays.
+    If a single column remains, it becomes an array. If no column remains, the given one stays.
     """
     rest = {name: x for name, x in _columns(records).items() if name != column}
     if len(rest) == 1:
@@ -333,7 +333,7 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         self.scores.check_size(n)
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
-        """As `QuantileScores.partial`, for each group."""
+        """Like `QuantileScores.partial`, for each group."""
         group = self.groups.of_records(records, present)
         return self.scores.partial_of(self.groups.inside(records), group, len(self.keys))
 
@@ -357,14 +357,14 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return dataclasses.replace(self.scores._inside(mechanism), target=self)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
-        """A bound on the rank errors in all groups, in excess of the best candidate's.
+        """A bound on the rank errors in all groups, relative to the best candidates.
 
         Args:
             mechanism: made by `select_each`.
-            confidence: the probability that the bound holds for all groups at once, in (0, 1).
+            confidence: the probability that the bound is correct for all groups, in (0, 1).
 
         Returns:
-            A number of ranks, as `QuantileScores.error`.
+            A number of ranks, like `QuantileScores.error`.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -406,14 +406,15 @@ def by(
         query: any `Query`, or the scores of quantiles, including queries that are already by group.
         column: the column with the key of each record: the name of a column of a table, the index
             of a column of an array of shape (n, d) or of a tuple, or a function of one record.
-            Texts are compared with texts; in a column of objects, a number counts as its digits.
-            Integers are compared exactly, also with floats that are whole numbers. A function must
-            return an integer, a boolean or a text, and runs as described for `counting_query`.
-        keys: the public keys of the groups, public: integers of 64 bits or texts, distinct. A
-            record with another key, or none, is in no group.
-        of: the name or index of the column that the query gets; None for all other columns. If only
-            one other column is left, the query gets it as an array. If `column` is a function, None
-            means all columns.
+            Texts are compared with texts; in a column of objects, a number becomes the text of its
+            digits. Integers are compared exactly, even with floats that are whole numbers. A
+            function must return an integer, a boolean or a text, and runs as described for
+            `counting_query`.
+        keys: the public keys of the groups: distinct 64-bit integers or texts. A record whose key
+            is missing or not in this list is in no group.
+        of: the name or index of the column that the query receives; None for all other columns. If
+            only one other column is left, the query receives it as an array. If `column` is a
+            function, None means all columns.
 
     Returns:
         A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles, it returns a
@@ -422,18 +423,18 @@ def by(
 
     Raises:
         TypeError: if an argument has another type, such as keys that are floats; on a database, if
-            the column holds texts and the keys are numbers, or the other way around.
+            the column contains texts and the keys are numbers, or vice versa.
         ValueError: if keys repeat or are out of range; on a database, if a column is missing, or it
-            holds floats that cannot distinguish a key from other integers.
+            contains floats that cannot distinguish a key from other integers.
 
     Formal guarantees:
-        The groups are disjoint, whatever records contain. Under add-or-remove-one a record affects
-        one group, so the sensitivity is that of the query in every norm. Under replace-one a record
-        may change within a group, or leave one group and enter another. Let A and R be the query's
+        The groups are disjoint for any records. Under add-or-remove-one a record affects one group,
+        so the sensitivity is the query's own in every norm. Under replace-one a record may change
+        within a group, or leave one group and enter another. Let A and R be the query's
         sensitivities under add-or-remove-one and replace-one. Then the sensitivity by group is
         max(R, 2 A) in the norm l1, max(R, sqrt(2) A) in l2, and max(R, A) in linf.
-        docs/proofs/groups.md has the proof. `error` holds for all groups at once. The size of a
-        group is private under both relations, so never divide by it.
+        docs/proofs/groups.md has the proof. `error` covers all groups at once. The size of a group
+        is private under both relations, so never divide by it.
 
     Source:
         McSherry (2009), Theorem 4, for parallel composition.
@@ -457,8 +458,8 @@ def by(
             f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
             " ledger.parallel()`"
         )
-    # If the query sees a single column (`of`), names of columns inside it do not refer to columns
-    # of the table.
+    # If the query receives a single column (`of`), names of columns inside it do not refer to
+    # columns of the table.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
@@ -474,7 +475,7 @@ def _check_of_rows(query: object) -> None:
 
 
 def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
-    """The integers of a query in every group at once."""
+    """The integers of a query for every group at once."""
     count = len(which.keys)
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -505,7 +506,7 @@ def split_by(
 ) -> dict[int | str, PaddedRecords]:
     """The records of each group, in as many slots as the database, for separate releases.
 
-    Use it if `by` does not support what you release.
+    Use it if `by` does not support your release.
 
     Args:
         database: a `PaddedRecords`; or a pytree of arrays or a table, with a capacity.
@@ -516,15 +517,15 @@ def split_by(
             has slots.
 
     Returns:
-        A dict from each key to a `PaddedRecords`. Its shape shows neither the number of records of
-        the group nor of the database.
+        A dict from each key to a `PaddedRecords`. Its shape reveals neither the number of records
+        of the group nor the number of records of the database.
 
     Raises:
         TypeError: as `by` does.
         ValueError: as `by` does; or if arrays come without a capacity, or `PaddedRecords` with one.
 
     Formal guarantees:
-        The parts are disjoint, by the proof of `by`. So releases about them, under
+        The parts are disjoint, by the proof of `by`. So releases about different parts, under
         add-or-remove-one, cost their maximum: `ledger.parallel`. A capacity equal to the number of
         records would reveal that number, for example by the grid and the noise of a sum.
 
@@ -554,9 +555,9 @@ def split_by(
 
 
 def reach_by_group(reach: Reach, groups: int) -> Reach:
-    """How far one record moves the values of all groups together.
+    """The sensitivity of the values of all groups together.
 
-    `reach` says how far it moves the value of one group.
+    `reach` is the sensitivity of the value of one group.
     """
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:

@@ -1,14 +1,14 @@
 """Intervals of private statistics: from intervals of their noisy sums, or simulated.
 
-A sum is within its noise and rounding of the truth. A quotient or a product of sums lies between
-its values at the corners of their intervals. If a number depends on k sums, it uses k intervals
-that hold simultaneously at the given confidence.
+The distance of a noisy sum from the true sum is bounded by noise and rounding. A quotient or a
+product of sums is between its values at the corners of their intervals. If a number depends on k
+sums, it uses k intervals that are simultaneously correct at the given confidence.
 
-Other statistics use a parametric bootstrap. The released sums take the place of the true ones, and
-simulated noise shows how far the statistic of noisy sums is from the statistic of the sums. This is
-valid if the statistic is nearly linear over the range of the noise. These statistics come from
-eigenvectors of a noisy matrix, so the noise must be small compared with the gaps between
-eigenvalues. If it is not, the statistic provides its own least half-width.
+Other statistics use a parametric bootstrap. The released sums replace the true sums, and simulated
+noise shows how far the statistic of noisy sums is from the statistic of the sums. This is valid if
+the statistic is nearly linear over the range of the noise. These statistics come from eigenvectors
+of a noisy matrix, so the noise must be small compared with the gaps between eigenvalues. If it is
+not, the statistic provides a least half-width.
 """
 
 import functools
@@ -29,7 +29,7 @@ from dpjax.mechanisms._noisy_arrays import as_floats, noise_bounds
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments, averages
 
-_FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the largest record.
+_FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the largest record.
 
 
 @intervals_of("mean")
@@ -72,7 +72,7 @@ def _of_moments(
     mean = tuple(end[..., 0, 1:] for end in averages(1))
     across, alone = (_covariance(*averages(parts)) for parts in (3, 2))
     same = np.eye(mean[0].shape[-1], dtype=bool)
-    # The variance of one coordinate depends on two sums only, and it is not negative.
+    # The variance of one coordinate depends on only two sums, and it is not negative.
     spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
     spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
     middle = np.asarray(facts["middle"])
@@ -98,7 +98,7 @@ def _sums(sums: np.ndarray, facts: dict[str, Any], confidence: float, together: 
 
 
 def _quotient(over: Ends, under: Ends) -> Ends:
-    """The quotients of two intervals, clipped to [-1, 1], for a positive divisor."""
+    """The quotients of two intervals, for a positive divisor, clipped to [-1, 1]."""
     low, high = over
     least, most = (np.maximum(end, np.finfo(float).tiny) for end in under)
     with np.errstate(over="ignore"):
@@ -115,11 +115,11 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
     n = measured["n"]
     count = (low[..., :1], high[..., :1]) if n is None else (n[..., None],) * 2
-    # Records at the edge of the ball are shrunk by this fraction, and products by twice as much.
+    # Records at the edge of the ball are shrunk by this fraction, and products by twice this.
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
-    center = facts["center"] * np.diag(vectors)  # Squares were released without it.
+    center = facts["center"] * np.diag(vectors)  # Squares were released without their center.
     return np.clip(first - edge + center, -1, 1), np.clip(last + edge + center, -1, 1)
 
 
@@ -134,7 +134,7 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
     same = np.eye(corners.shape[-1], dtype=bool)
     crosses = low[..., 0, 1:] * high[..., 0, 1:] <= 0
     # On the diagonal both factors are the same number. Its least square is 0 if the ends have
-    # different signs. Products of two different ends are not squares, and are not used.
+    # different signs. Products of two different ends are not squares, so they are not used.
     squares = np.minimum(low[..., 0, 1:] ** 2, high[..., 0, 1:] ** 2)
     square = np.where(crosses, 0, squares)[..., None, :]
     least = np.where(same, square, least)
@@ -161,7 +161,7 @@ class Statistic(NamedTuple):
 
 STATISTICS: dict[str, Statistic] = {}
 # Simulation is trusted for eigenvectors if the gap between their eigenvalues is at least this many
-# times the error. By Weyl's inequality, eigenvalues that are truly equal never get so far apart.
+# times the error. By Weyl's inequality, equal eigenvalues never get so far apart by noise.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -220,9 +220,9 @@ def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
             "intervals are not simulated for a batch of releases: take the releases one by one"
         )
     scale = facts["arrays"][0]["scale"]
-    # The sums, which are public, are the seed, so that an interval is the same at every call. With
-    # one seed for all releases, their errors would be correlated: all intervals would be too short,
-    # or all too long.
+    # The sums are public, and serve as the seed, so that an interval is the same at every call.
+    # With one seed for all releases, their errors would be correlated: all intervals would be too
+    # short, or all too long.
     seed = hashlib.sha256(np.ascontiguousarray(sums).tobytes()).digest()
     generator = np.random.default_rng(list(seed))
     sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]
@@ -236,7 +236,7 @@ def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
 
 @functools.lru_cache
 def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree, jax.Array]]:
-    """Compiles the statistic and the matrix of rows of noisy sums. The facts come as JSON."""
+    """Compiles the statistic and its matrix, for rows of noisy sums. The facts are in JSON."""
     facts = json.loads(text)
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
     noise = facts["arrays"][0]["scale"] * unit

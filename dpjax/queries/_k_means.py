@@ -37,7 +37,7 @@ from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._known_sensitivity import sqrt_up
 
-# The bits of the coordinates that assign records to clusters.
+# The number of bits of the coordinates when records are assigned to clusters.
 _BITS = 14
 # The number of random candidates for each initial cell. More candidates spread the cells more
 # evenly.
@@ -47,7 +47,7 @@ _RESTARTS = 64
 _STEPS = 10
 # A cell counts as empty if its count is at most this many standard deviations of the noise.
 _DEVIATIONS = 2
-# A bound on the rounding in float32, relative to the radius or to a count.
+# A bound on rounding errors in float32, relative to the radius or to a count.
 _FLOATS = 2.0**-20
 
 
@@ -70,7 +70,8 @@ def private_k_means(
     The first release has more cells than clusters: max(32, 4 k), around points spread over the
     ball. The initial centers are the best of 64 k-means runs on its noisy counts and sums. Every
     iteration assigns records to the nearest center, and releases the number of records of each
-    cluster and their sum. A cluster keeps its old center if its noisy count is not above the noise.
+    cluster and their sum. A cluster keeps its old center if its noisy count does not exceed the
+    noise.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -80,17 +81,18 @@ def private_k_means(
         radius: the radius of the ball that records are clipped to, public.
         center: the center of the ball, public: an array of shape (d,), or a number for all
             coordinates.
-        iterations: at least 1, public; the start is one more release.
+        iterations: the number of iterations, at least 1, public; the start is one more release.
         epsilon: the epsilon of the start and all iterations together.
         delta: the delta of the start and all iterations together.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
-        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
-            center.
+        missing: "drop" leaves out a record with a missing number (NaN). "center" counts it as
+            the center.
 
     Returns:
-        A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. Counts are the noisy counts
-        of the last iteration, which assigned records to the centers before its update. The
+        A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. The counts are the noisy
+        counts of the last iteration, which assigned records to the centers before its update. The
         `interval` of the release covers the noise of the last iteration: it is about the mean and
         the number of the records that this iteration assigned to each cluster.
 
@@ -101,17 +103,17 @@ def private_k_means(
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation, for the start and all iterations together. Each of
-        them has Gaussian noise in the norm l2. They compose by zCDP (`accounting.compose_at`),
-        which allows an iteration to depend on earlier releases. The cells do not depend on records,
-        and the initial centers are post-processing. In units of the radius, adding a record moves
-        the count and the sum of one cluster by at most sqrt(1 + 1). A replaced record either stays
-        in its cluster and moves the sum by at most 2, or moves to another cluster and moves both
-        clusters by at most sqrt(2 + 2) = 2. An open ledger counts one release. Let sigma be the
-        standard deviation of the noise in units of the radius, z the normal quantile at 1 - beta /
-        (2 k (d + 1)), and e = sigma z. Given the assignment, with probability 1 - beta all counts
-        of an iteration are within e of the truth, and all coordinates of the center of c records
-        within 2 e radius / (c - e). Let rho-zCDP imply (epsilon, delta)-DP; then sigma is at most 2
-        sqrt((T + 1) / (2 rho)) for T iterations.
+        these releases has Gaussian noise in the norm l2. They compose by zCDP
+        (`accounting.compose_at`), which allows an iteration to depend on earlier releases. The
+        cells do not depend on records, and the initial centers are post-processing. In units of the
+        radius, adding a record changes the count and the sum of one cluster by at most sqrt(1 + 1).
+        A replaced record either stays in its cluster and changes the sum by at most 2, or changes
+        its cluster, and then both clusters change by at most sqrt(2 + 2) = 2. An open ledger counts
+        one release. Let sigma be the standard deviation of the noise in units of the radius, z the
+        normal quantile at 1 - beta / (2 k (d + 1)), and e = sigma z. Given the assignment, with
+        probability 1 - beta all counts of an iteration are within e of the true counts, and all
+        coordinates of the center of c records within 2 e radius / (c - e). Let rho-zCDP imply
+        (epsilon, delta)-DP; then sigma is at most 2 sqrt((T + 1) / (2 rho)) for T iterations.
 
     Source:
         Blum, Dwork, McSherry and Nissim, "Practical privacy: the SuLQ framework" (2005). Su, Cao,
@@ -138,7 +140,7 @@ def private_k_means(
     relation = relation_or_inherited(relation)
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    cells = max(32, 4 * k)  # Enough cells that two clusters rarely share one.
+    cells = max(32, 4 * k)  # So many cells that two clusters rarely share one.
     reach = _reach(relation, bits, dims=cells * (1 + dims))
     sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
@@ -188,7 +190,7 @@ def _share_of(
 ) -> tuple[AdditiveMechanism, Guarantee]:
     """The Gaussian mechanism for one of several releases, and the guarantee of all together."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
-    # The factor rounds down: if parts added up to more than delta, no epsilon would be enough.
+    # The factor rounds down: if the parts added up to more than delta, no epsilon would be enough.
     part = delta / releases * (1 - 2.0**-40)
 
     def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
@@ -196,7 +198,7 @@ def _share_of(
         each = [mechanism] * releases
         return mechanism, compose_at(*each, delta=delta, method="zcdp", dims=dims)
 
-    # Bisection. By basic composition, an equal share of epsilon is small enough.
+    # Bisection. By basic composition, an equal fraction of epsilon is small enough.
     enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
     try:
         for _ in range(30 if releases > 1 else 0):
@@ -208,7 +210,7 @@ def _share_of(
         mechanism, guarantee = runs(enough)
         mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
     except ValueError:
-        # Errors raised inside would name the epsilon of one release, which the caller did not pass.
+        # Errors from inside would name the epsilon of one release, which the caller did not pass.
         raise ValueError(
             f"no Gaussian noise fits {releases} releases at epsilon={epsilon:g} and"
             f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
@@ -217,7 +219,7 @@ def _share_of(
 
 
 def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
-    """How far a record moves the counts and sums of all clusters, in the norm l2."""
+    """The l2 sensitivity of the counts and sums of all clusters."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     moved = Fraction(2) if replaced else Fraction(sqrt_up(Fraction(2)))
     return coarse_reach(moved * 2**RADIUS_BITS, dims=dims, bits=bits, norm="l2")
@@ -265,7 +267,7 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
 def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
     """Points spread over the unit ball: each is the random candidate farthest from earlier ones.
 
-    Gonzalez (1985). It draws in float32, so it gives the same points with and without x64.
+    The algorithm is by Gonzalez (1985). It draws in float32, so x64 does not change the points.
     """
     candidates = _points_of_ball(key, _CANDIDATES * count, dims)
 
@@ -282,9 +284,9 @@ def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
 def clusters_of_cells(
     key: jax.Array, cells: jax.Array, counts: jax.Array, noise: jax.Array, *, clusters: int
 ) -> jax.Array:
-    """The best of many k-means of the centers of cells, weighted by their noisy counts.
+    """The best of many k-means runs on the centers of cells, weighted by their noisy counts.
 
-    Each starts like k-means++, Arthur and Vassilvitskii (2007), and computes in float32.
+    Each run starts like k-means++, Arthur and Vassilvitskii (2007), and computes in float32.
     """
     points = cells.astype(jnp.float32)
     weights = jnp.where(counts > _DEVIATIONS * noise, counts, 0).astype(jnp.float32)
@@ -340,8 +342,8 @@ def _of_clusters(
 
     A center is a noisy sum over a noisy count, and the release determines both: the sum is the
     center times the count. A center at the edge of the ball may have been clipped, and a center
-    with a count not above the noise was kept from before. In both cases the interval is the whole
-    ball.
+    whose count does not exceed the noise was kept from the iteration before. In both cases the
+    interval is the whole ball.
     """
     del measured
     middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])

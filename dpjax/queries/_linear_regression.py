@@ -65,12 +65,13 @@ def private_linear_regression(
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
         regularization: 0 or above; this multiple of the identity is added to the average of
             x x^T / x_radius^2.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`. The columns are in the
             database beside x and y.
-        missing: "drop" leaves out a record that misses a number (NaN). "center" counts an x or y
-            with a missing number as 0.
+        missing: "drop" leaves out a record with a missing number (NaN). "center" replaces a missing
+            number in x or y by 0.
 
     Returns:
         A `Release` of {"weights": shape (d,), "intercept": ...}.
@@ -83,13 +84,13 @@ def private_linear_regression(
     Formal guarantees:
         (epsilon, delta)-DP under the relation. One release has noise on n / 4, on half of the sums
         of x and y, and on the sums of x x^T and x y, each entry once. In units of the radii and in
-        the norm l2, a record moves them by at most 1.61 if it is added. If it is replaced, it moves
-        them by at most sqrt(5) for d = 1, and 2.41 for larger d. The proof is in
-        docs/proofs/shorter.md. The rest is post-processing. Eigenvalues of the average of (1, x)
-        (1, x)^T that are below the size of the noise are raised to it, so the weights are finite.
-        Let all entries of the averages be within e of the truth, and let s be the least eigenvalue
-        of the system that is solved. The weights, in units of the radii, move by at most e ((d + 1)
-        |w| + sqrt(d + 1)) / s.
+        the norm l2, an added record changes these numbers by at most 1.61. A replaced record
+        changes them by at most sqrt(5) for d = 1, and 2.41 for larger d. The proof is in
+        docs/proofs/shorter.md. The rest is post-processing. If an eigenvalue of the average of
+        (1, x) (1, x)^T is below the size of the noise, it is increased to that size, so the weights
+        are finite. Let all entries of the averages be within e of the true averages, and let s be
+        the least eigenvalue of the solved system. The weights, in units of the radii, change by at
+        most e ((d + 1) |w| + sqrt(d + 1)) / s.
 
     Source:
         Dwork, Talwar, Thakurta and Zhang (2014); Wang, "Revisiting differentially private linear
@@ -155,13 +156,13 @@ def private_linear_regression(
 def _line(
     value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
 ) -> dict[str, jax.Array]:
-    # The square of y, the last entry, is neither released nor used.
+    # The last entry, the square of y, is neither released nor used.
     triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
     return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)[0]
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The line, and the matrix of its normal equations, from noisy averages."""
+    """The regression line, and the matrix of its normal equations, from noisy averages."""
     size = len(moments.mean)
     # The averages of (1, x) (1, x, y)^T, in units of the radii, with the penalty.
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
@@ -203,7 +204,7 @@ def _line_query(
 
 
 def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """How far a record moves these entries; "Lines" in docs/proofs/shorter.md."""
+    """How much a record changes these entries; see "Lines" in docs/proofs/shorter.md."""
     h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {

@@ -1,6 +1,6 @@
 """Records with missing numbers: left out, or counted with a public number instead.
 
-The dtype decides whether a number can be missing, and never the numbers themselves.
+Only the dtype decides whether a number can be missing, never the numbers themselves.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from dpjax.queries._totals import Addend
 
 
 def drops_missing(missing: str, other: str) -> bool:
-    """Whether an argument `missing` leaves records out. The other choice counts them."""
+    """Whether the argument `missing` leaves records out; `other` is the choice that counts them."""
     _checks.choice("missing", missing, ("drop", other))
     return missing == "drop"
 
 
 def may_miss(records: Database) -> bool:
-    """Whether the dtypes of some numbers allow missing ones."""
+    """Whether the dtypes of some numbers allow missing numbers."""
     leaves = jax.tree.leaves(records, is_leaf=lambda x: hasattr(x, "dtype"))
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 
 
 def complete(records: Database) -> jax.Array:
-    """Which records miss no number."""
+    """Which records have no missing number."""
     missing = [
         jnp.any(jnp.isnan(x).reshape(len(x), -1), axis=1)
         for x in jax.tree.leaves(records)
@@ -41,7 +41,7 @@ def complete(records: Database) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)  # Cached, so that equal queries are traced only once.
 def of_complete(query: IntegerQuery) -> IntegerQuery:
-    """A query of the records without missing numbers. Others count as absent.
+    """A query of the records without missing numbers. Other records count as absent.
 
     Complete records form one group. A replaced record may enter or leave this group.
     """

@@ -71,12 +71,13 @@ def private_mean(
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for the statistic of every group, see `dpjax.queries.by`. The
             database is then a table of this column and the records.
-        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
-            number as `lower`.
+        missing: "drop" leaves out a record with a missing number (NaN). "lower" replaces a missing
+            number by `lower`.
 
     Returns:
         A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
@@ -87,16 +88,17 @@ def private_mean(
             private and it is not a `PaddedRecords`.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record moves each of
-        d sums by at most 2 h under replace-one. Under add-or-remove-one it moves each sum by at
-        most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
-        average is within 2 h d ln(d / beta) / (epsilon n) of the truth under replace-one. Under
-        add-or-remove-one it is within 2 h e / (n - e), where e = (d + 1) ln((d + 1) / beta) /
+        (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record changes each
+        of d sums by at most 2 h under replace-one. Under add-or-remove-one it changes each sum by
+        at most h, and h times the count by h. For Laplace noise, with probability 1 - beta every
+        average is within 2 h d ln(d / beta) / (epsilon n) of the true average under replace-one.
+        Under add-or-remove-one it is within 2 h e / (n - e), where e = (d + 1) ln((d + 1) / beta) /
         epsilon. Rounding adds h (2^-27 c + 2^-14) / n in c slots, and the rounding of floats. By
         group, n is the size of a group. It is private under both relations, and counted in the same
-        release. A replaced record moves two groups, so e is twice as large. If records with missing
-        numbers are left out and the dtype allows missing numbers, as floats do, n is private and
-        counted, too. Under replace-one, e is then max(2 d, d + 1) ln((d + 1) / beta) / epsilon.
+        release. A replaced record changes two groups, so e is twice as large. If records with
+        missing numbers are left out and the dtype allows missing numbers, as floats do, n is
+        private and counted, too. Under replace-one, e is then max(2 d, d + 1) ln((d + 1) / beta) /
+        epsilon.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Li, Lyu, Su and Yang, "Differential Privacy: From
@@ -150,7 +152,8 @@ def _average(
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
     """The scaled number of records, and sums of their differences from the interval's middle.
 
-    The count is scaled by half of the interval, so that adding a record moves it as far as a sum.
+    The count is scaled by half of the interval, so that adding a record changes it as much as a
+    sum.
     """
     middle, half = middle_and_half(low, high)
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
@@ -169,7 +172,7 @@ def _centered_sums(low: float, high: float, capacity: int, dims: int) -> Integer
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         half = Fraction(weight, 2**bits)
-        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not move.
+        if relation is NeighboringRelation.REPLACE_ONE:  # The count does not change.
             return norm_up([Fraction(math.ceil(2 * half))] * dims, norm)
         return norm_up([Fraction(math.ceil(half))] * (1 + dims), norm)
 
@@ -205,15 +208,16 @@ def private_variance(
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
-        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
-            number as `lower`.
+        missing: "drop" leaves out a record with a missing number (NaN). "lower" replaces a missing
+            number by `lower`.
 
     Returns:
-        A `Release` of {"mean": ..., "variance": ...}, the variance from 0 to the square of half of
-        the interval.
+        A `Release` of {"mean": ..., "variance": ...}, with the variance from 0 to the square of
+        half of the interval.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
@@ -223,12 +227,12 @@ def private_variance(
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let h = (upper - lower) / 2, and let x in [-1, 1] be
         the distance from the middle in units of h. One release has noise on n, sum x and sum x^2.
-        Of x^2, 1/2 is taken off for each record. So in the norm l1 a record moves these three by at
-        most 5/2 if it is added. If it is replaced,
-        it moves the sums by at most 9/4, as |x - y| (1 + |x + y|) <= 9/4. Under replace-one and
-        Laplace noise, let e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the
-        variance is within h^2 (e + 2 e + e^2) of the truth, and rounding adds
-        h^2 (2^-13 + 2^-12 / n). By group n is noisy too, as for `private_mean`.
+        For each record, 1/2 is subtracted from x^2. So in the norm l1, an added record changes
+        these three numbers by at most 5/2. A replaced record changes the sums by at most 9/4, as
+        |x - y| (1 + |x + y|) <= 9/4. Under replace-one and Laplace noise, let
+        e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the variance is within
+        h^2 (e + 2 e + e^2) of the true variance, and rounding adds h^2 (2^-13 + 2^-12 / n). By
+        group n is noisy too, as for `private_mean`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -293,11 +297,12 @@ def private_covariance(
             coordinates.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise, which is larger if d is large.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
-        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
-            center.
+        missing: "drop" leaves out a record with a missing number (NaN). "center" counts it as
+            the center.
 
     Returns:
         A `Release` of {"mean": ..., "covariance": ...}. Noise may make an eigenvalue negative.
@@ -310,12 +315,12 @@ def private_covariance(
     Formal guarantees:
         (epsilon, delta)-DP under the relation. One release has noise on n, on the sum, and on the
         upper triangle of the sum of products, each entry once. In units of the radius and in the
-        norm l2, a record moves them by at most sqrt(3) if it is added, and 3 / sqrt(2) if it is
-        replaced. Records are rounded to integer vectors inside of the ball. For replace-one and
-        Gaussian noise of standard deviation sigma, let z be the normal quantile at 1 - beta / (2
-        m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all entries of the averages of x
-        and of x x^T around the center are within sigma z / n of the truth, and rounding adds
-        radius^2 (2^-17 (d + 9) + 2^-12 / n).
+        norm l2, an added record changes these numbers by at most sqrt(3), and a replaced record by
+        at most 3 / sqrt(2). Records are rounded to integer vectors inside of the ball. For
+        replace-one and Gaussian noise of standard deviation sigma, let z be the normal quantile at
+        1 - beta / (2 m), with m = (d + 1) (d + 2) / 2. With probability 1 - beta all entries of the
+        averages of x and of x x^T around the center are within sigma z / n of the true averages,
+        and rounding adds radius^2 (2^-17 (d + 9) + 2^-12 / n).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014).
@@ -355,16 +360,17 @@ def private_pca(
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: as for `private_covariance`.
-        components: how many, from 1 to d.
+        components: the number of components, from 1 to d.
         radius: as for `private_covariance`.
         center: as for `private_covariance`.
         epsilon: the epsilon of the guarantee.
         delta: for Gaussian noise; None for Laplace noise.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
-        missing: "drop" leaves out a record that misses a number (NaN). "center" counts it as the
-            center.
+        missing: "drop" leaves out a record with a missing number (NaN). "center" counts it as
+            the center.
 
     Returns:
         A `Release` of {"mean": ..., "components": ..., "variances": ...}. Components are
@@ -377,9 +383,9 @@ def private_pca(
 
     Formal guarantees:
         The guarantees of `private_covariance`: the rest is post-processing. Let E be the error of
-        the covariance. Each variance is within ||E||_2 of the truth, by Weyl's inequality. By the
-        inequality of Davis and Kahan, the sine of the angle between the first component and the
-        true one is at most 2 ||E||_2 / (gap of the first two variances).
+        the covariance. Each variance is within ||E||_2 of the true variance, by Weyl's inequality.
+        By the inequality of Davis and Kahan, the sine of the angle between the first component and
+        the true one is at most 2 ||E||_2 / (gap of the first two variances).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014), Algorithm 1.
@@ -440,7 +446,7 @@ def _released_of_ball(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    """Mean and covariance in units of the records; bounds by an ellipsoid scale each axis."""
+    """Mean and covariance in units of the records. Bounds by an ellipsoid scale each axis."""
     dtype = jnp.result_type(float)
     middle = np.asarray(ball["middle"], dtype)
     sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)
@@ -452,7 +458,7 @@ def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, ja
 
 
 def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The components with the largest variances, and the covariance that they come from."""
+    """The components with the largest variances, and the covariance matrix behind them."""
     found, count = _mean_and_covariance(moments, facts), facts["components"]
     vectors, variances = lax.linalg.eigh(found["covariance"])
     components = {
@@ -496,7 +502,7 @@ def released_moments(
 ) -> Release:
     """A statistic of the noisy moments of vectors, clipped to the unit ball or to the unit cube.
 
-    `kind` and the public facts determine how its intervals are made.
+    `kind` and the public facts determine how intervals are computed.
     """
     bits = radius_bits_for(slots_of(database, terms.relation))
     edge, center = (0.0, CENTER) if in_cube else (edge_of_ball(dims, bits), 0.0)
@@ -524,7 +530,7 @@ def released_moments(
 def public_ball(
     center: ArrayLike, radius: float, dims: int
 ) -> tuple[Callable[[Database], jax.Array], np.ndarray, float]:
-    """A map from a public ball to the unit ball, and the center and radius of the ball."""
+    """A map from a public ball to the unit ball, and the center and radius of the public ball."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):

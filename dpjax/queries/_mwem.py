@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
     Attributes:
         found: whether a query was selected; if not, the round tries again.
-        tries: where the random numbers for the next try of this round start.
+        tries: the offset of the random numbers for the next try of this round.
         query: the index of the query.
         answer: its noisy answer.
         log_prob: the log probability of the query and its answer; None in a release.
@@ -60,8 +60,8 @@ class Measured(NamedTuple):
     log_prob: PyTree = None
 
 
-# Takes the number of the round, where the random numbers of the try start, and the table's answers
-# as integers.
+# Maps the index of the round, the offset of the random numbers of the try, and the table's answers
+# as integers to the results of the try.
 _Measure: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], Measured]
 _Counted: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -71,7 +71,7 @@ class _State(NamedTuple):
 
     Attributes:
         number: the number of finished rounds.
-        tries: where the random numbers for the next try start.
+        tries: the offset of the random numbers for the next try.
         log_weights: the log weights of the cells of the table.
         total: the sum of the tables at the start of each round.
         rows: the weights of each measured query, for the updates of later rounds.
@@ -100,7 +100,7 @@ class MwemTable:
         measurements: shape (rounds,), the noisy answers to these queries.
 
     Formal guarantees:
-        The guarantee of the release that contains it.
+        See the release that contains it.
     """
 
     average: jax.Array
@@ -114,7 +114,7 @@ class Mwem(SensitivityMechanism):
     """Multiplicative weights and the exponential mechanism; made by `mwem`.
 
     Attributes:
-        sensitivity: how far one record moves a single answer.
+        sensitivity: the most that one record changes a single answer.
         epsilon: the epsilon of the guarantee.
         workload: the queries.
         rounds: the number of rounds; each measures one query.
@@ -189,7 +189,7 @@ class Mwem(SensitivityMechanism):
             tried, found, query = tried_index(keys[number, 0], tries, errors, of_scores)
             drawn = jax.tree.map(lambda limb: limb[number], noise)
             noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
-            # A lane that waits for other lanes repeats its try, and finds the same query.
+            # A lane that waits for other lanes repeats its try, and finds the same query again.
             tries = jnp.where(found, tries, tried)
             answer = jnp.where(query < 0, jnp.nan, noisy)
             return Measured(_in_all_lanes(found), tries, query, answer)
@@ -318,11 +318,11 @@ class Mwem(SensitivityMechanism):
 
         It is sqrt(4 n^2 E^2 ln N / T + a^2 U / T) + b, with N cells, entries of the queries of
         magnitude at most E, T rounds, and U updates in all rounds. a bounds the errors of
-        measurements, and b bounds how much larger the error of the worst query may be than that of
-        the selected one.
+        measurements, and b bounds how much the error of the worst query may exceed the error of the
+        selected query.
 
         Args:
-            confidence: the probability that the bound holds, in (0, 1).
+            confidence: the probability that the bound is correct, in (0, 1).
 
         Returns:
             A scalar. It is valid if `records` is the true number of records, and no record is out
@@ -333,10 +333,10 @@ class Mwem(SensitivityMechanism):
         scores = jax.ShapeDtypeStruct(self.workload.shape, jnp.uint32)
         off = self.measurement.error(confidence=1 - missed, like=answer)
         gap = self.selection.score_gap(confidence=1 - missed, like=scores, simultaneous=True)
-        updates = 1 + self.replays * (self.rounds + 1) / 2  # In an average round.
+        updates = 1 + self.replays * (self.rounds + 1) / 2  # The number in an average round.
         learned = 4 * (self.records * self._entry) ** 2 / self.rounds
         cells = math.prod(self.workload.cells)
-        # The two answers that are compared are rounded to integers: 1/2 each.
+        # The two compared answers are each rounded to integers, with an error of 1/2.
         return (learned * math.log(cells) + off**2 * updates) ** 0.5 + gap + 1
 
 
@@ -355,19 +355,20 @@ def mwem(
     the logarithm of the number of queries, while noise on every answer grows at least with the
     square root. More rounds learn from more queries, but each measurement has more noise.
 
-    It is for small tables, whose cells all fit into memory. For tables with many columns, and for
-    rows in place of answers, use `PrivateTable.synthetic`.
+    It is for small tables, whose cells all fit into memory. For tables with many columns, or if you
+    want rows instead of answers, use `PrivateTable.synthetic`.
 
     Args:
-        workload: from `linear_workload` or `marginal_workload`. Each round forms its whole table,
+        workload: from `linear_workload` or `marginal_workload`. Each round stores its whole table,
             in floats.
         epsilon: finite, above 0; each round spends epsilon / (2 rounds) twice.
         rounds: T, at most 2^16.
         records: n if it is public, as under replace-one; otherwise a public guess, or a noisy
             count, which costs extra budget.
         replays: how often each round repeats the updates of all measurements so far, at most 2^10.
-            0 is the algorithm of the paper's analysis, whose steps are small.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+            0 is the algorithm that the paper analyzes, whose steps are small.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
 
     Returns:
         A `Mwem`, which releases an `MwemTable`: `mechanism(key, answers)` takes
@@ -380,10 +381,10 @@ def mwem(
 
     Formal guarantees:
         epsilon-DP under the relation. There are T selections and T measurements at epsilon / (2 T)
-        each, and a record moves no answer by more than the workload's `sensitivity("linf")`. This
-        is exact: true answers are integers, each draw has its own key, and the table depends on
-        releases only. The guarantee holds for any `records`; only the accuracy depends on it, see
-        `error`.
+        each, and a record changes no answer by more than the workload's `sensitivity("linf")`. The
+        guarantee is exact: true answers are integers, each draw has a separate key, and the table
+        depends on releases only. The guarantee is valid for any `records`; only the accuracy
+        depends on it, see `error`.
 
     Source:
         Hardt, Ligett and McSherry, "A simple and practical algorithm for differentially private
@@ -418,7 +419,7 @@ def mwem(
 
 
 def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
-    """Distances of int32, as uint32: a difference may overflow int32."""
+    """The absolute differences of int32 numbers, as uint32: a difference may overflow int32."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
 

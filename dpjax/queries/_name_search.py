@@ -19,15 +19,15 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1
 _SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
-_NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is not searched.
+_NOT_ASKED = np.iinfo(np.int32).min  # Represents the count of a prefix that is not searched.
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """The number of rows that differ: a norm in which a person's name has length 1."""
+    """The number of rows that differ: a norm in which changing one person's name has length 1."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
-# The state at a level: whether each slot holds a prefix, and the slot of each person (-1 for none).
+# The state at a level: whether each slot has a prefix, and the slot of each person (-1 for none).
 _State = tuple[jax.Array, jax.Array]
 
 
@@ -36,7 +36,7 @@ class NameSearch(SensitivityMechanism):
     """Searches a tree of prefixes for names; made by `name_search`.
 
     Attributes:
-        sensitivity: one name changes, in the norm `changed_records`.
+        sensitivity: 1, for one changed name in the norm `changed_records`.
         epsilon: the epsilon of the guarantee, for all levels together.
         threshold: the least noisy count of a prefix to search further.
         width: the number of levels.
@@ -56,7 +56,7 @@ class NameSearch(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """`width` levels at epsilon / width each cost rho = epsilon^2 / (2 width), delta = 0."""
+        """The cost of `width` levels at epsilon / width: rho = epsilon^2 / (2 width), delta = 0."""
         rho, delta = super().zcdp
         return rho / self.width, delta
 
@@ -80,7 +80,7 @@ class NameSearch(SensitivityMechanism):
         return (self.capacity * _SYMBOLS,)
 
     def clamped(self, value: Value) -> jax.Array:
-        """The codes that are counted. All codes above 26 become 27, which stands for no person.
+        """The codes that are counted. All codes above 26 become 27, which represents no person.
 
         Args:
             value: integer codes of shape (n, width).
@@ -100,8 +100,8 @@ class NameSearch(SensitivityMechanism):
             noisy = jnp.where(asked, drawn, _NOT_ASKED)
             return self._descend(noisy, places), noisy
 
-        # Under `shard_map`, the initial carry of a loop must vary over devices like the key, so a
-        # zero is computed from it.
+        # Under `shard_map`, the initial carry of a loop must vary over devices like the key. So
+        # this computes a zero from the key.
         zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
         codes = self.clamped(value) + zero
         steps = jax.random.split(key, self.width), codes.T
@@ -126,12 +126,12 @@ class NameSearch(SensitivityMechanism):
         return jnp.sum(terms)
 
     def _root(self, codes: jax.Array) -> _State:
-        """The state of the first level: slot 0 holds the empty prefix, and everybody is in it."""
+        """The state of the first level: slot 0 has the empty prefix, and everybody is in it."""
         nowhere = codes[:, 0] & 0
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Whether each child is asked about, how many people it has, and each person's child."""
+        """Whether each child is searched, how many people it has, and each person's child."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
@@ -147,7 +147,7 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The most frequent children with at least the threshold, and whether a slot has a child.
+        """The most frequent children that reach the threshold, and whether each slot has a child.
 
         Names that end here are not searched further. The result depends on noisy counts alone.
         """
@@ -159,7 +159,7 @@ class NameSearch(SensitivityMechanism):
         return (np.arange(noisy.size) % _SYMBOLS != _END) & (noisy >= self.threshold)
 
     def cut_off(self, counts: jax.Array | np.ndarray) -> bool:
-        """Whether a prefix with at least the threshold was left out, for lack of capacity.
+        """Whether a prefix that reached the threshold was left out, for lack of capacity.
 
         Args:
             counts: the value of a release.
@@ -178,7 +178,7 @@ class NameSearch(SensitivityMechanism):
 
         Returns:
             A dict from name to count. The empty string is a name like any other. A name of `width`
-            letters stands for all names that begin with it.
+            letters represents all names that begin with it.
         """
         found: dict[str, int] = {}
         prefixes = {0: ""}
@@ -201,8 +201,8 @@ class NameSearch(SensitivityMechanism):
         """A bound on the distance of a released count from the true one.
 
         Args:
-            confidence: the probability that the bound holds, in (0, 1).
-            simultaneous: whether it holds for all counts of all levels at once, or for each alone.
+            confidence: the probability that the bound is correct, in (0, 1).
+            simultaneous: whether it covers all counts of all levels at once, or each count alone.
 
         Returns:
             A number of people.
@@ -225,22 +225,23 @@ def name_search(
     There are `width` levels. Each level extends every prefix by the letters a to z and by the end
     of the name, and counts the people in each case, with integer Laplace noise. A name is found if
     the noisy count of its end is at least `threshold`. Extensions with a noisy count of at least
-    `threshold` become the prefixes of the next level; if there are more than `capacity`, only the
-    most frequent ones.
+    `threshold` become the prefixes of the next level. If there are more than `capacity` of them,
+    only the most frequent ones do.
 
     Args:
-        epsilon: the epsilon of all levels together, above 0; each level has epsilon / width.
+        epsilon: the epsilon of all levels together, above 0; each level spends epsilon / width.
         width: how many letters of a name count, at least 1; a longer name is cut off.
         threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
             probability p the search finds no name, and follows no prefix, that nobody has.
-        capacity: at least 1.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        capacity: the most prefixes of a level, at least 1.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
 
     Returns:
         A `NameSearch`. `search(key, codes)` takes the codes of `dpjax.targets.encode_text`, shape
         (n, width), and releases all noisy counts, int32 of shape (width, capacity, 27).
-        `search.names(release.value)` finds the names in them. A code above 26 stands for nobody: a
-        row of such codes is an empty slot, where the number of records is private.
+        `search.names(release.value)` finds the names in these counts. A code above 26 represents no
+        person: if the number of records is private, a row of such codes is an empty slot.
 
     Raises:
         TypeError: if a parameter is not a number; at a release, if the codes are not integers.
@@ -249,14 +250,15 @@ def name_search(
 
     Formal guarantees:
         epsilon-DP under the relation. The prefixes of a level depend only on the releases of
-        earlier levels. A person has one name, so the counts of a level are disjoint. One name moves
-        them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one. Each level is
-        (epsilon / width)-DP, at the scale 2 width / epsilon under replace-one, and width / epsilon
-        under add-or-remove-one. Adaptive composition adds them up: all levels together are also
-        epsilon^2 / (2 width)-zCDP. Let e = `error(confidence=p, simultaneous=True)`. With
-        probability p all counts are within e of the truth. Then every name of at least threshold +
-        e people is found, unless the capacity was used up (`search.cut_off`), and no name of fewer
-        than threshold - e people is found. Exact given uniform bits.
+        earlier levels. A person has one name, so the counts of a level are disjoint. One name
+        changes them by 2 in the norm l1 under replace-one, and by 1 under add-or-remove-one. Each
+        level is (epsilon / width)-DP, at the scale 2 width / epsilon under replace-one, and width /
+        epsilon under add-or-remove-one. By adaptive composition, all levels together are
+        epsilon-DP, and also epsilon^2 / (2 width)-zCDP. Let e = `error(confidence=p,
+        simultaneous=True)`. With probability p all counts are within e of the true counts. Then
+        every name of at least threshold + e people is found, unless the capacity was used up
+        (`search.cut_off`), and no name of fewer than threshold - e people is found. The guarantee
+        is exact given uniform random bits.
 
     Source:
         Dwork, quoted in Scientific American (2012), for baby names; Cormode, Procopiuc, Srivastava,

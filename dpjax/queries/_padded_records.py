@@ -1,4 +1,4 @@
-"""Databases with a private number of records, kept in a public number of slots."""
+"""Databases with a private number of records, stored in a public number of slots."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from dpjax._core._types import Database
 
 
 def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
-    """A database in a public number of slots; its n records are in the first slots.
+    """A database in a public number of slots. Its n records are in the first slots.
 
     Args:
         database: a pytree of arrays with leading axis n, or a table; n may be 0.
@@ -23,15 +23,15 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
         A `PaddedRecords`, which queries accept as a database.
 
     Raises:
-        TypeError: if the database does not hold real numbers.
+        TypeError: if the database does not contain real numbers.
         ValueError: if its arrays have no common leading axis, or n exceeds the capacity. You must
             choose a capacity that is enough for every possible database.
 
     Formal guarantees:
         Under add-or-remove-one the number of records is private. A plain array reveals it by its
-        shape, by memory and by time; an empty array reveals it by an error. `PaddedRecords` do not
-        reveal it, for databases of at most `capacity` records. But the time that this function
-        takes depends on the number of records and on their texts.
+        shape, by memory and by running time; an empty array reveals it by an error. `PaddedRecords`
+        do not reveal it, for databases of at most `capacity` records. But the running time of this
+        function depends on the number of records and on their texts.
 
     Source:
         The argument above.
@@ -63,7 +63,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
 
 
 def check_capacity(capacity: int, n: int) -> int:
-    """A number of slots that holds n records."""
+    """The number of slots, if it is enough for n records."""
     capacity = _checks.integer("capacity", capacity, least=1)
     if n > capacity:
         raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
@@ -73,7 +73,7 @@ def check_capacity(capacity: int, n: int) -> int:
 def records_and_slots(database: Database) -> tuple[Database, int]:
     """The arrays of a database, padded or not, and the number of their slots.
 
-    For records in parts, the arrays are those of one part, which show the structure.
+    For records in batches, the arrays are those of one batch, which show the structure.
     """
     if isinstance(database, Parts):
         return records_and_slots(database.like)[0], database.slots
@@ -82,7 +82,7 @@ def records_and_slots(database: Database) -> tuple[Database, int]:
 
 
 def number_of_records(database: Database) -> jax.Array:
-    """How many records a database holds. For arrays no computation is needed."""
+    """The number of records of a database. For arrays no computation is needed."""
     records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
         return jnp.sum(records.present, dtype=jnp.int32).astype(float)
@@ -90,7 +90,7 @@ def number_of_records(database: Database) -> jax.Array:
 
 
 def present_records(database: Database) -> tuple[Database, jax.Array]:
-    """The arrays of a database, padded or not, and whether each slot holds a record."""
+    """The arrays of a database, padded or not, and whether each slot contains a record."""
     records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
         return records.records, records.present

@@ -1,4 +1,4 @@
-"""Queries about people who have several rows, and how far one person moves them.
+"""Queries about people who have several rows, and how much one person changes them.
 
 docs/proofs/people.md has the proofs.
 """
@@ -49,14 +49,14 @@ PerPerson = Literal["sum"]
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The part of people's rows that a query gets.
+    """The rows and columns of people that a query receives.
 
     Attributes:
         truncation: which rows count.
-        of: the column that the query sees; None for all but that of people.
+        of: the column that the query receives; None for all columns except the ids of people.
         names_columns: whether the query looks for columns by their names.
-        per_person: "sum" if the query gets one row for each person and cell, with the sum of the
-            person's rows.
+        per_person: "sum" if the query receives one row for each person and cell, with the sum of
+            the person's rows.
     """
 
     truncation: Truncation
@@ -71,7 +71,7 @@ class View:
         return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
 
     def seen(self, records: Database) -> Database:
-        """The column that the query asks for, or else all columns but the one of people's ids."""
+        """The column that the query asks for, or else all columns except the ids of people."""
         person = self.truncation.person
         if self.of is not None:
             return picked(records, self.of)
@@ -80,7 +80,7 @@ class View:
         return without(records, person)
 
     def _summed(self, records: Database, kept: jax.Array, cells: Cells) -> Database:
-        """The columns of groups, and a column of sums in place of its numbers."""
+        """The columns of groups, and a column of sums that replaces the numbers."""
         names = [column for column, _ in self.truncation.groups]
         of = self.of
         if of is None:
@@ -104,7 +104,7 @@ class View:
 def _exact_totals(
     numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int
 ) -> Numbers:
-    """Sums of numbers in 64 bits; missing numbers add nothing."""
+    """Sums of numbers in 64 bits. Missing numbers add nothing."""
     with jax.enable_x64(True):
         if isinstance(numbers, Numbers):
             held, known = numbers.exact()
@@ -112,7 +112,7 @@ def _exact_totals(
             held, known = numbers, jnp.ones(numbers.shape, bool)
         if jnp.issubdtype(held.dtype, jnp.floating):
             known &= ~jnp.isnan(held)
-            # Clipped, because the sum of opposite infinities would be NaN, which counts as missing.
+            # The sum is clipped because opposite infinities would give NaN, which means missing.
             largest = jnp.finfo(jnp.float64).max / (2 * rows)
             wide = jnp.clip(comparable(held).astype(jnp.float64), -largest, largest)
         else:
@@ -130,7 +130,7 @@ class PeopleQuery(Query):
     Attributes:
         norms: the norms in which a bound is known.
         privacy_unit: the person.
-        notes: which rows count.
+        notes: describe which rows count.
 
     Formal guarantees:
         The guarantees of `by_person`.
@@ -147,11 +147,11 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
 
     Attributes:
         scores: the scores of rows.
-        view: the rows that they see.
+        view: the rows that these scores use.
         reach: how far a person moves the scores.
         norms: the norms in which a bound is known.
         privacy_unit: the person.
-        notes: which rows count.
+        notes: describe which rows count.
 
     Formal guarantees:
         The guarantees of `by_person`.
@@ -174,7 +174,7 @@ class PeopleScores(KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # The bound holds for any number of rows.
+        del n, dtype  # The bound is valid for any number of rows.
         return self.reach(norm, relation)
 
     def _accuracy_of(
@@ -225,23 +225,25 @@ def by_person(
     of: Name | None = None,
     per_person: PerPerson | None = None,
 ) -> PeopleQuery | PeopleScores:
-    """A query that protects people who have several rows: neighbors differ in all rows of a person.
+    """A query that protects people with several rows: neighbors differ in all rows of a person.
 
     Args:
-        query: any `Query` or scores of quantiles, also by group. It gets the selected rows.
+        query: any `Query` or scores of quantiles, also by group. It receives the selected rows.
         person: the column of ids, by name or index: texts, or integers of up to 64 bits. A row
             without an id, or with a number that is not whole, belongs to nobody and is left out.
-        rows: how many rows of a person are used: the first ones. Public. With `groups`, this many
+        rows: how many rows of a person are used: the first rows. Public. With `groups`, this many
             are used in each group.
-        groups: {column: in how many of its groups a person counts}, public: the first groups. A row
-            without a group is left out. Use the columns that the query is grouped `by`.
+        groups: {column: the number of its groups in which a person counts}, public: the first
+            groups. A row without a group is left out. Use the columns that the query is grouped
+            `by`.
         order: a column of numbers that orders a person's rows, smallest first and missing numbers
-            last. Ties, and all rows if it is None, keep the order of the table.
-        of: the column that the query gets; None for all except the column of people. If only one
-            column is left, the query gets it as an array, unless it looks up columns by name.
-        per_person: None if the query gets rows. With "sum" it gets one number for each person, or
-            for each person in each group: the sum over the selected rows. The bounds of the query,
-            as in `sum_query`, clamp these sums. Missing numbers add nothing.
+            last. Ties, and all rows if it is None, stay in the order of the table.
+        of: the column that the query receives; None for all except the column of people. If only
+            one column is left, the query receives it as an array, unless it looks up columns by
+            name.
+        per_person: None if the query receives rows. With "sum" it receives one number for each
+            person, or for each person in each group: the sum over the selected rows. The bounds of
+            the query, as in `sum_query`, clamp these sums. Missing numbers add nothing.
 
     Returns:
         A `PeopleQuery`, which `dpjax.privatize` releases, or `PeopleScores`. Its sensitivity is per
@@ -256,12 +258,12 @@ def by_person(
         Which rows of a person are selected depends only on that person's rows and their order. So
         adding or removing a person does not affect the selected rows of others. Let A and R be the
         query's reach for one row under add-or-remove-one and replace-one. Let a person have at most
-        k rows in each of g groups, and let the query be by these groups. All rows of a person move
-        it by at most k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another person,
-        with any number of rows, replaces this one, max(R, A) takes the place of A. If `groups` has
-        columns that the query is not grouped by, their numbers of groups multiply k. With "sum", k
-        is 1. All bounds are attained. The number of rows is private under both relations.
-        docs/proofs/people.md has the proof.
+        k rows in each of g groups, and let the query be by these groups. All rows of a person
+        change it by at most k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another
+        person, with any number of rows, replaces this one, max(R, A) takes the place of A. If
+        `groups` has columns that the query is not grouped by, their numbers of groups multiply k.
+        With "sum", k is 1. All bounds are attained. The number of rows is private under both
+        relations. docs/proofs/people.md has the proof.
 
     Source:
         Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson (2020), on bounded
@@ -304,7 +306,7 @@ def by_person(
 
 
 def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
-    """The query on the selected rows."""
+    """The query, applied to the selected rows."""
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
         return query.addends_of(*view(records, present))
@@ -316,7 +318,7 @@ def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
 def _view(
     truncation: Truncation, of: Name | None, per_person: PerPerson | None, cells: Mapping[str, int]
 ) -> View:
-    """The view of the query, after a check of the arguments."""
+    """The view of the query, after checking the arguments."""
     if of is not None:
         check_name("of", of)
     if per_person is None:
@@ -344,13 +346,13 @@ class PeopleIntegers(GroupedIntegers):
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """How many rows of a person a query gets.
+    """How many rows of a person a query receives.
 
     Attributes:
-        rows: the number of a person's rows that may move the same block of the value.
-        blocks: the number of blocks that a person's rows may move.
+        rows: the number of a person's rows that may change the same block of the value.
+        blocks: the number of blocks that a person's rows may change.
         privacy_unit: the person.
-        notes: what a guarantee says about the selection of rows.
+        notes: the text about the selection of rows in a guarantee.
     """
 
     rows: int
@@ -359,7 +361,7 @@ class Contribution:
     notes: tuple[str, ...]
 
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
-        """How far all rows of a person move a value, if one row moves it by `of_rows`."""
+        """The most that all rows of a person change a value, given the reach of one row."""
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         # The other person may have fewer rows or none, so replacing a person may also remove rows.
         moved = self.rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
@@ -378,7 +380,7 @@ class Contribution:
         return PeopleIntegers(**vars(query) | of_people | about)
 
     def query(self, query: Query) -> PeopleQuery:
-        """The same for a `Query`."""
+        """A `Query` of rows as a query of people, on their selected rows."""
         integers = self.integers(query._integers)
         return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
 
@@ -386,10 +388,10 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """How many rows a grouped query gets. `cells` are its columns with their numbers of keys.
+    """How many rows a grouped query receives. `cells` are its columns with their numbers of keys.
 
-    `cells` holds only columns that are named by texts: an index may mean another column once the
-    column of people is left out.
+    `cells` contains only columns with string names: an index may mean another column after the
+    column of people is removed.
     """
     rows, blocks = truncation.rows if per_person is None else 1, 1
     for column, most in truncation.groups:
@@ -403,9 +405,9 @@ def contribution(
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfPeople:
-    """Groups of people's selected rows, in the form that `private_mean` takes.
+    """Groups of people's selected rows, in the form that `private_mean` accepts.
 
-    It is not a mapping, so that code that only handles groups of rows refuses it.
+    It is not a mapping, so that code that only supports groups of rows refuses it.
 
     Attributes:
         by: the groups, {column: keys}.
@@ -417,12 +419,12 @@ class RowsOfPeople:
 
 
 def groups_alone(by: By | RowsOfPeople | None) -> By | None:
-    """The groups."""
+    """The groups, without the facts about people."""
     return by.by if isinstance(by, RowsOfPeople) else by
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """The integers of a grouped query; a query of people if the rows are people's."""
+    """The integers of a grouped query; a query of people if the rows belong to people."""
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)
     return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

@@ -35,7 +35,7 @@ _MOST_CELLS, _MOST_OF_GROUPS = 2**12, 2**22
 # quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
 _TRUSTED = 0.8  # Estimates are clipped to their intervals at this confidence.
-_FLOATS = 2.0**-21  # A bound on rounding in float32, relative to the larger bound.
+_FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the larger bound.
 
 
 def private_quantiles(
@@ -54,24 +54,25 @@ def private_quantiles(
     """Quantiles of numbers that are clamped to public bounds, each with an interval.
 
     A third of epsilon finds the quantiles on a fine grid by exponential mechanisms: the middle
-    quantile first, then those on each side of it. A record affects only one search at each level of
-    this recursion, so epsilon is split by the number of levels, not by the number of quantiles. The
-    rest of epsilon counts the records between thresholds around the numbers that were found. These
-    counts correct the numbers and give the intervals.
+    quantile first, then the quantiles on each side of it. A record affects only one search at each
+    level of this recursion, so epsilon is split by the number of levels, not by the number of
+    quantiles. The rest of epsilon counts the records between thresholds around the numbers that
+    were found. These counts correct the numbers and give the intervals.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
         probabilities: one or several, each from 0 to 1, in any order. 0 is the minimum and 1 the
-            maximum. A float stands for the decimal that it prints.
+            maximum. A float represents the decimal that it prints.
         lower: a finite number, public.
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of all quantiles together.
-        relation: which databases are neighbors; None takes an open ledger's, else replace-one.
+        relation: which databases are neighbors; None takes the relation of an open ledger, or else
+            replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
         by: {column: its public keys} for every group, as for `private_mean`.
-        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
-            number as `lower`.
+        missing: "drop" leaves out a record with a missing number (NaN). "lower" replaces a missing
+            number by `lower`.
 
     Returns:
         A `Release` of floats, shape () for one probability and (quantiles,) for several; by group
@@ -89,7 +90,7 @@ def private_quantiles(
         epsilon-DP under the relation, by docs/proofs/quantiles.md. An interval is the set of cells
         of a grid that are consistent with the noisy counts. It contains the quantile with
         probability at least its confidence, up to a normal approximation of sums of noise, which is
-        corrected for tails. This holds for any records, including ties and gaps.
+        corrected for tails. This is true for any records, including ties and gaps.
 
     Source:
         Smith (2011); Kaplan, Schnapp and Stemmer, "Differentially Private Approximate Quantiles"
@@ -139,7 +140,7 @@ def private_quantiles(
 
 
 def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Fraction, ...]:
-    """The probabilities as fractions; refuses an empty list and what is no probability."""
+    """The probabilities as fractions. Refuses an empty list, and numbers outside of [0, 1]."""
     if not len(probabilities):
         raise ValueError("probabilities must hold at least one")
     return tuple(map(_probability, probabilities))
@@ -152,7 +153,7 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """The number of cells, so that few share one even at ten times the average density."""
+    """So many cells that few records share one, even at ten times the average density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     return 2 ** min(max(6, math.ceil(math.log2(wanted))), int(math.log2(most)))
@@ -235,9 +236,9 @@ def _least_after(below: np.ndarray) -> np.ndarray:
 def _known(
     edges: np.ndarray, counts: np.ndarray, cells: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The thresholds, the noisy number of records below each, and the number of cells in it."""
+    """The thresholds, the noisy number of records below each, and the number of cells below it."""
     bounds = thresholds(edges, cells)
-    # If two thresholds are the same edge, no record lies between them.
+    # If two thresholds are the same edge, no record is between them.
     real = np.diff(bounds, axis=-1) > 0
     none = np.zeros((*edges.shape[:-1], 1))
     below = np.concatenate([none, np.cumsum(np.where(real, counts, 0), axis=-1)], axis=-1)
@@ -265,7 +266,7 @@ def _of_group(
 
 
 def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
-    """The place with this many records below it; the middle if several places qualify."""
+    """The position with this many records below it; the middle if several positions qualify."""
 
     def inside(cell: int) -> float:
         cell = min(max(cell, 1), len(below) - 1)
@@ -278,7 +279,7 @@ def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
 
 
 def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """The number at a place of the grid; NaN if a traced parameter was bad."""
+    """The number at a position of the grid; NaN if a traced parameter was bad."""
     share = place / facts["cells"]
     number = facts["lower"] * (1 - share) + facts["upper"] * share
     return np.where(np.min(edges, axis=-1, keepdims=True) < 0, np.nan, number)
@@ -290,7 +291,7 @@ def _of_ranks(
 ) -> Ends:
     """The thresholds around the cells that are consistent with the noisy counts.
 
-    docs/proofs/quantiles.md says why one test for each cell is enough.
+    docs/proofs/quantiles.md explains why one test for each cell is enough.
     """
     edges, counts = measured["edges"], measured["counts"]
     together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
@@ -328,10 +329,10 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
 def _reach_of_excess(
     left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
 ) -> Any:
-    """A quantile of the noise of an excess, by its variance and its fourth cumulant."""
+    """A quantile of the noise of an excess, from its variance and its fourth cumulant."""
     variance = _variance_of_excess(left, right, p, scale)
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)
     kurtosis = np.divide(fourth, variance**2, where=variance > 0, out=np.zeros_like(variance))
     tails = np.maximum(kurtosis / 24 * (normal**3 - 3 * normal), 0)
-    # The 1 covers different definitions of a quantile, which differ by at most one rank.
+    # Adding 1 covers different definitions of a quantile, which differ by at most one rank.
     return np.sqrt(variance) * (normal + tails) + 1

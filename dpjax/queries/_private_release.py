@@ -25,7 +25,7 @@ from dpjax.release._privatize import privatize
 
 
 def slots_of(database: Database, relation: NeighboringRelation) -> int:
-    """The number of slots of a database, which is public: n, unless n is private."""
+    """The public number of slots of a database: n, unless n is private."""
     is_private = NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
     if is_private and not isinstance(database, Parts):
         check_padded(database)
@@ -35,9 +35,9 @@ def slots_of(database: Database, relation: NeighboringRelation) -> int:
 def shape_of_record(
     database: Database, *wanted: Literal["(n,)", "(n, d)"], by: By | RowsOfPeople | None = None
 ) -> tuple[int, ...]:
-    """The shape of a record; refuses a database that is not one array of a wanted shape.
+    """The shape of a record. Refuses a database that is not one array of a wanted shape.
 
-    With groups, the database also holds their columns.
+    With groups, the database also contains their columns.
     """
     records = inside_groups(records_and_slots(database)[0], groups_alone(by))
     shapes = {"(n,)": (None,), "(n, d)": (None, None)}
@@ -87,11 +87,11 @@ def released(
     kind: str,
     facts: dict[str, object],
 ) -> Release:
-    """A statistic computed from one noisy query, called `what` in the history of ledgers.
+    """A statistic computed from one noisy query; the history of ledgers shows it as `what`.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
     is private) and the scale of the noise. With groups, it is called for each group. `kind` and the
-    public facts determine how intervals are made.
+    public facts determine how intervals are computed.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = make_query(slots_of(database, relation))

@@ -62,7 +62,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
             present: booleans of the same shape.
 
         Returns:
-            The numbers of records below and above each candidate, and of all records.
+            The number of records below each candidate, above each candidate, and in total.
 
         Raises:
             ValueError: if a shape is wrong, or there are too many slots for JAX's integers.
@@ -70,7 +70,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return self.partial_of(records, cells_of_present(present), 1)
 
     def partial_of(self, records: jax.Array | Numbers, group: jax.Array, groups: int) -> Totals:
-        """As `partial`, for several groups, given the group of each record (below 0 for none)."""
+        """Like `partial`, for several groups, given the group of each record (below 0 for none)."""
         check_numbers("database", records, group.shape)
         self.check_size(records.size)
         with in_64_bits(records):
@@ -80,7 +80,7 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         bins = Addend(place, 2 * self.grid.size + 1)
         (counts,) = totals_of([in_groups(bins, group, groups)])
         up_to = jnp.cumsum(counts.low.reshape(groups, -1), axis=1)
-        # Bins 0 to 2 j hold the records below candidate j, and bin 2 j + 1 those equal to it.
+        # Bins 0 to 2 j contain the records below candidate j, and bin 2 j + 1 those equal to it.
         below, everybody = up_to[:, 2 * first], up_to[:, -1:]
         sides = below, everybody - up_to[:, 2 * first + 1], everybody
         return tuple(_limbs.from_integers(side.reshape(-1, 1)) for side in sides)
@@ -110,8 +110,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     ) -> float:
         del norm, n, dtype  # The norm is linf, and scores are integers.
         b = self.denominator
-        # An added record moves `too_high` by b - a or -a, and `too_low` by a or a - b. If one is
-        # replaced, n stays the same, and each count moves by at most 1.
+        # An added record changes `too_high` by b - a or -a, and `too_low` by a or a - b. If one is
+        # replaced, n stays the same, and each count changes by at most 1.
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
@@ -141,11 +141,11 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return jnp.where(grid.at[found].get(mode="clip") == numbers, found, -1)
 
     def error(self, mechanism: SeveralSelections, *, confidence: float = 0.95) -> float:
-        """A bound on the rank errors of released numbers, in excess of the best number of the grid.
+        """A bound on the rank errors of released numbers, relative to the grid's best number.
 
         Args:
             mechanism: made by `select_each`.
-            confidence: the probability that the bound holds, in (0, 1).
+            confidence: the probability that the bound is correct, in (0, 1).
 
         Returns:
             A number of ranks. With probability at least `confidence`, the distance of each released
@@ -170,10 +170,10 @@ def quantile_scores(
     *,
     grid: ArrayLike | Sequence[float],
 ) -> QuantileScores:
-    """Scores each number of a public grid as a quantile: minus its distance in ranks.
+    """Scores each number of a public grid as a quantile: the negative distance in ranks.
 
     A number r is a p-quantile of n records if at most p n of them are below r and at most
-    (1 - p) n above. Its score is minus the larger excess,
+    (1 - p) n above. Its score is the negative of the larger excess,
 
         u(r) = -max(0, #{x < r} - p n, #{x > r} - (1 - p) n),
 
@@ -186,14 +186,14 @@ def quantile_scores(
         low, high = dpjax.privatize(scores, mechanism)(key, ages).value
 
     Args:
-        probabilities: p, one or several, each in (0, 1). A float stands for the decimal that it
+        probabilities: p, one or several, each in (0, 1). A float represents the decimal that it
             prints, so 0.1 is 1/10. A `fractions.Fraction` is exact.
-        grid: increasing finite numbers, public. Even 10^5 numbers are fine. If records are floats,
-            the grid is rounded to their dtype, so that several numbers may coincide. Integers are
-            compared exactly below 2^53, and larger ones as the nearest float64.
+        grid: increasing finite numbers, public. Even 10^5 numbers are possible. If records are
+            floats, the grid is rounded to their dtype, so that several numbers may coincide.
+            Integers are compared exactly below 2^53, and larger integers as the nearest float64.
 
     Returns:
-        A target: takes numbers of shape (n,) to scores of shape (quantiles, candidates), with
+        A target: maps numbers of shape (n,) to scores of shape (quantiles, candidates), with
         `sensitivity` and `error(mechanism, confidence=)`. `dpjax.privatize(scores, mechanism)`
         releases numbers of the grid, shape (quantiles,), as floats. A mechanism that is called
         directly with scores releases indices.
@@ -204,11 +204,11 @@ def quantile_scores(
             if it does not have shape (n,), or b n is too large for JAX's integers.
 
     Formal guarantees:
-        In ranks, a score moves by at most 1 under replace-one, and max(p, 1 - p) under
+        In ranks, a score changes by at most 1 under replace-one, and max(p, 1 - p) under
         add-or-remove-one (1/2 for a median), for any records. Both are attained. The proof: a
-        maximum moves by no more than its terms. Under replace-one n stays the same, and a count
-        moves by at most 1. An added record adds 0 or 1 to #{x < r}, and p to p n. So the second
-        term moves by -p or 1 - p, and the third by -(1 - p) or p. If n is private, pass
+        maximum changes by no more than its terms. Under replace-one n stays the same, and a count
+        changes by at most 1. An added record adds 0 or 1 to #{x < r}, and p to p n. So the second
+        term changes by -p or 1 - p, and the third by -(1 - p) or p. If n is private, pass
         `padded_records`, because the shape of a plain array reveals n. Let Delta be this bound.
         With `select_each` at epsilon, with probability 1 - beta all q quantiles are within (2 Delta
         q / epsilon) ln(q |grid| / beta) ranks of the best numbers of the grid: `error`.
@@ -239,19 +239,19 @@ def quantile_scores(
 
 
 def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
-    """The bin of each record, and for each candidate the first one that equals it.
+    """The bin of each record, and for each candidate the first candidate that equals it.
 
-    Bin 2 j + 1 holds the records that equal candidate j. Bin 2 j holds the records between
-    candidate j and the one before.
+    Bin 2 j + 1 contains the records that equal candidate j. Bin 2 j contains the records between
+    candidate j - 1 and candidate j.
     """
     numbers = comparable(records)
     numbers = jnp.where(jnp.isnan(numbers), -jnp.inf, numbers)
-    # Converts the grid on the host as `comparable` converts numbers of this dtype.
+    # Converts the grid on the host in the same way as `comparable` converts numbers of this dtype.
     with np.errstate(over="ignore", under="ignore"):
         candidates = np.asarray(grid, numbers.dtype)
     tiny = np.finfo(candidates.dtype).tiny
     candidates = np.where(np.abs(candidates) < tiny, candidates.dtype.type(0), candidates)
-    # If several candidates round to one float, they all get the place of the first.
+    # If several candidates round to one float, they all get the index of the first.
     first = np.searchsorted(candidates, candidates)
     place = count_below(jnp.asarray(candidates), numbers)
     equal = jnp.asarray(candidates).at[place].get(mode="clip") == numbers
@@ -261,12 +261,12 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
 def accuracy_of_quantiles(
     scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
 ) -> Accuracy:
-    """How far released quantiles may be off, for n records or for a private number of records."""
+    """The possible error of released quantiles, for n records or a private number of records."""
     if selections.kind != "selections":
         return selections
     if _checks.is_traced(value):
         found = scores._numbers(value)
-    else:  # float64 numbers without x64.
+    else:  # These are float64 numbers without x64.
         indices = np.asarray(value)
         found = np.where(indices < 0, np.nan, scores.grid[indices])
     facts = {"numerators": scores.numerators, "denominator": scores.denominator}
@@ -288,12 +288,12 @@ def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: objec
 def _between_quantiles(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The nearest released quantiles on both sides that are sure to enclose the true quantile.
+    """The nearest released quantiles on both sides that certainly enclose the true quantile.
 
     Let every record be a number of the grid. Then the true p-quantile q is on the grid, and its
     score is 0. Let r be released for p' < p, with a score at most e ranks below the best score.
     Then at most p' n + e records are below r. If r were above q, at least p n records would be
-    below r. So r <= q if e < (p - p') n. The other side is the mirror image.
+    below r. So r <= q if e < (p - p') n. The other side follows by symmetry.
     """
     del value
     if measured["n"] is None:
@@ -307,7 +307,7 @@ def _between_quantiles(
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # With two more quantiles, three share epsilon, and the two outer ones must be right.
+        # With two more quantiles, three share epsilon, and the two outer ones must be correct.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
             f"no interval follows from one quantile alone: at {confidence:g}, its probability is"
@@ -318,7 +318,7 @@ def _between_quantiles(
     # Scores are in units of 1 / denominator ranks.
     gap = _gap(facts, confidence, rows)
     numerators = facts["numerators"]
-    # On each side a loop goes from far to near, so it keeps the nearest sure quantile.
+    # On each side a loop goes from far to near, so the last enclosing quantile is the nearest.
     order = np.argsort(numerators)
     low = np.full(numbers.shape, facts["lower"], float)
     high = np.full(numbers.shape, facts["upper"], float)

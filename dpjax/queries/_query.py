@@ -29,7 +29,7 @@ from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm
 _RANGE: Any = "range"  # Not a `VectorNorm`.
 
 Reach = Callable[[VectorNorm, NeighboringRelation], float]
-"""Takes a norm and a neighboring relation to how far one record moves a value, rounded up."""
+"""Maps a norm and a neighboring relation to the largest change by one record, rounded up."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,16 +37,16 @@ class IntegerQuery(OfParts, KnownSensitivity):
     """A target whose value is integers, in units of a public grid.
 
     Attributes:
-        addends: maps records, and booleans that say which are present, to what each record adds to
-            the tables of the query.
+        addends: maps records, and booleans that say which are present, to the addends of each
+            record for the tables of the query.
         finish: maps the totals of these tables to the value, int32, for example by a clamp or a
-            rounding. A record moves the value by at most `reach`.
+            rounding. A record changes the value by at most `reach`.
         shape: the shape of the value.
-        reach: how far one record moves the integers.
-        unit: the number that the integer 1 stands for, a power of two.
-        moves: how far one record moves the numbers before they are rounded to the grid; None if
-            nothing is rounded. Mechanisms are calibrated to this, and their noise is then increased
-            for the rounding.
+        reach: the most that one record changes the integers.
+        unit: the number that the integer 1 represents, a power of two.
+        moves: the most that one record changes the numbers before they are rounded to the grid;
+            None if nothing is rounded. Mechanisms are calibrated to this bound, and their noise is
+            then increased for the rounding.
         rounding: a bound on the rounding error of the value, in units.
         clipping: a bound on another error, in units: records at the edge of a ball are shrunk.
         largest: a bound on the magnitude of the value, for the rounding of its floats.
@@ -54,10 +54,10 @@ class IntegerQuery(OfParts, KnownSensitivity):
 
     Formal guarantees:
         `reach` bounds ||f(D) - f(D')|| for all neighbors D and D', and for the computed value:
-        integers are added, and their sum has the same bits in any order. The bound holds whatever a
-        record contains. Let the records be split into parts, on batches, processes or devices. Add
-        up their `partial` totals by `added`, and apply `finish`: the result has the same bits as
-        for all records at once. The totals of parts are as private as the records.
+        integers are added, and their sum has the same bits in any order. The bound is valid for any
+        content of a record. Let the records be split into parts, on batches, processes or devices.
+        Add up their `partial` totals by `added`, and apply `finish`: the result has the same bits
+        as for all records at once. The totals of parts are as private as the records.
     """
 
     addends: Callable[[Database, jax.Array], Sequence[Addend]]
@@ -84,7 +84,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return of_present(*present_records(database))
 
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
-        """The integers of the records that are present in slots."""
+        """The integers of the records that are present."""
         return self.finish(self.partial(records, present))
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
@@ -92,18 +92,18 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return totals_of(self.addends_of(records, present))
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """What each record adds, from records in the form that the caller passed."""
+        """The addends of each record, from records in the form that the caller passed."""
         with in_64_bits(records):
             return self.addends(as_arrays(records), present)
 
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # Values are integers, and the bound holds for any number of records.
+        del n, dtype  # Values are integers, and the bound is valid for any number of records.
         return self._in_norm(self.reach, norm, relation)
 
     def in_units_of_records(self, norm: VectorNorm, relation: NeighboringRelation) -> float:
-        """How far one record moves the numbers that the integers stand for."""
+        """The most that one record changes the numbers that the integers represent."""
         if self.moves is None:
             return self._in_norm(self.reach, norm, relation) * self.unit
         return self._in_norm(self.moves, norm, relation)
@@ -111,13 +111,13 @@ class IntegerQuery(OfParts, KnownSensitivity):
     def _in_norm(self, reach: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         if norm != _RANGE:
             return reach(norm, relation)
-        # If every number rises by 0 to r, the range of the change is at most r. Otherwise one may
-        # rise by r while another falls by r.
+        # If every number rises by 0 to r, the range of the change is at most r. Otherwise one
+        # number may rise by r while another falls by r.
         added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
     def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
-        """The numbers that integers stand for, in float64; NaN if a traced parameter was bad."""
+        """The numbers that integers represent, in float64; NaN if a traced parameter was bad."""
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
@@ -128,7 +128,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         confidence: float = 0.95,
         simultaneous: bool = True,
     ) -> float:
-        """A bound on the distance of an `estimate` from the truth."""
+        """A bound on the distance of an `estimate` from the true value."""
         confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
         error = mechanism.error(confidence=confidence, like=value, simultaneous=simultaneous)
@@ -160,9 +160,9 @@ class Query(KnownSensitivity, KnowsAccuracy):
     they are integers on a public grid, and noise is drawn for these.
 
     Formal guarantees:
-        `sensitivity` bounds how far a record moves the numbers, whatever it contains. A release by
-        `dpjax.privatize` adds integer noise to exact integers, so the guarantee holds for what is
-        computed. The noise covers what rounding to the grid adds.
+        `sensitivity` bounds how much a record changes the numbers, for any content of the record. A
+        release by `dpjax.privatize` adds integer noise to exact integers, so the guarantee is valid
+        for the actual computation. The noise also covers the rounding to the grid.
     """
 
     _integers: IntegerQuery
@@ -181,7 +181,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         return self._in_units(self._integers(database))
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass that adds up the totals of parts of the records."""
+        """The pass over parts of the records that adds up their totals."""
         return self._integers.over(parts)
 
     def _in_units(self, value: Value) -> Value:
@@ -196,12 +196,12 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # The bound holds for any number of records.
+        del n, dtype  # The bound is valid for any number of records.
         return self._integers.in_units_of_records(norm, relation)
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit alone cannot tell, because the unit of a sum may be 1.
+        # The unit alone cannot show this, because the unit of a sum may be 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:
@@ -239,7 +239,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         inside, facts = self._integers, noise.facts
         if not self._is_rounded or noise.kind != "noise":
             return noise
-        # Noise on integers is rounded to integers, by at most half a unit.
+        # Noise on integers is rounded to integers, with an error of at most half a unit.
         step = (0.5 + inside.rounding + inside.clipping) * inside.unit
         arrays = [
             {
@@ -258,17 +258,17 @@ class Query(KnownSensitivity, KnowsAccuracy):
         confidence: float = 0.95,
         simultaneous: bool = True,
     ) -> float:
-        """A bound on the distance of a release from the truth.
+        """A bound on the distance of a release from the true value.
 
         Args:
-            mechanism: a mechanism with additive noise, as `dpjax.laplace(query.sensitivity(),
+            mechanism: a mechanism with additive noise, such as `dpjax.laplace(query.sensitivity(),
                 epsilon)`.
-            confidence: the probability that the bound holds, in (0, 1).
-            simultaneous: whether it holds for all coordinates at once, or for each alone.
+            confidence: the probability that the bound is correct, in (0, 1).
+            simultaneous: whether it covers all coordinates at once, or each coordinate alone.
 
         Returns:
-            A number in the units of the records. With probability at least `confidence`, no
-            coordinate is further from the truth, which is the exact value on the clamped records.
+            A number in the units of the records. With probability at least `confidence`, every
+            coordinate is within this distance of the exact value on the clamped records.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -279,6 +279,6 @@ class Query(KnownSensitivity, KnowsAccuracy):
         off = self._integers.error(
             self._on_integers(mechanism), confidence=confidence, simultaneous=simultaneous
         )
-        # Covers the rounding of the release to a float.
+        # This covers the rounding of the release to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

@@ -34,9 +34,9 @@ from dpjax.release._mechanism import SensitivityMechanism
 # The fraction of epsilon that finds positions. Counts around them cost the rest. In simulations
 # with 1 to 9 quantiles, a third gives the least error, and nearly the narrowest intervals.
 _SEARCH = 1 / 3
-# Covers the rounding of scales to float32. It costs almost no accuracy.
+# Covers the rounding of scales to float32. This costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# Scores, in units of 1 / b ranks, are clamped here. That is at least 10^6 ranks from the best edge.
+# Scores, in units of 1 / b ranks, are clamped here. This is at least 10^6 ranks from the best edge.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b of up to this is allowed in a table of any size.
 
@@ -45,9 +45,9 @@ class Node(NamedTuple):
     """A quantile of the records between two others.
 
     Attributes:
-        at: its place among all quantiles, from 1.
-        left: the place of the quantile below; 0 for the lower end of the grid.
-        right: the place of the quantile above.
+        at: its index among all quantiles, from 1.
+        left: the index of the quantile below; 0 for the lower end of the grid.
+        right: the index of the quantile above.
         share: the fraction of the records in between that should be below this quantile, a
             rational.
         depth: the number of earlier selections that it depends on.
@@ -61,7 +61,7 @@ class Node(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """What a search releases.
+    """The released numbers of a search.
 
     Attributes:
         edges: the index of the edge that was found for each quantile, int32.
@@ -79,13 +79,13 @@ class RankSearch(SensitivityMechanism):
     The value is counts of shape (..., cells), integers, where leading axes are groups.
 
     Attributes:
-        sensitivity: how far one record moves all counts, in the norm l1.
+        sensitivity: the most that one record changes all counts, in the norm l1.
         epsilon: the epsilon of the guarantee.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
 
     Formal guarantees:
-        Those of `rank_search`.
+        See `rank_search`.
     """
 
     sensitivity: Sensitivity
@@ -170,7 +170,7 @@ class RankSearch(SensitivityMechanism):
         return Ranks(edges.reshape(*shape, -1), noisy.reshape(*shape, -1))
 
     def _found(self, key: Key, below: jax.Array) -> jax.Array:
-        """The edge of each quantile, for counts of the records below every edge."""
+        """The edge of each quantile, given the number of records below every edge."""
         nodes, cells = self.nodes, len(below) - 1
         calibrations = [self._calibration(node, below) for node in nodes]
 
@@ -273,7 +273,7 @@ def rank_search(
 
 
 def thresholds(edges: Any, cells: int) -> Any:
-    """Both ends, and edges at distances of powers of two around those that were found; sorted.
+    """Both ends, and edges at distances of powers of two around the selected edges, sorted.
 
     Args:
         edges: shape (..., quantiles), NumPy or JAX.
@@ -308,13 +308,13 @@ def _scores_between(
 ) -> tuple[jax.Array, jax.Array]:
     """How well each edge divides the records between two edges, and which edges are outside.
 
-    A score is minus the distance from the fraction a / b of these records, in units of 1 / b ranks.
+    A score is the negative distance from the fraction a / b of these records, in 1 / b ranks.
     """
     places = jnp.arange(len(below), dtype=jnp.int32)
     inside = jnp.clip(below, below[left], below[right]) - below[left]
     wanted = _product(a, below[right] - below[left])
     away = _limbs.subtract(_product(b, inside), wanted)
-    # Clamping does not increase how far a score moves.
+    # Clamping does not increase how much a score changes.
     scores = -jnp.abs(_limbs.to_integers(_limbs.clip(away, _WORST), jnp.int32))
     return scores, (places < left) | (places > right)
 

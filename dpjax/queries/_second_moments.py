@@ -21,10 +21,10 @@ from dpjax.queries._sums import coarse, coarse_reach, coarsening
 from dpjax.queries._totals import Addend, Totals, cells_of_present
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# A record is a vector of integers in a ball of radius 2^20, or less where products would wrap.
+# A record is a vector of integers in a ball of radius 2^20, or less if products would overflow.
 RADIUS_BITS = 20
-CENTER = 0.5  # Of a square in the cube.
-_LEAST_EXPONENT = -60  # Vectors shorter than about 2^-60 become 0.
+CENTER = 0.5  # The center of a square in the cube.
+_LEAST_EXPONENT = -60  # Vectors whose norm is below about 2^-60 become 0.
 
 
 class Moments(NamedTuple):
@@ -48,16 +48,16 @@ def second_moments_query(
 
     Its entries are the number of records, their sum, and the sums of products of two coordinates.
     Records become integer vectors in a ball. The norm is checked in integers, so rounding cannot
-    take a record out of the ball.
+    move a record out of the ball.
 
-    In units of the squared radius and in the norm l2, a record that is added moves the triangle by
-    at most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
+    In units of the squared radius and in the norm l2, an added record changes the triangle by at
+    most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
     distance is at most |x - y|^2 + |x x^T - y y^T|^2 = |x|^2 + |y|^2 + |x|^4 + |y|^4 - 2 s - 2 s^2,
     hence at most 4 + 1/2. In one dimension it is (x - y)^2 (1 + (x + y)^2), which is at most 4,
     because |x - y| + |x + y| <= 2.
 
-    In a cube, x_i^2 is in [0, 1] and takes its middle 1/2 off, so that an added record moves it by
-    at most 1/2. docs/proofs/learners.md has the proof of how far a record moves the triangle.
+    In a cube, x_i^2 is in [0, 1], and its middle 1/2 is subtracted, so that an added record changes
+    it by at most 1/2. docs/proofs/learners.md proves how much a record changes the triangle.
 
     Args:
         vectors: maps the records to a float array of shape (n, dims).
@@ -91,7 +91,7 @@ def products_query(
         parts: maps the records to x, y, ...: float arrays of shape (n, d), where d may differ. Each
             is clipped to the unit ball.
         entries: the rows and columns of the entries.
-        moved: maps a norm and a relation to how far a record moves these entries.
+        moved: maps a norm and a relation to the most that a record changes these entries.
         weight: the first coordinate of z, at most 1.
         capacity: the number of records up to which nothing overflows.
         in_cube: as for `second_moments_query`; the weight is 1 then.
@@ -112,7 +112,7 @@ def products_query(
 
     def finish(totals: Totals) -> jax.Array:
         triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
-        if in_cube:  # The first entry is the number of records, and even in its unit.
+        if in_cube:  # The first entry is the number of records, which is even in its unit.
             half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
             triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
         return coarse(triangle, bits)
@@ -127,15 +127,15 @@ def products_query(
         shape=(count,),
         reach=reach,
         unit=math.ldexp(1.0, bits - 2 * radius_bits),
-        # A coordinate is off by at most 1, so a product is off by at most 2 radius + 1. Rounding
-        # the total adds 1/2.
+        # The error of a coordinate is at most 1, so the error of a product is at most 2 radius + 1.
+        # Rounding the total adds 1/2.
         rounding=1.5 + math.ldexp(capacity, radius_bits + 1 - bits),
         clipping=math.ldexp(capacity * edge * (2 * radius + edge), -bits),
     )
 
 
 def radius_bits_for(capacity: int) -> int:
-    """The bits of the radius, such that products of `capacity` records add up to at most 2^62."""
+    """The bits of the radius for which products of `capacity` records add up to at most 2^62."""
     return min(RADIUS_BITS, (62 - (capacity - 1).bit_length()) // 2)
 
 
@@ -184,7 +184,7 @@ def _in_units(x: jax.Array, radius: int) -> jax.Array:
 
 
 def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
-    """The squared lengths of the rows, exactly."""
+    """The exact squared norms of the rows."""
     wide = _limbs.from_integers(units.T)
     return _limbs.total(_limbs.multiply(wide, wide))
 
@@ -200,7 +200,7 @@ def averages(
 ) -> Moments:
     """Averages, from a noisy triangle in floats and the scale of its noise.
 
-    The first coordinate of every z is the weight. Squares are without their center.
+    The first coordinate of every z is the weight. Squares were released without their center.
     """
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     sums = jnp.zeros((size, size)).at[upper_triangle(size)].set(triangle)
@@ -211,7 +211,7 @@ def averages(
 
 
 def edge_of_ball(dims: int, bits: int) -> float:
-    """How far `in_ball` may move a vector of the unit ball, in every coordinate."""
+    """The most that `in_ball` changes a coordinate of a vector in the unit ball."""
     return (margin_in_units(dims) + 2) / 2**bits
 
 
@@ -243,7 +243,7 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 
 
 def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """As far, in the cube and with centered squares: docs/proofs/learners.md."""
+    """The same bound in the cube, with centered squares; see docs/proofs/learners.md."""
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
             "l1": 1 + d + Fraction(d * d, 2),

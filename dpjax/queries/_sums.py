@@ -28,10 +28,10 @@ from dpjax.targets._clamping import check_interval, clamp
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
-# The bits of the largest record on the coarse grid. Totals have 30 bits, which leaves room for
-# noise of 2^14 sensitivities.
+# The number of bits of the largest record on the coarse grid. Totals have 30 bits, which leaves
+# room for noise of 2^14 sensitivities.
 _MOST_BITS = 16
-# The bits of the largest record in units of the fine grid.
+# The number of bits of the largest record in units of the fine grid.
 FINE_BITS = 30
 _LARGEST_CAPACITY = 2**31 - 1
 
@@ -48,19 +48,19 @@ def sum_query(
 
     Let M be the larger bound in magnitude. Records are rounded to a grid of 2^-30 M, and added up
     exactly. The total is rounded to about M capacity / 2^30 or to 2^-14 M, whichever is coarser,
-    and gets integer noise there.
+    and gets integer noise on this grid.
 
     Args:
         lower: a finite number, public.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
-        capacity: the number of records up to which nothing overflows, public. Take n if it is
+        capacity: the number of records up to which nothing overflows, public. Use n if it is
             public.
         dims: d, if records are vectors; None if they are numbers.
-        missing: "drop" leaves out a record that misses a number (NaN). "lower" counts a missing
-            number as `lower`.
+        missing: "drop" leaves out a record with a missing number (NaN). "lower" replaces a missing
+            number by `lower`.
 
     Returns:
-        A `Query` of shape () or (d,): takes an array of shape (n,) or (n, d) to sums, as floats.
+        A `Query` of shape () or (d,): maps an array of shape (n,) or (n, d) to sums, as floats.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -68,15 +68,15 @@ def sum_query(
             in magnitude is not from 2^-90 to 2^90; on a database, if it has another shape.
 
     Formal guarantees:
-        In every coordinate one record moves the sum by at most max(|lower|, |upper|) under
-        add-or-remove-one. Under replace-one it moves the sum by at most upper - lower, or by
+        In every coordinate one record changes the sum by at most max(|lower|, |upper|) under
+        add-or-remove-one. Under replace-one it changes the sum by at most upper - lower, or by
         max(|lower|, |upper|) if that is more, because a record may be replaced by one with a
         missing number. With `missing="lower"` the bound is upper - lower. For d coordinates the
         bound is d times this in the norm l1, and sqrt(d) times this in l2. All are attained. The
         rounding of totals adds less than one step of their grid, and the noise grows accordingly.
         The total of more than `capacity` records may be clamped: then it is wrong, but still
         private. With Laplace noise of scale b and probability 1 - beta, all coordinates are within
-        b ln(d / beta), plus two steps of the grid for rounding, of the truth; see `error`.
+        b ln(d / beta), plus two steps of the grid for rounding, of the true sums; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Casacuberta, Shoemate, Vadhan and Wagaman (2022),
@@ -132,7 +132,7 @@ def sum_query(
 
 
 def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:
-    """How far a record between two ends moves a sum."""
+    """The most that a record between two ends changes a sum."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     return high - low if replaced else max(abs(low), abs(high))
 

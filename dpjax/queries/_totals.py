@@ -21,21 +21,21 @@ from dpjax._exact._limbs import Limbs
 from dpjax.queries._padded_records import present_records
 
 Totals: TypeAlias = tuple[Limbs, ...]
-"""For each table its totals, of shape (cells, d)."""
+"""The totals of each table, of shape (cells, d)."""
 
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
 # The most digits of one block, unless a block is shorter than the table.
 _MOST_DIGITS = 2**22
-# No number of cells, and no value that gets noise, is larger.
+# The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2
 # In `gram`, sums of products have at most this many bits.
 _SUM_BITS = 30
 
 
 class Addend(NamedTuple):
-    """What every record adds to one table: a row of integers, in one of its cells.
+    """The contribution of every record to one table: a row of integers, in one of its cells.
 
     Attributes:
         cell: int32 of shape (n,), the cell of each record; below 0 if it adds nothing.
@@ -53,7 +53,7 @@ class Addend(NamedTuple):
 
 
 def cells_of_present(present: jax.Array) -> jax.Array:
-    """The cells of records in a table of one cell: 0 if a record is present, else below 0."""
+    """The cell of each record in a table of one cell: 0 if the record is present, else below 0."""
     return jnp.where(present, 0, -1).astype(jnp.int32)
 
 
@@ -106,7 +106,7 @@ def _total_of(addend: Addend) -> Limbs:
 
 
 def _counts(cell: jax.Array, cells: int) -> jax.Array:
-    """How many records are in each cell."""
+    """The number of records in each cell."""
     if cells == 1:
         return jnp.sum(cell >= 0, dtype=jnp.int32)[None]
     place = jnp.where(cell >= 0, cell, cells)
@@ -116,8 +116,8 @@ def _counts(cell: jax.Array, cells: int) -> jax.Array:
 def _sums_of_cells(addend: Addend) -> Limbs:
     """The sums of the rows of each cell.
 
-    Entries are split into digits of 10 bits. Digits are added up in int32, in blocks of rows that
-    cannot wrap.
+    Entries are split into digits of 10 bits. Digits are added up in int32, in blocks of rows so
+    short that no sum overflows.
     """
     weights, cells, products = addend.weights, addend.cells, addend.products
     assert weights is not None
@@ -154,7 +154,7 @@ def _entries(rows: jax.Array, products: tuple[np.ndarray, ...] | None) -> Limbs:
 
 
 def _digits(x: Limbs, count: int) -> list[jax.Array]:
-    """Digits of 10 bits from the lowest; the last one has the sign."""
+    """Digits of 10 bits, lowest first. The last digit has the sign."""
     parts = [_limbs.shift_right(x, jnp.uint32(_DIGIT * i)).low for i in range(count)]
     return [
         (part if i == count - 1 else part & np.uint32(2**_DIGIT - 1)).astype(jnp.int32)
@@ -175,7 +175,7 @@ def sum_of_integers(x: jax.Array) -> Limbs:
 def gram(x: jax.Array, *, bits: int) -> Limbs:
     """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
-    Digits are multiplied and added in int32, in blocks of rows that do not wrap. Low digits are
+    Digits are multiplied and added in int32, in blocks of rows that do not overflow. Low digits are
     nonnegative and may have fewer bits, so that blocks are as long as products of high digits
     allow.
     """
@@ -200,7 +200,7 @@ def gram(x: jax.Array, *, bits: int) -> Limbs:
 
 
 class OfParts:
-    """A query that takes `Parts` and `Summed` in place of records.
+    """A query that accepts `Parts` and `Summed` instead of records.
 
     Formal guarantees:
         Totals are integers that add up to the same bits in any order. So the value on parts has the
@@ -213,7 +213,7 @@ class OfParts:
         """Refuses more records than a query can count."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass that adds up the totals of these parts."""
+        """The pass over these parts that adds up their totals."""
         self.check_size(parts.slots)
         shapes = jax.eval_shape(self.partial, *present_records(parts.like))
         return Unsummed(
@@ -222,11 +222,11 @@ class OfParts:
 
 
 def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> Totals:
-    """The totals of all parts; refuses more records than are known to be possible."""
+    """The totals of all parts. Refuses more records than the public number of slots."""
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[Any, int]:
-        # Runs in the process that holds the parts. The lambda is new at each call, because JAX may
-        # cache old closures.
+        # This runs in the process that stores the parts. The lambda is new at each call, because
+        # JAX may cache old closures.
         of_one = jax.jit(lambda records, present: partial(records, present))
         total, n = nothing, 0
         for part in several:

@@ -34,7 +34,8 @@ class Truncation:
         person: the column of ids.
         rows: how many rows are used in each of the person's groups.
         groups: for each column, in how many of its groups a person counts.
-        order: the column whose increasing order says which rows are first; None for their places.
+        order: the column whose increasing order says which rows are first; None for the order of
+            the table.
         called: the printed name of the column of ids; None for its own name.
     """
 
@@ -73,14 +74,14 @@ class Truncation:
 
     @property
     def note(self) -> str:
-        """The note of a guarantee about these limits."""
+        """The note about these limits in a guarantee."""
         groups = "".join(f", in {most} of {column}" for column, most in self.groups)
         return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """The person and the groups of every row, as codes, and an order of the rows of each cell."""
+    """The person and the groups of every row as codes, and an order of the rows of each cell."""
 
     codes: tuple[jax.Array, ...]
     order: tuple[jax.Array, ...]
@@ -90,7 +91,7 @@ class Cells:
         return _ranks((~present, *self.codes), self.order)
 
     def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
-        """At the first kept row of each cell the sum of the kept rows, added in their order.
+        """At the first kept row of each cell, the sum of the kept rows, added in their order.
 
         Each sum adds its own rows by the same operations, whatever the other rows are. So other
         people do not affect its rounding.
@@ -127,7 +128,7 @@ def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _increasing(column: jax.Array | Numbers) -> jax.Array:
-    """Codes in the order of the numbers of a column; missing ones are last."""
+    """Codes in the order of the numbers of a column. Missing numbers are last."""
     with jax.enable_x64(True):
         if isinstance(column, Numbers):
             numbers, known = column.exact()
@@ -143,7 +144,7 @@ def _increasing(column: jax.Array | Numbers) -> jax.Array:
 def _sorted(
     keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
-    """Rows by keys, then by order, then by place: where new keys begin, the keys, the rows."""
+    """Rows sorted by keys, order and index: where new keys begin, the keys, and the rows."""
     n = keys[0].size
     at = jnp.arange(n, dtype=jnp.int32)
     *found, rows = lax.sort((*keys, *order, at), num_keys=len(keys) + len(order) + 1)
@@ -154,7 +155,7 @@ def _sorted(
 
 
 def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Array:
-    """The place of each row among those with equal keys."""
+    """The rank of each row among the rows with equal keys."""
     starts, _, rows = _sorted(keys, order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     return jnp.zeros_like(at).at[rows].set(at - lax.cummax(jnp.where(starts, at, 0)))
@@ -175,7 +176,7 @@ def _number_of_group(
 def checked_truncation(
     person: Name, rows: int, groups: Mapping[Any, int] | None, order: Name | None
 ) -> Truncation:
-    """The truncation, after a check of the arguments."""
+    """The truncation, after checking the arguments."""
     check_name("person", person)
     rows = _checks.integer("rows", rows, least=1, most=_MOST_ROWS)
     if order is not None:
@@ -203,7 +204,7 @@ def check_name(name: str, column: object) -> None:
         )
 
 
-# People with several rows as records: each record has up to k rows, and a mask of them.
+# People with several rows as records: each record has up to k rows, and a mask of these rows.
 
 
 ROWS, THERE = "rows", "there"
@@ -212,34 +213,34 @@ ROWS, THERE = "rows", "there"
 def padded_people(
     database: Database, *, person: Name, rows: int, capacity: int, order: Name | None = None
 ) -> PaddedRecords:
-    """A database whose records are people, made from a table with several rows for each.
+    """A database whose records are people, made from a table with several rows for each person.
 
-    Targets, losses and oracles can use it like any database. A record is a dict: "rows" holds the
-    other columns with a leading axis of k rows, and "there" says which of these rows exist.
+    Targets, losses and oracles can use it like any database. A record is a dict: "rows" contains
+    the other columns with a leading axis of k rows, and "there" says which of these rows exist.
 
     Args:
         database: a table, a dict of columns, or an array of shape (n, d).
         person: the column of ids, as for `by_person`. Rows without an id are left out.
-        rows: k, how many rows of a person are used: the first ones. Public.
+        rows: k, how many rows of a person are used: the first rows. Public.
         capacity: the number of slots for people, public. It must be known to be enough for every
             database.
         order: as for `by_person`.
 
     Returns:
-        A `PaddedRecords` of {"rows": ..., "there": booleans of shape (slots, k)}. People stand in
-        the order of their first rows; a row that is not there is 0.
+        A `PaddedRecords` of {"rows": ..., "there": booleans of shape (slots, k)}. People are in
+        the order of their first rows; a row that does not exist is 0.
 
     Raises:
         TypeError: if an argument or a column has another type.
         ValueError: if a number is out of range, a column is missing, or there are more people than
-            slots, which were then not known to be enough.
+            slots. In the last case, the capacity was not enough for every database.
 
     Formal guarantees:
         The record of a person depends on that person's rows alone, so tables that differ in all
         rows of a person become databases that differ in one record. A guarantee for one record of
         this database is a guarantee per person. It says so if you set the unit: by
         `dataclasses.replace(sensitivity, privacy_unit="person (id)")`, or by `learning.fit`. The
-        time that this function takes depends on the database.
+        running time of this function depends on the database.
 
     Source:
         docs/proofs/people.md.
@@ -282,7 +283,7 @@ def padded_people(
 
 
 def _others(found: Database, person: Name) -> Database:
-    """All columns except that of people. A single other column becomes an array."""
+    """All columns except the ids of people. A single other column becomes an array."""
     rest = {name: x for name, x in columns_of(found).items() if name != person}
     if isinstance(found, np.ndarray) and len(rest) > 1:
         return np.stack([*rest.values()], axis=-1)

@@ -43,8 +43,8 @@ class Workload(Query):
 
     Attributes:
         cells: the shape of the table h.
-        answers: maps a table of floats, such as a histogram or a distribution, to all answers. It
-            is linear.
+        answers: maps a table of floats, such as a histogram or a distribution, to all answers. This
+            map is linear.
 
     Formal guarantees:
         The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
@@ -57,11 +57,11 @@ class Workload(Query):
 
     @property
     def table(self) -> Query:
-        """Takes a database to the table of counts; refuses a table that is too large to form."""
+        """A query of the table of counts. Refuses a table that is too large to store."""
         return self._table()
 
     def row(self, query: int | jax.Array) -> jax.Array:
-        """The weights of the cells in one query, as floats; jit-able, also for a traced index.
+        """The weights of the cells in one query, as floats. It works in `jit` with a traced index.
 
         Args:
             query: the index of the query among the answers.
@@ -98,7 +98,7 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
         `histogram_query`.
 
     Raises:
-        TypeError: if the matrix does not hold integers.
+        TypeError: if the matrix does not contain integers.
         ValueError: if the matrix has another shape, only zeros, or an entry out of range; on a
             database, if it does not have shape (n,).
 
@@ -149,7 +149,7 @@ def marginal_workload(
     """Marginals of a contingency table, each over some of its attributes.
 
     Marginals are counted directly from the records. The whole table may have any size, because it
-    is never formed, except by `table`, `answers` and `row`.
+    is never stored, except by `table`, `answers` and `row`.
 
     Args:
         categories: the number of categories of each attribute, as for `contingency_query`.
@@ -157,8 +157,8 @@ def marginal_workload(
 
     Returns:
         A `Workload`. Its answers are the cells of the first marginal, in the order of its
-        attributes with the last one fastest, then the cells of the next marginal, and so on. Its
-        table has an axis for every attribute.
+        attributes where the last attribute varies fastest, then the cells of the next marginal, and
+        so on. Its table has an axis for every attribute.
 
     Raises:
         TypeError: if a number of categories is not an integer.
@@ -260,15 +260,15 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
         raise ValueError(f"{wanted}, not all 0, of shape (queries, cells): {_checks.shown(array)}")
     entries = array.astype(np.int32)
-    entries.setflags(write=False)  # Read-only, so that programs that contain it can be kept.
+    entries.setflags(write=False)  # Read-only, so that programs that contain it can be cached.
     return entries
 
 
 def _reach_of_columns(entries: np.ndarray) -> Reach:
     rows, data = len(entries), entries.tobytes()
 
-    # The cache is outside of the query, because a query that holds a cache would be traced anew at
-    # each release.
+    # The cache is outside of the query, because a query that contains a cache would be traced again
+    # at each release.
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         return _largest_move(data, rows, norm, relation)
 
@@ -278,7 +278,7 @@ def _reach_of_columns(entries: np.ndarray) -> Reach:
 @functools.lru_cache(16)
 def _largest_move(data: bytes, rows: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
     entries = np.frombuffer(data, np.int32).reshape(rows, -1)
-    # A record out of range is not counted, like a column of zeros.
+    # A record out of range is not counted. It corresponds to a column of zeros.
     columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
