@@ -212,15 +212,52 @@ class Texts:
             raise TypeError(
                 f"a column of texts can only be compared with a text, got {_checks.shown(other)}"
             )
-        return jnp.all(self.words == other.words, axis=-1) & jnp.any(self.words != 0, axis=-1)
+        words = other.words
+        if words.ndim < self.words.ndim:  # One text, and a whole column.
+            words = words[(None,) * (self.words.ndim - words.ndim)]
+        return jnp.all(self.words == words, axis=-1) & jnp.any(self.words != 0, axis=-1)
 
     def __ne__(self, other: object) -> Any:
         return ~(self == other)
 
     __hash__ = object.__hash__
 
+    def __getitem__(self, index: Any) -> "Texts":
+        return Texts(self.words[index])
+
     def __repr__(self) -> str:
         return "texts"
+
+
+def texts(public: Sequence[str]) -> Texts:
+    """Public texts as a column that JAX code can index, for models of tables.
+
+    Args:
+        public: texts, such as the keys of a column.
+
+    Returns:
+        A column of texts. `column[places]` has the text at each place, as for an array. Statistics
+        compare it with keys as they do a column of a table.
+
+    Raises:
+        TypeError: if something else than texts is given.
+
+    Formal guarantees:
+        None are needed: the texts are public. Texts are compared by fingerprints of 128 bits.
+
+    Source:
+        None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax import queries
+        >>> wards = queries.texts(["A", "B"])
+        >>> (wards[jnp.array([0, 1, 1])] == "B").tolist()
+        [False, True, True]
+    """
+    if isinstance(public, str) or not all(isinstance(one, str) for one in public):
+        raise TypeError(f"public must be a list of texts, got {_checks.shown(public)}")
+    return Texts(jnp.asarray(fingerprints(public)))
 
 
 def fingerprints(texts: Iterable[object]) -> np.ndarray:

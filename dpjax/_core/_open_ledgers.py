@@ -7,15 +7,15 @@ import dataclasses
 import hashlib
 import os
 import threading
-from collections.abc import Generator
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
 import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
-from dpjax._core._types import Key, PyTree
+from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
 # A program that was compiled while no ledger was open would release without notifying a ledger that
@@ -180,6 +180,32 @@ def paying_for_the_rest(ledger: Account) -> Generator[None]:
         _PROCESS.end(block)
 
 
+Simulation: TypeAlias = Callable[[Any, Value], Value]
+"""Takes how a release is made, and the exact value on a public database, to a drawn value."""
+
+_SIMULATION: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar(
+    "simulation of releases", default=None
+)
+
+
+@contextlib.contextmanager
+def simulating(simulation: Simulation) -> Generator[None]:
+    """For releases of simulated databases, which are public: no ledger is told.
+
+    `simulation` takes the place of every draw, so nothing here is a release of private records.
+    """
+    token = _SIMULATION.set(simulation)
+    try:
+        yield
+    finally:
+        _SIMULATION.reset(token)
+
+
+def simulation() -> Simulation | None:
+    """The simulation that releases at this place belong to, if any."""
+    return _SIMULATION.get()
+
+
 def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     """The ledgers that a release of the running code notifies.
 
@@ -187,6 +213,8 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     these is a ledger of a budget, all budgets that are open elsewhere in the process are added. If
     none is a ledger of keys, all ledgers of keys are added in the same way.
     """
+    if simulation() is not None:
+        return []
     own = [block.ledger for block in _AROUND.get()]
     own += [] if given is None else [given]
     has_one = {isinstance(ledger, Account) for ledger in own}

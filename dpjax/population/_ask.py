@@ -43,8 +43,10 @@ def posterior(
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
         release: a `Release`, or its value; or a list of several releases about one database.
-        private: the private function that made the release, `dpjax.privatize(target, mechanism)`;
-            or a list of such functions.
+        private: the private function that made the release: `dpjax.privatize(target, mechanism)`;
+            or a function of a key and a database that asks one private statistic of `dpjax.queries`
+            or of a `dpjax.PrivateTable`; or a list of such functions. It runs on simulated
+            databases in JAX, so it must not look at their numbers.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays, from
             the public belief before the release.
         model: `model(key, theta, n)` draws n records of a population.
@@ -62,21 +64,24 @@ def posterior(
         a `dpjax.simulation_bank` first: it answers in milliseconds.
 
     Raises:
-        TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
-            or model is not a function, or theta or the release does not contain real arrays.
-        ValueError: if a size is out of range, if the release or the databases of the model do not
-            have the structure that the private function needs, if the effective size is below 100,
-            or if tempering does not support how prior or model use their keys.
+        TypeError: if the key is not a typed key, `private` does not release the numbers that one
+            mechanism draws, prior or model is not a function, or theta or the release does not hold
+            real arrays.
+        ValueError: if a size is out of range, the release or the databases of the model are not
+            like those of the private function, the release shows another scale, bound or public
+            number of records, no simulated database comes near the release, the effective size is
+            below 100, or prior or model use their keys in other ways than tempering can follow.
 
     Formal guarantees:
         Post-processing: prior, model, target and mechanism are public, and only the release comes
-        from the private database. So the guarantee of the release does not change, however its
-        sensitivity was found. The weight of draw j is proportional to the density of the release
-        given f(D_j), where f(D_j) is computed, clamped and rounded as in a release. NaN and
-        failures of host programs become the same public values. So the weighted draws converge to
-        the exact posterior, for every f. The density is the density of the ideal noise at the drawn
-        scale: the tables of the noise and the grid of the release change probabilities by less than
-        1e-3.
+        from the private database. So the guarantee of the release does not change, however its sensitivity was found. The weight of draw j is proportional to the
+        density of the release given f(D_j), where f(D_j) is computed, clamped and rounded as in a
+        release. NaN and failures of host programs become the same public values. So the weighted
+        draws converge to the exact posterior, for every f. The density is that of the ideal noise
+        at the drawn scale: the tables of the noise and the grid of the release change probabilities
+        by less than 1e-3. An average or a regression is computed from noisy sums. The release keeps
+        these, and the density is that of the sums. If the nearest of all simulated databases would
+        need noise that is drawn less than once in a million times, the release is refused.
 
         Tempered draws converge to the same posterior. All random numbers that `jax.random` draws
         for a population become functions of normal numbers. The Markov moves of these numbers leave
@@ -136,4 +141,7 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
     )
     theta = Draws(jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found.theta))
     weights = weights_of(found)
-    return Posterior.of(theta, weights, effective_size(theta.columns, weights), is_tempered=True)
+    size = effective_size(theta.columns, weights)
+    posterior = Posterior.of(theta, weights, size, is_tempered=True)
+    world.check_explained(float(np.max(found.log_density)))
+    return posterior

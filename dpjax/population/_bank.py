@@ -80,8 +80,10 @@ class SimulationBank:
                 of the weighted draws is below 100.
         """
         released = self._world.read(release)
-        weights, size = self._weigh(released, self.values)
-        return Posterior.of(self._theta_on_host, np.asarray(weights, np.float64), float(size))
+        weights, size, largest = self._weigh(released, self.values)
+        found = Posterior.of(self._theta_on_host, np.asarray(weights, np.float64), float(size))
+        self._world.check_explained(float(largest))
+        return found
 
     def draw_release(self, key: Key, theta: PyTree) -> Value:
         """The values of releases about one simulated database, for `auditing.calibration`.
@@ -107,28 +109,32 @@ class SimulationBank:
             Parameters with a leading axis of draws. JAX code.
         """
         several = (released,) if self._world.is_single else tuple(released)
-        weights, _ = _weighed(self._world, several, self.values)
+        weights, _, _ = _weighed(self._world, several, self.values)
         below = jnp.cumsum(weights)
         levels = jax.random.uniform(key, (draws,), below.dtype) * below[-1]
         places = jnp.minimum(jnp.searchsorted(below, levels), len(below) - 1)
         return jax.tree.map(lambda leaf: leaf[places], self.theta)
 
     def __repr__(self) -> str:
-        names = ", ".join(law.private._name for law in self._world.laws)
+        names = ", ".join(law.name for law in self._world.laws)
         return f"SimulationBank({self.draws:,} simulated databases; {names})"
 
 
 def _weighed(
     world: World, released: tuple[Value, ...], values: tuple[Value, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """The normalized weights of all draws, and their effective size (Kish 1965)."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The weights of all draws, whose sum is 1, their effective size, and the largest log density.
+
+    The effective size is Kish's (1965).
+    """
     logs = jax.vmap(functools.partial(world.log_prob, released))(values)
     peak = jnp.max(logs)
     weights = jnp.where(jnp.isfinite(peak), jnp.exp(logs - peak), 0)
     total = jnp.sum(weights)
     weights = weights / jnp.where(total > 0, total, 1)
     squares = jnp.sum(weights**2)
-    return weights, jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+    size = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
+    return weights, size, peak
 
 
 class _Whole(Part):
@@ -161,8 +167,8 @@ def simulation_bank(
 
     Args:
         key: a typed key, threefry2x32 or of `dpjax.random`, used for nothing else.
-        private: a private function, `dpjax.privatize(target, mechanism)`, on whose releases you
-            will condition; or a list of such functions, all about one database.
+        private: the private function whose releases you will condition on, as for
+            `dpjax.posterior`; or a list of several, all about one database.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays.
         model: `model(key, theta, n)` draws n records of a population.
         n: the number of records. If it is private, a function that computes it from theta.
@@ -177,8 +183,8 @@ def simulation_bank(
         A `SimulationBank`.
 
     Raises:
-        TypeError: if the key is not a typed key, `private` was not made by `dpjax.privatize`, prior
-            or model is not a function, or theta does not contain real arrays.
+        TypeError: if the key is not a typed key, `private` does not release the numbers that one
+            mechanism draws, prior or model is not a function, or theta does not hold real arrays.
         ValueError: if a size is out of range, n is a function and no capacity is given, or the
             private function does not accept databases like the model's.
 

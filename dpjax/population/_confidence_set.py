@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,11 @@ from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._depth import p_value
-from dpjax.population._laws import Law
+from dpjax.population._laws import Law, Releases
 from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.population._search import Search
 from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
-
-Releases: TypeAlias = Callable[[Key, Database], Release]
-"""A private function: `private(key, database)` returns a release."""
 
 _BLOCK, _BLOCKS = 4, 64  # The number of parameters in a block, and the most blocks of a call.
 _LEAST_SEEDS = 19

@@ -1,6 +1,10 @@
-"""The law of a release: the exact value on a database, and the density of the release given it."""
+"""The law of a release: the exact value on a database, and the density of the release."""
 
 import dataclasses
+import functools
+import inspect
+import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -9,86 +13,316 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._accuracy import UNKNOWN, Accuracy
+from dpjax._core._open_ledgers import simulating
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Inside, Release
+from dpjax.random._keys import sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
-OneOrSeveral: TypeAlias = PrivateFunction | Sequence[PrivateFunction]
+Releases: TypeAlias = Callable[[Key, Database], Release]
+"""A private function: `private(key, database)` returns a release."""
+
+OneOrSeveral: TypeAlias = Releases | Sequence[Releases]
+
+_PROBES = 3  # How often a private function must hand on the numbers that it is given.
+_DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from others.
+_CLOSE = 1e-3  # Public facts of two releases that differ by less count as equal.
+# Errors of JAX if Python asks for a number of a database that is only traced.
+_ASKED_FOR_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+class _StoppedError(Exception):
+    """Ends a private function where it would draw: the exact value is known by then."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
-    """The distribution of a private function's releases, for databases of one structure.
+    """How a private function releases databases of one kind.
 
     Attributes:
-        private: the private function.
-        plan: its compiled target, and the draw of its noise.
-        published: structure, shapes and dtypes of the value of a release.
+        private: the function.
+        plan: how its noise is drawn.
+        published: structure, shapes and dtypes of the noisy numbers.
+        values: the same of the exact value.
+        held: structure, shapes and dtypes of the noisy numbers as a release holds them.
+        accuracy: of its releases; its public facts show other bounds, scales or numbers of records.
     """
 
-    private: PrivateFunction
+    private: Releases
     plan: Inside
     published: TreeSpec
+    values: TreeSpec
+    held: TreeSpec
+    accuracy: Accuracy
 
     @classmethod
     def of(
-        cls, private: PrivateFunction, key: Any, database: Callable[..., Database], *given: PyTree
+        cls, private: Releases, key: Any, database: Callable[..., Database], *given: PyTree
     ) -> "Law":
-        """Reads the structure of the databases. Refuses those that the function does not accept.
+        """Reads the kind of databases that a function draws; refuses those of another kind.
 
         Args:
-            private: the private function.
+            private: the function.
             key: the shape of a key for noise.
-            database: draws a database, from arguments with the shapes `given`.
-            given: shapes and dtypes of the arguments.
+            database: draws a database, from arguments of the shapes `given`.
+            given: shapes and dtypes.
         """
         found: list[Inside] = []
+        values: list[TreeSpec] = []
+        accuracies = [UNKNOWN]
 
         def released(key: Key, *arguments: PyTree) -> Value:
-            records, kind = private._read(database(*arguments))
-            found.append(kind.plan)
-            return _drawn(kind.plan, key, private._traced(kind)(records))
+            records = database(*arguments)
+            plan, value = _simulated(private, records)
+            found.append(plan)
+            values.append(TreeSpec.of(value))
+            if isinstance(private, PrivateFunction):
+                with simulating(lambda plan, value: plan.mechanism.unpaid_draw(key, value)):
+                    made = private(key, records).accuracy
+                accuracies.append(Accuracy(made.kind, made.public))
+            return _drawn(plan, key, value)
 
-        outputs = jax.eval_shape(released, key, *given)
-        return cls(private, found[-1], TreeSpec.of(outputs))
+        published = TreeSpec.of(jax.eval_shape(released, key, *given))
+        law = cls(private, found[-1], published, values[-1], published, accuracies[-1])
+        if isinstance(private, PrivateFunction):
+            return law
+        return law._as_held(_example(database, given))
+
+    @property
+    def name(self) -> str:
+        """The name of the private function."""
+        inner = self.private
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        if isinstance(inner, PrivateFunction):
+            return inner._name
+        return getattr(inner, "__name__", type(inner).__name__)
 
     def exact(self, database: Database) -> Value:
-        """The exact value before noise, computed as in a release. It runs in JAX."""
-        records, kind = self.private._read(database)
-        return self.private._traced(kind)(records)
+        """The exact value before noise, computed as in a release; JAX code."""
+        return _simulated(self.private, database)[1]
 
     def draw(self, key: Key, value: Value) -> Value:
-        """The value of a release. It runs in JAX, and no ledger pays for it."""
+        """The noisy numbers of a release; JAX code, and no ledger pays for it."""
         return _drawn(self.plan, key, value)
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
-        """The log density of a release, up to a constant, given the exact value."""
-        with jax.ensure_compile_time_eval():  # Shapes alone determine the scale of the noise.
+        """The log density of noisy numbers, up to a constant, given the exact value."""
+        with jax.ensure_compile_time_eval():  # The scale of the noise follows from shapes alone.
             return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
-        """The arrays of a release. Refuses a release of another structure."""
-        value = release.value if isinstance(release, Release) else release
-        wanted = self.published.tree()
-        if jax.tree.structure(value) != self.published.structure:
-            raise ValueError(_unlike(name, self.published, value))
+        """The noisy numbers of a release; refuses a release of another structure."""
+        held = release
+        if isinstance(release, Release):
+            self._check_made_alike(name, release.accuracy)
+            held = _numbers_in(release)
+        wanted = self.published
+        if jax.tree.map(np.shape, held) != jax.tree.map(np.shape, wanted.tree()):
+            wanted = self.held  # Bare numbers may be as they are drawn.
+        if jax.tree.structure(held) != wanted.structure:
+            raise ValueError(_unlike(name, wanted, held))
 
         def converted(leaf: Value, like: jax.ShapeDtypeStruct) -> jax.Array:
             array = _checks.host_numbers(name, leaf)
             whole = np.issubdtype(array.dtype, np.integer) or bool(np.all(array == np.round(array)))
             if array.shape != like.shape or (jnp.issubdtype(like.dtype, jnp.integer) and not whole):
-                raise ValueError(_unlike(name, self.published, value))
+                raise ValueError(_unlike(name, wanted, held))
             if np.isnan(array).any():
                 raise ValueError(f"{name} is NaN: a parameter of its mechanism was bad")
             return jnp.asarray(array.astype(like.dtype))
 
-        return jax.tree.map(converted, value, wanted)
+        return self._as_drawn(jax.tree.map(converted, held, wanted.tree()))
+
+    def _as_drawn(self, held: Value) -> Value:
+        """Numbers as a release holds them, in the structure and the shapes of the draw."""
+        wanted = self.published
+        leaves = zip(jax.tree.leaves(_in_order(held, wanted)), wanted.leaves, strict=True)
+        return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
+
+    def _as_held(self, database: Database) -> "Law":
+        """The law, after a check that releases hold the noisy numbers. It runs the function once.
+
+        Functions of dpjax that compute a statistic keep the noisy numbers beside it. For any other
+        function the value must be the noisy numbers themselves. So it runs on numbers of any size,
+        and must hand them on as they are.
+        """
+        release = self._run(database, None)
+        numbers = _numbers_in(release)
+        if not all(hasattr(x, "shape") for x in jax.tree.leaves(numbers)):
+            raise TypeError(_lost(self.name))
+        held = TreeSpec.of(numbers)
+        law = dataclasses.replace(self, held=held, accuracy=release.accuracy)
+        ordered = jax.tree.leaves(_in_order(held.tree(), self.published))
+        if [x.size for x in ordered] != [x.size for x in self.published.leaves]:
+            raise TypeError(_lost(self.name))
+        if release.accuracy.measured is not None:
+            return law
+        noisy = jax.eval_shape(
+            lambda value: self.plan.mechanism.unpaid_draw(seeded_key(0), value), self.values.tree()
+        )
+        for seed in range(_PROBES):
+            given = jax.tree.map(functools.partial(_any_numbers, seed), noisy)
+            kept = law._as_drawn(jax.tree.map(np.asarray, self._run(database, given).value))
+            handed = given if self.plan.published is None else self.plan.published(given)
+            if not jax.tree.all(jax.tree.map(np.array_equal, kept, handed)):
+                raise TypeError(_lost(self.name))
+        return law
+
+    def _run(self, database: Database, given: Value | None) -> Release:
+        """The release of a simulated database, drawn or with given numbers in place of the draw."""
+        draws: list[Inside] = []
+
+        def draw(plan: Inside, value: Value) -> Value:
+            draws.append(plan)
+            if given is None:
+                return plan.mechanism.unpaid_draw(seeded_key(0), value)
+            return given
+
+        with simulating(draw):
+            release = self.private(seeded_key(0), database)
+        if len(draws) != 1 or not isinstance(release, Release):
+            raise TypeError(
+                f"private must draw one release, but {self.name} draws {len(draws)}, and its result"
+                f" is {_checks.shown(release)}: ask for them one by one, or use"
+                " dpjax.confidence_set"
+            )
+        return release
+
+    def _check_made_alike(self, name: str, accuracy: Accuracy) -> None:
+        """Refuses a release that was made with other public parameters than the function's."""
+        if accuracy.kind == "" or self.accuracy.kind == "":
+            return
+        if accuracy.kind != self.accuracy.kind:
+            raise ValueError(
+                f"{name} must be a release of {self.name}, of the kind {self.accuracy.kind!r}, got"
+                f" the kind {accuracy.kind!r}"
+            )
+        here, there = ({**x.facts, **_public_n(x)} for x in (self.accuracy, accuracy))
+        # Those that a caller gives come first.
+        for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
+            if not _alike(here.get(fact), there.get(fact)):
+                raise ValueError(
+                    f"{name} must be made as {self.name} is on databases of the model, with"
+                    f" {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}:"
+                    " give the private function, n and capacity that made the release"
+                )
+
+
+def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
+    """How a function releases a simulated database, and the exact value; JAX code."""
+    found: list[tuple[Inside, Value]] = []
+
+    def stop(plan: Inside, value: Value) -> Value:
+        found.append((plan, value))
+        raise _StoppedError
+
+    with jax.ensure_compile_time_eval():
+        key = seeded_key(0)
+    try:
+        with simulating(stop):
+            private(key, database)
+    except _StoppedError:
+        return found[0]
+    except _ASKED_FOR_NUMBERS as error:
+        raise TypeError(
+            "private must be made by dpjax.privatize, or be JAX code that runs on many simulated"
+            f" databases at once, but {_checks.shown(private)} asks for the numbers in them: use"
+            " dpjax.confidence_set, or write the target with jax.numpy"
+        ) from error
+    raise TypeError(
+        "private must release by dpjax.privatize, or by a private statistic of dpjax, got"
+        f" {_checks.shown(private)}, which draws nothing"
+    )
+
+
+def _example(database: Callable[..., Database], given: Sequence[PyTree]) -> Database:
+    """A public database; its numbers do not matter."""
+
+    def made() -> Database:
+        numbers = (
+            jax.tree.map(
+                lambda x: sampling_key(seeded_key(1)) if _is_key(x) else jnp.ones(x.shape, x.dtype),
+                one,
+            )
+            for one in given
+        )
+        return database(*numbers)
+
+    return jax.jit(made)()
+
+
+def _is_key(spec: jax.ShapeDtypeStruct) -> bool:
+    return jnp.issubdtype(spec.dtype, jax.dtypes.prng_key)
 
 
 def _drawn(plan: Inside, key: Key, value: Value) -> Value:
     noisy = plan.mechanism.unpaid_draw(key, value)
     return noisy if plan.published is None else plan.published(noisy)
+
+
+def _numbers_in(release: Release) -> Value:
+    """The noisy numbers of a release: kept beside its value, or the value itself."""
+    measured = release.accuracy.measured
+    if measured is None:
+        return release.value
+    return measured.get("sums", measured)
+
+
+def _in_order(held: Value, published: TreeSpec) -> Value:
+    """Numbers that are held by name, in the order of the fields of the draw."""
+    fields = getattr(published.tree(), "_fields", None)
+    return [held[field] for field in fields] if fields and isinstance(held, dict) else held
+
+
+def _any_numbers(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Numbers of all signs and sizes."""
+    rng = np.random.default_rng(seed)
+    if jnp.issubdtype(like.dtype, jnp.bool_):
+        return jnp.asarray(rng.integers(0, 2, like.shape).astype(bool))
+    if jnp.issubdtype(like.dtype, jnp.integer):
+        limits = jnp.iinfo(like.dtype)
+        return jnp.asarray(rng.integers(limits.min + 1, limits.max, like.shape, like.dtype))
+    sizes = 10.0 ** rng.integers(-3, 7, like.shape)
+    sizes = 10.0 ** rng.integers(-3, 7, like.shape)
+    return jnp.asarray(rng.normal(size=like.shape) * sizes, like.dtype)
+
+
+def _public_n(accuracy: Accuracy) -> dict[str, Any]:
+    """The number of records, where it is public."""
+    measured = accuracy.measured
+    n = measured.get("n") if isinstance(measured, dict) else None
+    return {} if n is None else {"n": np.asarray(n).tolist()}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two parts of JSON are equal, up to the rounding of numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[x], other[x]) for x in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, (int, float)):
+        return math.isclose(one, other, rel_tol=_CLOSE)
+    return one == other
+
+
+def _short(fact: Any) -> str:
+    text = json.dumps(fact)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _lost(name: str) -> str:
+    return (
+        f"private must return the numbers that were drawn, but the value of {name} is computed from"
+        " them, and they are not kept beside it: give the function that draws them, with its"
+        " release, or use dpjax.confidence_set"
+    )
 
 
 def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
@@ -98,16 +332,27 @@ def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
     )
 
 
-def as_several(private: OneOrSeveral) -> tuple[PrivateFunction, ...]:
+def as_several(private: OneOrSeveral) -> tuple[Releases, ...]:
     """The private functions, one or several."""
     several: tuple[Any, ...] = tuple(private) if isinstance(private, (list, tuple)) else (private,)
     for one in several:
-        if not isinstance(one, PrivateFunction):
+        if not _takes_key_and_database(one):
             raise TypeError(
-                "private must be made by dpjax.privatize(target, mechanism), whose releases have a"
-                f" known density, got {_checks.shown(one)}: for other private functions use"
-                " dpjax.confidence_set"
+                "private must be made by dpjax.privatize(target, mechanism), or be a function of a"
+                f" key and a database that releases a private statistic, got {_checks.shown(one)}"
             )
     if not several:
         raise ValueError("private must hold at least one private function, got none")
     return several
+
+
+def _takes_key_and_database(private: Any) -> bool:
+    if not callable(private):
+        return False
+    try:
+        inspect.signature(private).bind("key", "database")
+    except TypeError:
+        return False
+    except ValueError:  # Without a signature, as some functions of C.
+        return True
+    return True

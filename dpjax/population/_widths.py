@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
@@ -126,10 +125,9 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
     """The same simulations for another mechanism: exact values do not depend on the mechanism."""
     world, population = bank._world, bank._world.population
     other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
-    if jax.tree.map(jnp.shape, other.laws[0].published.tree()) != jax.tree.map(
-        jnp.shape, world.laws[0].published.tree()
-    ):
-        raise ValueError("private must release arrays of one shape for every epsilon")
+    here, there = ((law.values, law.published) for law in (world.laws[0], other.laws[0]))
+    if here != there:
+        raise ValueError("private must compute arrays of one shape for every epsilon")
     return dataclasses.replace(bank, _world=other)
 
 
@@ -153,7 +151,7 @@ def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -
         theta = jax.jit(bank._world.prior)(sampling_key(keys[2 * i]))
         truth = [float(x) for leaf in jax.tree.leaves(theta) for x in np.ravel(leaf)]
         released = draw(keys[2 * i + 1], theta)
-        weights, size = bank._weigh(bank._world.read(released), bank.values)
+        weights, size, _ = bank._weigh(bank._world.read(released), bank.values)
         found.setdefault("effective_size", []).append(float(size))
         levels = ((1 - confidence) / 2, (1 + confidence) / 2)
         ends = bank._theta_on_host.quantiles(np.asarray(weights, np.float64), levels)

@@ -7,13 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import scipy
 
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._tracing._programs import needs_no_values
+from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.population._laws import Law, OneOrSeveral, as_several
 from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.random._keys import sampling_key, seeded_key
+
+_RARE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +82,35 @@ class World:
         logs = [law.log_prob(output, value) for law, output, value in given]
         dtype = jnp.result_type(float)
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
+
+    def check_explained(self, log_density: float) -> None:
+        """Refuses releases that are far from all simulated ones, so that another model made them.
+
+        Takes the largest log density among simulated databases. Additive noise has a log-concave
+        density. In k dimensions, such a density falls below its largest value by x or more in the
+        logarithm with probability at most that of a Gamma(k) variable to exceed x.
+        """
+        additive = [isinstance(x.plan.mechanism, CoordinatewiseMechanism) for x in self.laws]
+        if not all(additive):
+            return
+        fall = float(self._largest) - log_density
+        numbers = sum(x.size for law in self.laws for x in law.values.leaves)
+        if scipy.special.gammaincc(numbers, max(fall, 0.0)) < _RARE:
+            raise ValueError(
+                "release is far from all simulated ones: even from the nearest database, its noise"
+                f" would be drawn less than once in {1 / _RARE:,.0f} times. Prior, model, n or"
+                " private function are not those of the release"
+            )
+
+    @functools.cached_property
+    def _largest(self) -> jax.Array:
+        """The largest log density of releases with additive noise, which is that of no noise."""
+        zeros = [
+            jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x.values.tree()) for x in self.laws
+        ]
+        given = zip(self.laws, zeros, strict=True)
+        logs = [law.plan.mechanism.log_prob(zero, zero) for law, zero in given]
+        return functools.reduce(jnp.add, (log.astype(jnp.result_type(float)) for log in logs))
 
     def read(self, release: Any) -> tuple[Value, ...]:
         """The arrays of the releases. Refuses releases that the private functions cannot make."""

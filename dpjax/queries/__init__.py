@@ -1,5 +1,6 @@
 """Queries with a known sensitivity (counts, sums, quantiles), and statistics computed from them."""
 
+from dpjax._core._columns import texts
 from dpjax.mechanisms._selection import sum_of_group_maxima
 from dpjax.mechanisms._several_selections import SeveralSelections, TopK, select_each, top_k
 from dpjax.queries._counts import contingency_query, counting_query, histogram_query
@@ -60,5 +61,6 @@ __all__ = [
     "split_by",
     "sum_of_group_maxima",
     "sum_query",
+    "texts",
     "top_k",
 ]

@@ -141,6 +141,7 @@ class PrivateFunction:
             request=lambda name: self._request(step, name),
             ledger=self.ledger,
             drawing=Drawing.of(mechanism, program.outputs),
+            exact=lambda: (kind.plan, program(_summed(records))),
         )
         accuracy = draw.accuracy(mechanism)
         if (knows := self._knows_accuracy) is not None:
@@ -284,13 +285,15 @@ class PrivateFunction:
     def _drawn(self, step: _Step) -> Value:
         """Computes the target in a program of its own, and adds noise to its value."""
         self._compiled_ahead(step)
-        program, key, records = step.program, step.key, step.records
-        if isinstance(records, Unsummed):
-            records = records.compute()
+        program, key, records = step.program, step.key, _summed(step.records)
         if not program.is_concrete:
             return step.draw(key, apart(program, records))
         with host_errors() if program.calls_host else contextlib.nullcontext():
             return step.draw(key, evaluate_alone(records, program=program))
+
+
+def _summed(records: Database | Unsummed) -> Database:
+    return records.compute() if isinstance(records, Unsummed) else records
 
 
 def privatize(

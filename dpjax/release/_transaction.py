@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -15,6 +16,7 @@ from dpjax._core._open_ledgers import (
     Payment,
     Request,
     refuse_traced,
+    simulation,
     told,
     untold_programs,
 )
@@ -36,6 +38,7 @@ def pay_and_draw(
     request: Callable[[str | None], Request | None] | None = None,
     ledger: OpenLedger | None = None,
     drawing: Drawing | None = None,
+    exact: Callable[[], tuple[Any, Value]] | None = None,
 ) -> Release:
     """Pays for a release from all open ledgers and draws it, or returns an earlier equal one.
 
@@ -52,7 +55,16 @@ def pay_and_draw(
             the errors of the draw before anything is paid.
         ledger: a further ledger to pay from.
         drawing: the draw, if the release is a single draw of a mechanism.
+        exact: how the release is made, and the exact value, for simulations of public databases.
+            None if the probability of a release is not known.
     """
+    if (simulated := simulation()) is not None:
+        if exact is None:
+            raise TypeError(
+                f"private must release by dpjax.privatize, but the probability of its release"
+                f" {_checks.shown(what)} is not known: use dpjax.confidence_set"
+            )
+        return Release(simulated(*exact()), guarantee)
     # Check. A wrong call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(

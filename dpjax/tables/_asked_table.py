@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -13,7 +14,7 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._labels import Axis, Labels
-from dpjax._core._open_ledgers import Account, told
+from dpjax._core._open_ledgers import Account, simulation, told
 from dpjax._core._records import PaddedRecords, Parts
 from dpjax._core._types import Key, PyTree
 from dpjax._core._values import NeighboringRelation, Release
@@ -106,9 +107,9 @@ class AskedTable:
             keeps_missing=keeps_missing,
         )
         used = [frame[name] for name in columns]
-        present = np.arange(frame.slots) < frame.rows
+        present = frame.present
         if self._missing == "drop" and not keeps_missing:
-            present = functools.reduce(np.logical_and, [column.known for column in used], present)
+            present = functools.reduce(operator.and_, [column.known for column in used], present)
         if where is not None:
             satisfying, program = rows_where(where, frame)
             present = present & satisfying
@@ -143,6 +144,8 @@ class AskedTable:
 
     def _payer(self) -> Account | None:
         """The ledger that pays, which must have the relation of the table."""
+        if simulation() is not None:
+            return None
         accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
         account = accounts[0] if len(accounts) == 1 else self._ledger
         if isinstance(account, Ledger):
@@ -208,7 +211,8 @@ class AskedTable:
 
     def _paid(self, ask: Callable[[Key], Release], key: Key | None) -> Release:
         """A release, for which the ledger of the table pays."""
-        with self._ledger or contextlib.nullcontext():
+        pays = None if simulation() is not None else self._ledger
+        with pays or contextlib.nullcontext():
             return ask(secure_key() if key is None else key)
 
     def _released(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.tables._bounds import Bounds, bounds_of
-from dpjax.tables._frame import Frame
+from dpjax.tables._frame import Frame, numpy_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,15 @@ class Box:
         Each number is computed from its own entry alone. A missing number becomes the lower end of
         its bounds.
         """
-        numbers = np.stack([frame[name].numbers_or_nan() for name in self.columns], axis=1)
-        clipped = np.clip(np.where(np.isnan(numbers), self.lower, numbers), self.lower, self.upper)
-        return ((clipped - self.middle) / self.size).astype(jnp.result_type(float))
+        columns = [frame[name].numbers_or_nan() for name in self.columns]
+        xp = numpy_of(*columns)
+        numbers = xp.stack(columns, axis=1)
+        lower, upper, middle, size = (
+            xp.asarray(ends, numbers.dtype)[None]
+            for ends in (self.lower, self.upper, self.middle, self.size)
+        )
+        clipped = xp.clip(xp.where(xp.isnan(numbers), lower, numbers), lower, upper)
+        return ((clipped - middle) / size).astype(jnp.result_type(float))
 
 
 def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:

@@ -146,10 +146,11 @@ def _counts(query: AnyQuery) -> bool:
 
 
 def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
-    if isinstance(query, DistinctCount):
-        like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
-        return float(mechanism.error(confidence=_CONFIDENCE, like=like))
-    return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
+    with jax.ensure_compile_time_eval():  # Columns of a simulated table are traced.
+        if isinstance(query, DistinctCount):
+            like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
+            return float(mechanism.error(confidence=_CONFIDENCE, like=like))
+        return query.error(mechanism, confidence=_CONFIDENCE, simultaneous=False)
 
 
 def _down(exact: Fraction) -> float:

@@ -5,12 +5,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import Numbers, Texts, check_usable
+from dpjax._core._columns import Numbers, Texts, check_usable, is_column
 from dpjax._core._frames import exact_column, moments_of, table_of_columns, texts_of
+from dpjax._core._records import PaddedRecords
 from dpjax._core._types import PyTree
+
+
+def numpy_of(*arrays: Any) -> Any:
+    """NumPy, or `jax.numpy` for columns of simulated tables, which are traced and public."""
+    return jnp if any(map(_checks.is_traced, arrays)) else np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,19 +55,24 @@ class Column:
                 f"column {self.name!r} must hold numbers for this statistic, got texts: count them"
                 " by their keys, or convert them to numbers"
             )
+        if _checks.is_traced(self.entries):
+            return self.entries.astype(jnp.result_type(float))
         return self.entries.astype(np.float64)
 
     def numbers_or_nan(self) -> np.ndarray:
         """The entries in float64, with NaN for missing entries. Refuses texts."""
-        return np.where(self.known, self.numbers(), np.nan)
+        return numpy_of(self.known).where(self.known, self.numbers(), np.nan)
 
 
 class Frame:
     """A frame of any library, or a dict of columns. Columns are converted when they are used."""
 
+    _filled: Any = None  # Which of the rows there are, where the frame is a `PaddedRecords`.
+
     def __init__(self, frame: Any, most_rows: int) -> None:
         """Reads names and lengths, but no entries."""
-        self.columns: Mapping[str, Any] = table_of_columns("frame", frame)
+        records = frame.records if isinstance(frame, PaddedRecords) else frame
+        self.columns: Mapping[str, Any] = table_of_columns("frame", records)
         self.slots = most_rows
         lengths = {name: _length(name, leaf) for name, leaf in self.columns.items()}
         if len(set(lengths.values())) > 1:
@@ -71,6 +83,7 @@ class Frame:
                 "most_rows must be enough for every possible table, got"
                 f" {most_rows} for {self.rows}"
             )
+        self._filled = frame.present if isinstance(frame, PaddedRecords) else None
         self._converted: dict[str, Column] = {}
 
     def number(self, name: str, moment: Any) -> float:
@@ -88,6 +101,14 @@ class Frame:
         """The kind of a column of dates, times or durations, such as "dates"; else ""."""
         moments = moments_of(self.columns[name])
         return "" if moments is None else moments.kind
+
+    @property
+    def present(self) -> Any:
+        """Which slots hold a row."""
+        if self._filled is None:
+            return np.arange(self.slots) < self.rows
+        xp = numpy_of(self._filled)
+        return xp.pad(xp.asarray(self._filled), (0, self.slots - self.rows))
 
     @property
     def used(self) -> list[str]:
@@ -117,25 +138,26 @@ class Frame:
 
     def _padded(self, name: str) -> Column:
         entries, found = _exact(f"column {name!r}", self.columns[name])
+        xp = numpy_of(entries)
         known = np.ones(entries.shape, bool) if found is None else found
         if known.shape != (self.rows,):
             raise ValueError(
                 f"column {name!r} must hold one entry for each row, got the shape {known.shape}"
             )
         empty = self.slots - self.rows
-        padded = np.concatenate([entries, np.zeros((empty, *entries.shape[1:]), entries.dtype)])
-        there = np.append(known, np.zeros(empty, bool))
+        padded = xp.concatenate([entries, np.zeros((empty, *entries.shape[1:]), entries.dtype)])
+        there = xp.concatenate([known, np.zeros(empty, bool)])
         return Column(name, padded, there, entries.ndim > 1, found is not None)
 
 
 def _length(name: str, leaf: Any) -> int:
     try:
-        return len(leaf)
+        return leaf.shape[0] if is_column(leaf) else len(leaf)
     except TypeError as error:
         raise TypeError(f"column {name!r} must be a column, got {_checks.shown(leaf)}") from error
 
 
-def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
+def _exact(place: str, leaf: Any) -> tuple[Any, Any]:
     """The entries of a column on the host, and which are present; None if all must be present."""
     # NumPy would choose the dtype by the entries, which are private.
     if isinstance(leaf, (list, tuple)):
@@ -146,8 +168,10 @@ def _exact(place: str, leaf: Any) -> tuple[np.ndarray, np.ndarray | None]:
     found = exact_column(place, leaf)
     check_usable(found)
     if isinstance(found, Texts):
-        words = np.asarray(found.words)
-        return words, np.any(words != 0, axis=-1)
+        words = found.words if _checks.is_traced(found.words) else np.asarray(found.words)
+        return words, numpy_of(words).any(words != 0, axis=-1)
+    if _checks.is_traced(found):
+        return found, ~jnp.isnan(found) if jnp.issubdtype(found.dtype, jnp.floating) else None
     if isinstance(found, Numbers):
         numbers, known = found.on_host()
     else:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
@@ -14,7 +15,7 @@ from dpjax._core._labels import Axis
 from dpjax._core._values import Release
 from dpjax.queries._groups import groups
 from dpjax.queries._totals import LARGEST
-from dpjax.tables._frame import Column, Frame
+from dpjax.tables._frame import Column, Frame, numpy_of
 from dpjax.targets._clamping import increasing
 
 By: TypeAlias = Mapping[str, Any]
@@ -45,8 +46,9 @@ class Cells:
 
     def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
         """These cells, each divided along another axis, which has a code for every slot."""
-        inside = (self.codes >= 0) & (codes >= 0)
-        deeper = np.where(inside, self.codes.astype(np.int64) * len(labels) + codes, -1)
+        inside, xp = (self.codes >= 0) & (codes >= 0), numpy_of(codes)
+        wide = self.codes.astype(np.int64) if xp is np else self.codes
+        deeper = xp.where(inside, wide * len(labels) + codes, -1)
         if self.size * len(labels) > LARGEST:
             raise ValueError(
                 f"keys must make at most {LARGEST} cells, got {self.size} x {len(labels)}"
@@ -83,6 +85,8 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
             f"keys of column {column.name!r} must be {kind}, as in the column, got"
             f" {_checks.shown(keys)}"
         )
+    if _checks.is_traced(column.entries):
+        return _traced_codes(column, keys)
     if column.is_text:
         # Fingerprints are compared as bytes. Equal fingerprints count as equal texts.
         entries, wanted = (_as_bytes(x) for x in (column.entries, fingerprints(keys)))
@@ -95,6 +99,18 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
     place = np.minimum(np.searchsorted(wanted[order], entries), len(keys) - 1)
     found = order[place]
     return np.where(known & (wanted[found] == entries), found, -1).astype(np.int32)
+
+
+def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> Any:
+    """The same of a simulated column, by comparison with every key."""
+    if column.is_text:
+        words = jnp.asarray(fingerprints(keys))
+        equal = jnp.all(column.entries[:, None, :] == words[None], axis=-1)
+    else:
+        groups(column.name, keys)._check_held_by(column.entries.dtype)
+        equal = column.entries[:, None] == jnp.asarray(keys, column.entries.dtype)[None]
+    found = equal & column.known[:, None]
+    return jnp.where(jnp.any(found, axis=1), jnp.argmax(found, axis=1), -1).astype(jnp.int32)
 
 
 def _as_bytes(words: np.ndarray) -> np.ndarray:
@@ -122,12 +138,14 @@ def buckets_of(column: Column, buckets: Sequence[float]) -> tuple[tuple[str, ...
 
     The last bucket includes its upper edge, as in NumPy.
     """
-    edges = increasing("buckets must be at least 2 increasing edges", buckets, least=2)
-    numbers, last = column.numbers(), len(edges) - 2
-    found = np.searchsorted(edges, numbers, side="right") - 1
-    found = np.where(numbers == edges[-1], last, found)
+    public = increasing("buckets must be at least 2 increasing edges", buckets, least=2)
+    numbers, last = column.numbers(), len(public) - 2
+    xp = numpy_of(numbers)
+    edges = xp.asarray(public, numbers.dtype)
+    found = xp.searchsorted(edges, numbers, side="right") - 1
+    found = xp.where(numbers == edges[-1], last, found)
     inside = column.known & (found >= 0) & (found <= last)
-    ends = [f"{edge:g}" if float(f"{edge:g}") == edge else repr(float(edge)) for edge in edges]
+    ends = [f"{edge:g}" if float(f"{edge:g}") == edge else repr(float(edge)) for edge in public]
     labels = [f"[{low}, {high})" for low, high in itertools.pairwise(ends)]
     labels[-1] = labels[-1][:-1] + "]"
-    return tuple(labels), np.where(inside, found, -1).astype(np.int32)
+    return tuple(labels), xp.where(inside, found, -1).astype(np.int32)

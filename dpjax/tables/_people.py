@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core import _checks
 from dpjax._core._records import exact_records
 from dpjax.queries._people import contribution
 from dpjax.queries._truncation import Truncation, checked_truncation
@@ -50,9 +51,8 @@ class People:
         inside = question.present & (question.cells.codes >= 0)
         kept, _ = here.kept(exact, jnp.asarray(inside))
         cells = {name: len(keys) for name, keys in by.items()}
-        return dataclasses.replace(
-            question, present=np.asarray(kept), people=contribution(here, cells)
-        )
+        kept = kept if _checks.is_traced(kept) else np.asarray(kept)
+        return dataclasses.replace(question, present=kept, people=contribution(here, cells))
 
 
 def people_of(

@@ -62,12 +62,16 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
     program = Program.trace("where", total, records)
     # The program does not contain the names of the columns, so they are added to the fingerprint.
     asked = digest(sorted(names), program.fingerprint)
-    return np.asarray(evaluate_alone(records, program=program)), asked
+    found = evaluate_alone(records, program=program)
+    return found if _checks.is_traced(found) else np.asarray(found), asked
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:
     """The columns that a predicate uses."""
     asked = _Asked(frame)
+    if any(map(_checks.is_traced, jax.tree.leaves(dict(frame.columns)))):
+        for name in frame.columns:
+            frame[name]  # Converts a simulated column outside of the trace below.
     with jax.enable_x64(True):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
     if not asked.names:
