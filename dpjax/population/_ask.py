@@ -74,14 +74,15 @@ def posterior(
 
     Formal guarantees:
         Post-processing: prior, model, target and mechanism are public, and only the release comes
-        from the private database. So the guarantee of the release does not change, however its sensitivity was found. The weight of draw j is proportional to the
-        density of the release given f(D_j), where f(D_j) is computed, clamped and rounded as in a
-        release. NaN and failures of host programs become the same public values. So the weighted
-        draws converge to the exact posterior, for every f. The density is that of the ideal noise
-        at the drawn scale: the tables of the noise and the grid of the release change probabilities
-        by less than 1e-3. An average or a regression is computed from noisy sums. The release keeps
-        these, and the density is that of the sums. If the nearest of all simulated databases would
-        need noise that is drawn less than once in a million times, the release is refused.
+        from the private database. So the guarantee of the release does not change, however its
+        sensitivity was found. The weight of draw j is proportional to the density of the release
+        given f(D_j), where f(D_j) is computed, clamped and rounded as in a release. NaN and
+        failures of host programs become the same public values. So the weighted draws converge to
+        the exact posterior, for every f. The density is that of the ideal noise at the drawn scale:
+        the tables of the noise and the grid of the release change probabilities by less than 1e-3.
+        An average or a regression is computed from noisy sums. The release keeps these, and the
+        density is that of the sums. If the nearest of all simulated databases would need noise that
+        is drawn less than once in a million times, the release is refused.
 
         Tempered draws converge to the same posterior. All random numbers that `jax.random` draws
         for a population become functions of normal numbers. The Markov moves of these numbers leave
