@@ -1,14 +1,16 @@
 """Composition of privacy guarantees, and budgets for many releases."""
 
+from dpjax._core._risk import Risk
 from dpjax.accounting._adaptive import PrivacyFilter, PrivacyOdometer
 from dpjax.accounting._compose_at import compose_at
 from dpjax.accounting._compose_events import compose_events
 from dpjax.accounting._composition import compose, group, post_process
 from dpjax.accounting._concentrated import zcdp_to_epsilon
 from dpjax.accounting._distribution_shift import under_distribution_shift
-from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_noise_multiplier
+from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_noise_multiplier, dp_sgd_risk
 from dpjax.accounting._ledger import LedgerReport
 from dpjax.accounting._parallel import Part, Parts, parallel
+from dpjax.accounting._risk import risk
 from dpjax.accounting._share import Share
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "Parts",
     "PrivacyFilter",
     "PrivacyOdometer",
+    "Risk",
     "Sampling",
     "Share",
     "compose",
@@ -24,9 +27,11 @@ __all__ = [
     "compose_events",
     "dp_sgd",
     "dp_sgd_noise_multiplier",
+    "dp_sgd_risk",
     "group",
     "parallel",
     "post_process",
+    "risk",
     "under_distribution_shift",
     "zcdp_to_epsilon",
 ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
+from dpjax._core._losses import TRANSFORMS, LossKind, joint_losses, kind_of_losses
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._values import Guarantee, Mechanism, NeighboringRelation
 from dpjax.accounting._concentrated import guarantee_of
@@ -189,32 +190,17 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
 # For `compose_at`. Gaussian and Laplace noise are composed by their events, other releases by their
 # guarantees.
 
-# Bounds on the accountants' own rounding errors: the relative error of sums of 10^5 terms, and the
-# absolute error of Fourier transforms in delta.
-_ROUNDING, _TRANSFORMS = 1e-9, 1e-15
-# Exponentials would overflow above this. Adding epsilons is as good there.
-_LARGEST_EPSILON = 500.0
+# Bounds the relative rounding error of the accountants' sums, of at most 10^5 terms.
+_ROUNDING = 1e-9
 
 
 def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     """The joint epsilon by privacy loss distributions, whose losses are rounded up."""
     accounting = _checks.extra("dp_accounting", "accounting")
-    distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
-    common = _checks.extra("dp_accounting.pld.common", "accounting")
-    certain = delta * (1 - 1e-6) - _TRANSFORMS
-    largest = max(float(guarantee_of(release).epsilon) for release in releases)
-    if certain <= 0 or largest > _LARGEST_EPSILON:
+    certain = delta * (1 - 1e-6) - TRANSFORMS
+    joint = joint_losses(_counted(releases, accounting))
+    if certain <= 0 or joint is None:
         return math.inf
-    joint = distributions.identity()
-    for (kind, first, second), count in _counted(releases, accounting).items():
-        if kind == "gaussian":
-            one = distributions.from_gaussian_mechanism(first / math.sqrt(count))
-        elif kind == "laplace":
-            one = distributions.from_laplace_mechanism(first).self_compose(count)
-        else:
-            parameters = common.DifferentialPrivacyParameters(first, second)
-            one = distributions.from_privacy_parameters(parameters).self_compose(count)
-        joint = joint.compose(one)
     return _rounded(joint.get_epsilon_for_delta(certain))
 
 
@@ -226,7 +212,7 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
     accounting = _checks.extra("dp_accounting", "accounting")
     accountant = accounting.rdp.RdpAccountant()
     spare = delta
-    for (kind, first, second), count in _counted(releases, accounting).items():
+    for (kind, first, second, _), count in _counted(releases, accounting).items():
         if kind == "gaussian":
             event = accounting.GaussianDpEvent(first)
         elif kind == "laplace":
@@ -240,21 +226,15 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
 
 def _counted(
     releases: Sequence[Mechanism | Guarantee], accounting: ModuleType
-) -> dict[tuple[str, float, float], int]:
-    """How many releases there are of each kind: the kind's name, and two numbers."""
+) -> dict[LossKind, int]:
+    """How many releases there are of each kind."""
     return collections.Counter(_kind(release, accounting) for release in releases)
 
 
-def _kind(release: Mechanism | Guarantee, accounting: ModuleType) -> tuple[str, float, float]:
+def _kind(release: Mechanism | Guarantee, accounting: ModuleType) -> LossKind:
     promised = guarantee_of(release)
-    event: Any = getattr(release, "dp_event", None)
-    if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
-        return "gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0
-    # Some mechanisms have the event of a Laplace mechanism of larger epsilon.
-    laplace = isinstance(event, accounting.LaplaceDpEvent)
-    if laplace and event.noise_multiplier * promised.epsilon > 1 - _ROUNDING:
-        return "laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0
-    return "guarantee", float(promised.epsilon), float(promised.delta)
+    event = getattr(release, "dp_event", None)
+    return kind_of_losses(accounting, event, float(promised.epsilon), float(promised.delta))
 
 
 def _rounded(epsilon: float) -> float:

@@ -17,6 +17,7 @@ from typing import Any
 from dpjax._core import _checks
 from dpjax._core._accuracy import Accuracy
 from dpjax._core._guarantee import concrete
+from dpjax._core._risk import LOSS_OF_TABLES, MASS_OF_TABLES
 from dpjax._core._types import Scalar, Value
 from dpjax._core._values import (
     Guarantee,
@@ -406,9 +407,6 @@ def common_unit(releases: list[Guarantee]) -> str:
     return next(iter(units))
 
 
-# Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
-# dpjax. The certificates in `random/_lattice.py` are smaller.
-_LOSS, _MASS = 2.0**-46, 2.0**-118
 SHARE = 2.0**-10  # The share of delta that pays for the noise tables.
 
 
@@ -425,7 +423,7 @@ def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
     """
     if dims == 0:
         return epsilon, delta
-    loss, missed = _LOSS * dims, _MASS * dims
+    loss, missed = LOSS_OF_TABLES * dims, MASS_OF_TABLES * dims
     grown = epsilon + 2 * loss
     if not grown < 500:
         return math.inf, math.inf

@@ -18,9 +18,14 @@ import scipy
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._risk import Risk, risk_of_losses
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax.accounting._compose_events import AccountingMethod, left_out_orders_hidden
-from dpjax.accounting._loss_distributions import NoEpsilonError, epsilons_by_losses
+from dpjax.accounting._loss_distributions import (
+    NoEpsilonError,
+    composed_losses,
+    epsilons_by_losses,
+)
 from dpjax.random._noise import GAUSSIAN
 
 # Orders of Renyi divergences, densest where the best order lies for most runs.
@@ -154,11 +159,58 @@ def dp_sgd(
     )
 
 
+def dp_sgd_risk(
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    steps: int,
+    dims: int,
+    relation: NeighboringRelation | None = None,
+) -> Risk:
+    """What any attack can learn about one record from all steps of a run of DP-SGD.
+
+    Args:
+        sampling: how batches are drawn.
+        noise_multiplier: z, as for `dp_sgd`.
+        steps: the number of steps.
+        dims: how many numbers get noise in a step.
+        relation: which databases are neighbors, as for `dp_sgd`.
+
+    Returns:
+        A `Risk`, which includes the costs that `dp_sgd` lists.
+
+    Raises:
+        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range, the relation does not fit the sampling, or
+            losses are too large to compute.
+
+    Formal guarantees:
+        Those of `risk`, for the joint distribution of all steps, each of which may depend on the
+        results of earlier steps.
+
+    Source:
+        See `dp_sgd` and `risk`.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.poisson_sampling(1000, batch_size=50)
+        >>> found = dpjax.accounting.dp_sgd_risk(
+        ...     sampling, noise_multiplier=1.5, steps=100, dims=10
+        ... )
+        >>> round(found.advantage, 3), round(found.reconstruction_bound(0.01), 3)
+        (0.141, 0.032)
+    """
+    run = _Run(sampling, steps, 0.5, dims, relation, "pld").checked()
+    return run.risk(_positive("noise_multiplier", noise_multiplier))
+
+
 def dp_sgd_noise_multiplier(
     sampling: Sampling,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     steps: int,
     dims: int,
     relation: NeighboringRelation | None = None,
@@ -166,10 +218,13 @@ def dp_sgd_noise_multiplier(
 ) -> float:
     """The least noise multiplier for which a run of DP-SGD is (epsilon, delta)-DP.
 
+    Or for which no membership attack has more than an advantage: true minus false positive rate.
+
     Args:
         sampling: how batches are drawn.
         epsilon: the epsilon of the guarantee, finite, above 0.
         delta: the delta of the guarantee, in (0, 1).
+        advantage: instead of epsilon and delta, the advantage of `dp_sgd_risk`, in (0, 1).
         steps: the number of steps.
         dims: how many numbers get noise in a step.
         relation: which databases are neighbors, as for `dp_sgd`.
@@ -201,6 +256,17 @@ def dp_sgd_noise_multiplier(
         >>> round(z, 2)
         1.44
     """
+    if advantage is not None:
+        if epsilon is not None or delta is not None or method != "pld":
+            raise ValueError(
+                'advantage must be given alone, with method="pld", got'
+                f" epsilon={epsilon}, delta={delta}, method={method!r}"
+            )
+        return _noise_for_advantage(sampling, advantage, steps, dims, relation)
+    if epsilon is None or delta is None:
+        raise ValueError(
+            f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
+        )
     run = _Run(sampling, steps, delta, dims, relation, method).checked()
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
@@ -226,6 +292,26 @@ def dp_sgd_noise_multiplier(
     # Wide loss intervals are fast, and show where to search with narrow ones.
     about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
     return _least(run.epsilon, target, about)
+
+
+def _noise_for_advantage(
+    sampling: Sampling,
+    advantage: float,
+    steps: int,
+    dims: int,
+    relation: NeighboringRelation | None,
+) -> float:
+    run = _Run(sampling, steps, 0.5, dims, relation, "pld").checked()
+    target = _checks.fraction("advantage", advantage)
+    _checks.host_only("advantage", target, "a concrete number")
+    if run.risk(_MOST_NOISE).advantage > target:
+        raise NoEpsilonError(
+            f"no noise multiplier up to {_MOST_NOISE:g} reaches advantage={target:g} in {steps}"
+            " steps: take fewer steps, a larger advantage, or batches with a larger capacity"
+        )
+    coarse = functools.partial(run.risk, coarseness=_COARSE)
+    about = _least(lambda z: coarse(z).advantage, target, 1.0)
+    return _least(lambda z: run.risk(z).advantage, target, about)
 
 
 class _Drawn(NamedTuple):
@@ -336,6 +422,27 @@ class _Run(NamedTuple):
                 return (epsilon + 2 * self.loss) * _OUTWARD
             epsilon = found * _OUTWARD
         raise NoEpsilonError(self._used_up())
+
+    def risk(self, z: float, *, coarseness: float = 1.0) -> Risk:
+        """The risk of the real run."""
+        sampling, relation = self.sampling, self.relation
+        assert relation is not None
+        joint, lost = composed_losses(
+            sampling.kind,
+            sampling.rate,
+            z,
+            self.steps,
+            replaced=self.replaced,
+            coarseness=coarseness,
+        )
+        return risk_of_losses(
+            joint,
+            basis="losses",
+            relation=relation,
+            loss=self.loss,
+            missed=self.missed,
+            lost=lost,
+        )
 
     def check_within_reach(self, epsilon: float) -> None:
         """Refuses an epsilon at which non-ideal noise and batches would use over a tenth of delta.

@@ -46,6 +46,31 @@ def epsilons_by_losses(
 ) -> Callable[[float], float]:
     """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
 
+    The arguments are those of `composed_losses`.
+    """
+    composed, lost = composed_losses(kind, rate, z, steps, replaced=replaced, coarseness=coarseness)
+
+    def epsilon_at(delta: float) -> float:
+        left = delta * (1 - 1e-6) - lost
+        found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
+        if not math.isfinite(found):
+            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld": use "renyi"')
+        return float(found)
+
+    return epsilon_at
+
+
+def composed_losses(
+    kind: Literal["poisson", "fixed"],
+    rate: float,
+    z: float,
+    steps: int,
+    *,
+    replaced: bool,
+    coarseness: float = 1.0,
+) -> "tuple[PrivacyLossDistribution, float]":
+    """The losses of composed Gaussian mechanisms on sampled batches, and the mass they may lose.
+
     Args:
         kind: the kind of sampling.
         rate: the probability that a record is in a batch.
@@ -79,15 +104,7 @@ def epsilons_by_losses(
             one = _fixed_size(accounting, rate, sigma, interval)
         composed = _self_composed(one, steps)
         lost += steps * _LOST_PER_STEP
-
-    def epsilon_at(delta: float) -> float:
-        left = delta * (1 - 1e-6) - lost
-        found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
-        if not math.isfinite(found):
-            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld": use "renyi"')
-        return float(found)
-
-    return epsilon_at
+    return composed, lost
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:

@@ -8,6 +8,7 @@ import scipy
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._risk import Risk
 from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
@@ -233,7 +234,7 @@ def _at_least(ascending: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 _ROUNDING_OF_BOUND = 1e-14
 
 
-def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
+def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float:
     """Bounds the probability that an attacker guesses one record right from a release.
 
     The record takes one of K values, with equal probabilities. The attacker may know everything
@@ -243,7 +244,8 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
     positive rates.
 
     Args:
-        guarantee: the guarantee of one release, or of several by `dpjax.accounting.compose`.
+        guarantee: the guarantee of one release, or of several by `dpjax.accounting.compose`. Or a
+            `Risk`, such as `mechanism.risk`: its least bound over all epsilons, which is smaller.
         categories: K, at least 2. Under add-or-remove-one it must be 2: present or absent.
 
     Returns:
@@ -268,8 +270,11 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
         >>> import dpjax
         >>> round(dpjax.attacks.guessing_bound(dpjax.Guarantee(1.0)), 4)
         0.7311
+        >>> mechanism = dpjax.gaussian(1.0, epsilon=1.0, delta=1e-6)
+        >>> round(dpjax.attacks.guessing_bound(mechanism.risk), 4)
+        0.5471
     """
-    promised = concrete(guarantee)
+    promised = guarantee if isinstance(guarantee, Risk) else concrete(guarantee)
     others = _checks.integer("categories", categories, least=2) - 1
     if others > 1 and promised.relation is not NeighboringRelation.REPLACE_ONE:
         raise ValueError(
@@ -277,8 +282,12 @@ def guessing_bound(guarantee: Guarantee, *, categories: int = 2) -> float:
             " present or absent"
         )
     # Both terms are divided by e^epsilon, which might overflow.
-    rest = others * math.exp(-float(promised.epsilon))
-    return min(1.0, (1 + rest * float(promised.delta)) / (1 + rest) * (1 + _ROUNDING_OF_BOUND))
+    if isinstance(promised, Risk):
+        epsilons, deltas = promised.epsilons, promised.deltas
+    else:
+        epsilons, deltas = np.array([float(promised.epsilon)]), np.array([float(promised.delta)])
+    rest = others * np.exp(-epsilons)
+    return min(1.0, float(np.min((1 + rest * deltas) / (1 + rest))) * (1 + _ROUNDING_OF_BOUND))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

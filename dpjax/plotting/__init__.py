@@ -2,7 +2,13 @@
 
 from dpjax.plotting._attacks import recovered_fraction, roc_curve
 from dpjax.plotting._population import confidence_set, posterior
-from dpjax.plotting._privacy import audit_curve, gamma_by_record, ledger_history, privacy_profile
+from dpjax.plotting._privacy import (
+    audit_curve,
+    gamma_by_record,
+    ledger_history,
+    privacy_profile,
+    tradeoff,
+)
 from dpjax.plotting._releases import noise, release_with_error, released_function
 from dpjax.plotting._sensitivity import least_pairs, overestimate, sensitivity_ecdf
 from dpjax.plotting._utility import regret_bounds, rehearsal, utility
@@ -24,5 +30,6 @@ __all__ = [
     "released_function",
     "roc_curve",
     "sensitivity_ecdf",
+    "tradeoff",
     "utility",
 ]

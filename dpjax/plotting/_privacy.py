@@ -1,12 +1,13 @@
 """Audits, privacy profiles, gammas of records, and the spending of a ledger."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
+from dpjax._core._risk import Risk
 from dpjax.accounting._ledger import Ledger
 from dpjax.auditing._audit import AuditResult
 from dpjax.auditing._gamma_by_record import RecordGammas
@@ -17,6 +18,7 @@ from dpjax.plotting._axes import (
     SKY,
     VERMILION,
     axes_or_new,
+    ink,
     legend_above,
     style,
     with_unit,
@@ -224,4 +226,49 @@ def ledger_history(ledger: Ledger, *, ax: "Axes | None" = None) -> "Axes":
     ax.set_ylim(-0.04 * budget, 1.1 * budget)
     ax.locator_params(axis="x", integer=True)
     ax.set(xlabel="releases paid for", ylabel="epsilon spent")
+    return legend_above(ax)
+
+
+def tradeoff(risks: Mapping[str, Risk], *, ax: "Axes | None" = None) -> "Axes":
+    """Plots the largest true positive rate of any membership attack at each false positive rate.
+
+    The dashed line is a guess without any release. The largest vertical distance from it is the
+    advantage.
+
+    Args:
+        risks: a `dpjax.accounting.Risk` for each label, such as `mechanism.risk`.
+        ax: the axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError: if the risks are not in a mapping.
+
+    Formal guarantees:
+        No attack has a true positive rate above a curve, as each `Risk` states.
+
+    Source:
+        Dong, Roth and Su, "Gaussian differential privacy" (2022).
+
+    Example:
+        >>> import dpjax
+        >>> mechanism = dpjax.gaussian(1.0, epsilon=1.0, delta=1e-6)
+        >>> by_guarantee = dpjax.accounting.risk(mechanism.guarantee)
+        >>> axes = dpjax.plotting.tradeoff(
+        ...     {"losses": mechanism.risk, "epsilon and delta": by_guarantee}
+        ... )
+        >>> axes.get_ylabel()
+        'true positive rate, at most'
+    """
+    if not isinstance(risks, Mapping) or not all(isinstance(x, Risk) for x in risks.values()):
+        raise TypeError(f"risks must be a mapping from labels to Risk, got {_checks.shown(risks)}")
+    ax = axes_or_new(ax)
+    rates = np.linspace(0, 1, 400)
+    for index, (label, risk) in enumerate(risks.items()):
+        ax.plot(rates, 1 - risk.tradeoff(rates), label=label, **style(index))
+    ax.plot(rates, rates, color=ink(), linestyle="--", label="without a release")
+    ax.set(xlim=(0, 1), ylim=(0, 1.02))
+    ax.set(xlabel="false positive rate", ylabel="true positive rate, at most")
     return legend_above(ax)

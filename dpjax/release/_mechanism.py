@@ -9,13 +9,16 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy
 from dpjax._core._computing_now import computing_now
+from dpjax._core._losses import kind_of_losses
 from dpjax._core._open_ledgers import Drawing
 from dpjax._core._pair_loss import PairLoss
 from dpjax._core._pytree import TreeSpec, changed
+from dpjax._core._risk import MOST_DIMS, Risk, risk_of_kinds
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import (
     Guarantee,
@@ -114,6 +117,50 @@ class SensitivityMechanism(abc.ABC):
         if self.sensitivity.zero_allowed or not self._is_exact:
             return math.inf, 1.0
         return float(self.epsilon) ** 2 / 2 * (1 + 1e-12), float(self.delta)
+
+    @property
+    def risk(self) -> Risk:
+        """What any attack can learn from one release, see `Risk`.
+
+        It uses the loss distribution of Gaussian and Laplace noise, and epsilon and delta of other
+        mechanisms. The tables of the noise are charged for up to 2^20 coordinates;
+        `dpjax.accounting.risk` takes other numbers, and several releases.
+        """
+        accounting = _checks.extra("dp_accounting", "accounting")
+        promised = self.guarantee
+        numbers = promised.epsilon, promised.delta, promised.gamma
+        if any(map(_checks.is_traced, numbers)) or np.ndim(numbers[0]):
+            raise TypeError("risk is of one mechanism with known parameters: ask outside of jit")
+        epsilon, delta, gamma = map(float, numbers)
+        kind = kind_of_losses(accounting, self.dp_event, epsilon, delta)
+        return risk_of_kinds(((kind, 1),), promised.relation, gamma, MOST_DIMS)
+
+    @property
+    def advantage(self) -> float:
+        """The largest true minus false positive rate of a membership attack on one release."""
+        return self.risk.advantage
+
+    def tradeoff(self, false_positive_rate: ArrayLike) -> np.ndarray:
+        """The least false negative rate of any membership attack on one release.
+
+        Args:
+            false_positive_rate: in [0, 1], any shape.
+
+        Returns:
+            An array of the same shape, rounded down.
+        """
+        return self.risk.tradeoff(false_positive_rate)
+
+    def reconstruction_bound(self, prior: float) -> float:
+        """Bounds how often an attacker reconstructs a record from one release.
+
+        Args:
+            prior: the largest probability of success without the release, in [0, 1].
+
+        Returns:
+            The largest probability of success with it, rounded up.
+        """
+        return self.risk.reconstruction_bound(prior)
 
     def pair_loss(self, value: Value) -> PairLoss:
         """How much a release loses on one pair of databases, for `dpjax.privacy_profile`.

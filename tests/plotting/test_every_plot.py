@@ -78,6 +78,7 @@ PLOTS = {
     "overestimate": lambda ax, _: plotting.overestimate(POINTS, lambda u: 1 + u, ax=ax),
     "posterior": lambda ax, _: plotting.posterior(POSTERIOR, unit="mm", ax=ax),
     "privacy_profile": lambda ax, _: plotting.privacy_profile(PROFILE, ax=ax),
+    "tradeoff": lambda ax, _: plotting.tradeoff({"a release": LAPLACE.risk}, ax=ax),
     "recovered_fraction": lambda ax, _: plotting.recovered_fraction(
         [0.1, 1.0], {"a": [1.0, 0.8], "b": [0.9, 0.7]}, guarantee=LAPLACE.guarantee, ax=ax
     ),

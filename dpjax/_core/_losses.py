@@ -1,0 +1,63 @@
+"""The privacy loss distribution of several releases, by dp-accounting."""
+
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from dpjax._core import _checks
+
+# Bounds on the accountants' own rounding errors: the relative error of sums of 10^5 terms, and the
+# absolute error of Fourier transforms in delta.
+_ROUNDING, TRANSFORMS = 1e-9, 1e-15
+# Exponentials would overflow above this. Adding epsilons is as good there.
+LARGEST_EPSILON = 500.0
+
+
+class LossKind(NamedTuple):
+    """The loss distribution of one release: "gaussian", "laplace" or "guarantee", and two numbers.
+
+    Attributes:
+        name: the name.
+        first: the noise multiplier, or the epsilon of a guarantee.
+        second: the delta of a guarantee, or 0.
+        epsilon: the epsilon of the guarantee.
+    """
+
+    name: str
+    first: float
+    second: float
+    epsilon: float
+
+
+def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: float) -> LossKind:
+    """The loss distribution by an event of dp-accounting, or else by epsilon and delta."""
+    if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
+        return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
+    # Some mechanisms have the event of a Laplace mechanism of larger epsilon.
+    laplace = isinstance(event, accounting.LaplaceDpEvent)
+    if laplace and event.noise_multiplier * epsilon > 1 - _ROUNDING:
+        return LossKind("laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
+    return LossKind("guarantee", epsilon, delta, epsilon)
+
+
+def joint_losses(kinds: Mapping[LossKind, int]) -> Any:
+    """The joint distribution of releases, by their kinds and counts; None where losses overflow.
+
+    Its losses are rounded up.
+    """
+    distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
+    common = _checks.extra("dp_accounting.pld.common", "accounting")
+    if max(kind.epsilon for kind in kinds) > LARGEST_EPSILON:
+        return None
+    joint = distributions.identity()
+    for (name, first, second, _), count in kinds.items():
+        if name == "gaussian":
+            one = distributions.from_gaussian_mechanism(first / math.sqrt(count))
+        elif name == "laplace":
+            one = distributions.from_laplace_mechanism(first).self_compose(count)
+        else:
+            parameters = common.DifferentialPrivacyParameters(first, second)
+            one = distributions.from_privacy_parameters(parameters).self_compose(count)
+        joint = joint.compose(one)
+    return joint

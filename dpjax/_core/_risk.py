@@ -1,0 +1,200 @@
+"""What an attacker can learn, from the whole distribution of the privacy loss."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import numpy as np
+import scipy
+from numpy.typing import ArrayLike
+
+from dpjax._core import _checks
+from dpjax._core._guarantee import NeighboringRelation
+from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_losses
+
+# Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
+# dpjax. The certificates in `random/_lattice.py` are smaller.
+LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
+# How many coordinates of noise are charged for where the number is not known.
+MOST_DIMS = 2**20
+_POINTS = 2000  # Of the privacy profile. Every point is a valid bound, and more points are tighter.
+_LEAST_DELTA = 1e-13
+_OUTWARD = 1 + 1e-9
+
+Basis = Literal["losses", "epsilon and delta"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Risk:
+    """Bounds on what any attack can learn about one record from releases.
+
+    They hold for the worst pair of neighboring databases, and for an attacker who knows all other
+    records. They use the whole distribution of the privacy loss, so they are tighter than bounds by
+    one epsilon and delta.
+
+    Attributes:
+        epsilons: from 0 upward.
+        deltas: for each epsilon, an upper bound on the least delta with (epsilon, delta)-DP.
+        basis: "losses", or "epsilon and delta" where no loss distribution is known for some
+            release, so that its guarantee alone is used.
+        relation: which databases are neighbors.
+        gamma: the fraction of pairs that sampled sensitivities do not cover.
+
+    Formal guarantees:
+        Each (epsilon, delta) gives two lines below the trade-off curve: a test with the false
+        positive rate x has a false negative rate of at least 1 - delta - e^epsilon x and of at
+        least e^-epsilon (1 - delta - x). Methods use the best line, so a coarse grid is valid.
+        Results are rounded toward more risk. Where gamma is above 0, they hold for all pairs but
+        this fraction.
+    """
+
+    epsilons: np.ndarray
+    deltas: np.ndarray
+    basis: Basis
+    relation: NeighboringRelation
+    gamma: float = 0.0
+
+    @property
+    def advantage(self) -> float:
+        """The largest difference between true and false positive rates of a membership attack."""
+        return float(self.deltas[0])
+
+    def tradeoff(self, false_positive_rate: ArrayLike) -> np.ndarray:
+        """The least false negative rate of any test between two neighboring databases.
+
+        Args:
+            false_positive_rate: in [0, 1], any shape.
+
+        Returns:
+            An array of the same shape, rounded down. One minus it bounds the true positive rate.
+
+        Raises:
+            ValueError: if a rate is out of range.
+        """
+        x = np.asarray(false_positive_rate, float)
+        if not np.all((x >= 0) & (x <= 1)):
+            raise ValueError(
+                f"false_positive_rate must be in [0, 1], got {_checks.shown(false_positive_rate)}"
+            )
+        known = 1 - self.deltas
+        found = [_least_error(one, self.epsilons, known) for one in x.ravel()]
+        return np.reshape(found, x.shape)
+
+    def reconstruction_bound(self, prior: float) -> float:
+        """Bounds how often an attacker reconstructs a record.
+
+        Args:
+            prior: the largest probability of success without the releases, in [0, 1]: of the best
+                guess that does not use them. For K equally likely values of a record it is 1 / K.
+
+        Returns:
+            The largest probability of success with the releases, rounded up.
+
+        Raises:
+            TypeError: if the prior is not a number.
+            ValueError: if it is out of range.
+        """
+        prior = float(_checks.finite("prior", prior))
+        if not 0 <= prior <= 1:
+            raise ValueError(f"prior must be in [0, 1], got {prior}")
+        return float(1 - self.tradeoff(prior))
+
+    def __repr__(self) -> str:
+        return f"Risk(advantage={self.advantage:.6g}, by {self.basis}, under {self.relation})"
+
+
+def _least_error(x: float, epsilons: np.ndarray, known: np.ndarray) -> float:
+    steep = known - np.exp(np.minimum(epsilons, 700.0)) * x
+    flat = np.exp(-epsilons) * (known - x)
+    return max(0.0, float(np.max(np.maximum(steep, flat))) - 1e-12)
+
+
+def risk_of_losses(
+    joint: Any,
+    *,
+    basis: Basis,
+    relation: NeighboringRelation,
+    gamma: float = 0.0,
+    loss: float = 0.0,
+    missed: float = 0.0,
+    lost: float = 0.0,
+) -> Risk:
+    """The risk of ideal releases, charged for the difference to real ones.
+
+    Args:
+        joint: the loss distribution of the ideal releases; None if no bound is known.
+        basis: as in `Risk`.
+        relation: as in `Risk`.
+        gamma: as in `Risk`.
+        loss: densities of real and ideal releases are within a factor e^loss, outside of a mass.
+        missed: this mass.
+        lost: bounds the mass that convolutions lose.
+    """
+    if joint is None:
+        return Risk(np.zeros(1), np.ones(1), basis, relation, gamma)
+    # At the largest epsilons, a delta that never vanishes is left.
+    left = float(joint.get_delta_for_epsilon(LARGEST_EPSILON))
+    largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
+    ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
+    found = np.asarray(joint.get_delta_for_epsilon(ideal)) * _OUTWARD + TRANSFORMS + lost
+    return Risk(*_charged(ideal, found, loss, missed), basis, relation, gamma)
+
+
+def _charged(
+    ideal: np.ndarray, deltas: np.ndarray, loss: float, missed: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilons and deltas of drawn noise, by the formula of `charged` in `accounting`.
+
+    The first epsilon stays 0: (e, delta)-DP has at most delta + tanh(e / 2) there.
+    """
+    epsilons = ideal + 2 * loss
+    drawn = deltas * math.exp(loss) + missed * (1 + np.exp(epsilons))
+    first = drawn[0] + math.tanh(loss) * (1 + 1e-12)
+    epsilons, drawn = np.append(0.0, epsilons), np.append(first, drawn)
+    return epsilons, np.minimum(drawn, 1.0)
+
+
+@functools.lru_cache(64)  # Methods of a mechanism ask again and again, for a second each time.
+def risk_of_kinds(
+    kinds: tuple[tuple[LossKind, int], ...],
+    relation: NeighboringRelation,
+    gamma: float,
+    dims: int,
+) -> Risk:
+    """The risk of releases by their kinds and counts, each with noise in at most `dims` numbers."""
+    noisy = [kind.name != "guarantee" for kind, _ in kinds]
+    basis: Basis = "losses" if all(noisy) else "epsilon and delta"
+    ((first, count), *others) = kinds
+    if not others and count == 1 and first.name == "guarantee" and first.epsilon <= LARGEST_EPSILON:
+        return _risk_of_one(first.epsilon, first.second, relation, gamma)
+    drawn = dims * sum(count for one, (_, count) in zip(noisy, kinds, strict=True) if one)
+    loss, missed = drawn * LOSS_OF_TABLES, drawn * MASS_OF_TABLES
+    if all(kind.name == "gaussian" and kind.epsilon <= LARGEST_EPSILON for kind, _ in kinds):
+        mu = math.sqrt(sum(count / kind.first**2 for kind, count in kinds))
+        ideal = np.linspace(0.0, min(LARGEST_EPSILON, mu * (mu / 2 + 8)), _POINTS)
+        profile = _charged(ideal, _deltas_of_gaussian(mu, ideal), loss, missed)
+        return Risk(*profile, basis, relation, gamma)
+    joint = joint_losses(dict(kinds))
+    return risk_of_losses(
+        joint, basis=basis, relation=relation, gamma=gamma, loss=loss, missed=missed
+    )
+
+
+def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
+    """The least deltas of normal noise whose mean moves by mu standard deviations, rounded up."""
+    above = scipy.special.ndtr(mu / 2 - epsilons / mu)
+    below = np.exp(epsilons + scipy.special.log_ndtr(-mu / 2 - epsilons / mu))
+    return np.maximum(above - below, 0.0) + 1e-12
+
+
+def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
+    """The risk of one guarantee: that of randomized response, which fails with probability delta.
+
+    It dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).
+    """
+    epsilons = np.linspace(0.0, epsilon, 64)
+    # (e^epsilon - e^x) / (e^epsilon + 1), without overflow.
+    excess = -np.expm1(epsilons - epsilon) / (1 + math.exp(-epsilon))
+    deltas = np.minimum((delta + (1 - delta) * excess) * (1 + 1e-12), 1.0)
+    return Risk(epsilons, deltas, "epsilon and delta", relation, gamma)
