@@ -31,6 +31,7 @@ from dpjax.proving._value import (
     flushed,
     over,
     result_of,
+    stretched,
 )
 
 _LARGEST_EXPONENT = 64
@@ -214,16 +215,21 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     most u |y log x|, where u is the unit roundoff.
     """
     dtype = x.dtype
+    if x.is_known and x.low.size == 1 and exponent.dtype == dtype:
+        return _exponential(float(x.low.flat[0]), stretched(exponent, x.shape or exponent.shape))
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
-        raise RefusalError("a power has a rule where its exponent is one public float")
-    if x.low.min() < rounding.SMALLEST_DENOMINATOR or exponent.low.size != 1:
+        raise RefusalError("a power has a rule where its exponent or base is one public float")
+    y = float(exponent.low.flat[0])
+    if exponent.shape or exponent.low.size != 1 or not abs(y) <= _LARGEST_EXPONENT:
+        raise RefusalError(f"a power of this form has no rule, with exponent {y:.3g}")
+    least = float(x.low.min())
+    if y > 0 and 0 <= least < rounding.SMALLEST_DENOMINATOR:
+        return _power_from_zero(x, y)
+    if least < rounding.SMALLEST_DENOMINATOR:
         raise RefusalError(
-            f"the base of a power lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be 0 or"
+            f"the base of a power lies in [{least:.3g}, {x.high.max():.3g}] and may be 0 or"
             " negative: clamp it from below, as by jnp.maximum"
         )
-    y = float(exponent.low.flat[0])
-    if exponent.shape or not abs(y) <= _LARGEST_EXPONENT:
-        raise RefusalError(f"a power of this form has no rule, with exponent {y:.3g}")
     ends = x.low**y, x.high**y
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
@@ -235,6 +241,68 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     # This covers the exponential of an error, and the rounding of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
+
+
+def _power_from_zero(x: Abstract, y: float) -> Abstract:
+    """x^y for x >= 0 and y > 0.
+
+    Let |a - b| <= d. If y < 1, the power is concave, so it moves by at most (low + d)^y - low^y. If
+    y >= 1, it is convex, so it moves by at most high^y - (high - d)^y. A number that is flushed to
+    0 has a power up to tiny^y.
+    """
+    tiny = rounding.tiny(x.dtype)
+    low, high = x.low**y, x.high**y
+    logs = max(abs(math.log(tiny)), abs(math.log(float(x.high.max()) + tiny)))
+    units = 2 * rounding.elementary(x.dtype) + 16 * y * (logs + 1)
+    theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
+    if not np.isfinite(high).all() or theta > 2.0**-4:
+        raise RefusalError("the power may overflow: rescale")
+    error = theta * high + (2 * tiny) ** y + 4 * tiny
+    lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
+
+    def apart(d: Array | float) -> Array:
+        if y < 1:
+            moved = (lowest + d) ** y - lowest**y
+            # The difference of two powers is off by their rounding on the host.
+            moved = moved + 2.0**-50 * (lowest + d) ** y
+        else:
+            moved = highest**y - np.maximum(highest - d, 0.0) ** y + 2.0**-50 * highest**y
+        return rounding.up(rounding.up(moved + 2 * over(error, x.axis)))
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each > 0, apart(d.each), 0.0), math.inf, math.inf
+
+    low, high = rounding.widened(low, high, error)
+    return result_of(x, np.maximum(low, 0.0), high, moved, apart=float(apart(x.apart).max()))
+
+
+def _exponential(base: float, x: Abstract) -> Abstract:
+    """b^x for a public b > 0, as exp(x log b): steepest where it is largest."""
+    if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
+        raise RefusalError(f"a power of the base {base:.3g} has no rule: use one in [1e-9, 1e9]")
+    slope = abs(math.log(base))
+    if slope * float(x.magnitude.max()) > 40:
+        raise RefusalError("the power may overflow: rescale")
+    ends = base**x.low, base**x.high
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    units = 2 * rounding.elementary(x.dtype) + 16 * (slope * x.magnitude + 1)
+    theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
+    gain = rounding.up(slope * high * (1 + 2.0**-30)) + 2.0**-500
+    found = lipschitz((x,), (low, high), (gain,), relative=theta)
+    slip = 2 * rounding.up(over(theta * high + 4 * rounding.tiny(x.dtype) * (1 + gain), x.axis))
+    top = over(high, x.axis)
+
+    def curved(d: Difference) -> Array:
+        moved = -top * np.expm1(-slope * d.each) * (1 + 2.0**-30) + 2.0**-500
+        return np.where(d.each > 0, moved + slip, 0.0)
+
+    return _capped(found, (x,), curved)
+
+
+def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
+    """2^x."""
+    _check(x, accuracy)
+    return _exponential(2.0, x)
 
 
 def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:

@@ -92,6 +92,7 @@ OPERATIONS: dict[str, Operation] = {
     "square": Operation(elementwise.SQUARE, at_one_place, POWER, instead=_CENTERED),
     "integer_pow": Operation(elementwise.integer_power, at_one_place, POWER, instead=_CENTERED),
     "pow": Operation(elementwise.power, at_one_place, POWER),
+    "exp2": Operation(elementwise.exp2, at_one_place),
     "max": Operation(partial(elementwise.extremum, largest=True), at_one_place, MOVES),
     "min": Operation(partial(elementwise.extremum, largest=False), at_one_place, MOVES),
     "clamp": Operation(elementwise.clamp, at_one_place, MOVES),
@@ -138,6 +139,13 @@ OPERATIONS: dict[str, Operation] = {
     "reduce_or": Operation(partial(reductions.any_or_all, largest=True), slots.reduced),
     "reduce_and": Operation(partial(reductions.any_or_all, largest=False), slots.reduced),
     "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES),
+    "cummax": Operation(partial(reductions.cumulative_extremum, largest=True), slots.accumulated,
+                        MOVES),
+    "cummin": Operation(partial(reductions.cumulative_extremum, largest=False), slots.accumulated,
+                        MOVES),
+    "top_k": Operation(reductions.top_k, merging=MOVES),
+    "argmax": Operation(reductions.place_of_extremum, slots.chosen, NEVER_UNDONE, remedy=_SCORES),
+    "argmin": Operation(reductions.place_of_extremum, slots.chosen, NEVER_UNDONE, remedy=_SCORES),
     "sort": Operation(reductions.sort, slots.ordered, MOVES),
     "dot_general": Operation(reductions.contract, slots.multiplied, CONTRACTION,
                              slots.tight_products, narrow=True),
@@ -164,14 +172,17 @@ OPERATIONS: dict[str, Operation] = {
     "gather": Operation(places.gather, slots.gathered, _LOOKUP, slots.tight_lookup),
     "scatter-add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
     "scatter_add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
+    "scatter-max": Operation(partial(places.scatter_extremum, largest=True), slots.scattered,
+                             PLACES),
+    "scatter-min": Operation(partial(places.scatter_extremum, largest=False), slots.scattered,
+                             PLACES),
+    "scatter": Operation(places.scatter_set, slots.scattered, PLACES),
     # Loops. `scan` is a walk of its body: _loops.py.
     "scan": Operation(remedy=_STEPS, instead=_FEWER),
     "while": Operation(remedy=_WHILE),
     # No rule.
     "cond": Operation(remedy="choose with jnp.where"),
     "pure_callback": Operation(remedy="write it in JAX, or sample it"),
-    "argmax": Operation(remedy=_SCORES),
-    "argmin": Operation(remedy=_SCORES),
 }
 # fmt: on
 

@@ -7,16 +7,27 @@ from typing import Any
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._layout import check_inside, check_places, place, squeeze
+from dpjax.proving._layout import check_inside, check_places
 from dpjax.proving._reductions import is_exact
-from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, make
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    RefusalError,
+    as_dense,
+    make,
+    result_of,
+)
 
 _MOST_ROWS = 128
+# A public index may be known up to so many places.
+_MOST_OPEN = 4
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
     """Entries of an array at a public index, or rows of a public table at private ones."""
-    rule = _take if index.is_known and not x.is_public else _look_up
+    rule = _take if index.is_public and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
 
@@ -72,20 +83,155 @@ def _look_up(
 def _take(
     x: Abstract, index: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """All entries at one public index of an axis, such as an order statistic of sorted records."""
+    """All entries at public indices of an axis, such as order statistics of sorted records.
+
+    An index may be known up to a few places, because the program computes it in floats. It is the
+    same on both databases. If an entry is taken m times, moves grow m times in l1, and sqrt(m)
+    times in l2.
+    """
     axes = tuple(dimension_numbers.start_index_map)
     sizes = [1 if k in axes else s for k, s in enumerate(x.shape)]
-    plain = index.shape == (1,) and len(axes) == 1 and list(slice_sizes) == sizes
-    rest = tuple(range(len(x.shape) - 1))
-    plain = plain and _form_of(dimension_numbers) == (axes, axes, (), rest)
-    if not plain:
-        raise RefusalError(
-            "a gather of this form has no rule: take one index along one axis, as x[:, 2]"
-        )
-    start, axis = int(index.low.flat[0]), axes[0]
+    plain = index.shape[-1:] == (1,) and len(index.shape) <= 2 and len(axes) == 1
+    rank, rows = len(x.shape) + len(index.shape) - 2, tuple(dimension_numbers.offset_dims)
+    plain = plain and list(slice_sizes) == sizes and len(rows) == len(x.shape) - 1
+    if not plain or _form_of(dimension_numbers)[:3] != (axes, axes, ()):
+        raise RefusalError("a gather of this form has no rule: take indices along one axis")
+    (axis,) = axes
     check_places(index, x.shape[axis])
-    check_inside(start, start, x.shape[axis])
-    return squeeze(place(x, axis, start), axes)
+    first, last = (
+        np.broadcast_to(end, index.shape).ravel().astype(int) for end in (index.low, index.high)
+    )
+    check_inside(first.min(), last.max(), x.shape[axis])
+    width = int((last - first).max())
+    if width > _MOST_OPEN:
+        raise RefusalError("a public index is not known: compute it by NumPy")
+    if x.axis == axis:
+        x = as_dense(x)
+    where = set(range(rank)) - set(rows)
+    covered = [((first <= k) & (k <= last)).sum() for k in range(first.min(), last.max() + 1)]
+    most = float(max(covered))
+
+    def move(array: np.ndarray, pick: Any) -> np.ndarray:
+        places = [np.minimum(first + k, last) for k in range(width + 1)]
+        one = array.shape[axis] == 1
+        taken = pick([array if one else array.take(k, axis) for k in places], axis=0)
+        return np.moveaxis(taken, axis, min(where)) if where else np.squeeze(taken, axis)
+
+    def moved(d: Difference) -> Moves:
+        l1, l2 = rounding.up(d.l1 * most), rounding.up(d.l2 * math.sqrt(most))
+        return move(d.each, np.max), float(l1), float(l2)
+
+    order = [k for k in range(len(x.shape)) if k != axis]
+    shape = [len(first)] * rank
+    for row, k in zip(rows, order, strict=True):
+        shape[row] = x.shape[k]
+    ends, axis_after = (move(x.low, np.min), move(x.high, np.max)), None
+    if x.axis is not None:
+        axis_after = rows[order.index(x.axis)]
+    kept: Any = {"shape": shape, "axis": axis_after, "whole": x.whole, "apart": x.apart}
+    return result_of(x, *ends, moved, **kept)
+
+
+def _check_scatter(
+    start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
+) -> tuple[tuple[int, ...], int]:
+    """The shape of a row that each record brings, and the number of places.
+
+    Raises:
+        RefusalError: if it is no scatter of one number or row of each record to one place.
+    """
+    n, axes = updates.shape[0], places.shape[-1]
+    size, leading = start.shape[axes:], start.shape[:axes]
+    plain = (
+        updates.shape == (n, *size)
+        and places.shape == (n, axes)
+        and tuple(numbers.update_window_dims) == tuple(range(1, len(updates.shape)))
+        and tuple(numbers.inserted_window_dims) == tuple(range(axes))
+        and tuple(numbers.scatter_dims_to_operand_dims) == tuple(range(axes))
+        and tuple(numbers.operand_batching_dims) == ()
+    )
+    if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
+        raise RefusalError(
+            "a scatter of this form has no rule: add one number or row per record to one place"
+        )
+    check_places(places, max(leading))
+    if start.dtype != updates.dtype:
+        raise RefusalError("a scatter of these dtypes has no rule")
+    public = places.is_public and updates.is_public
+    by_record = places.others.is_zero and updates.others.is_zero
+    if not public and not (by_record and 0 in (places.axis, updates.axis)):
+        raise RefusalError("indices or numbers that depend on several records have no rule")
+    highest = np.broadcast_to(places.high, (*places.high.shape[:-1], axes)).max(axis=0)
+    inside = places.low.min() >= 0 and (highest < np.array(leading)).all()
+    mode = str(getattr(mode, "name", mode)).lower()
+    if not inside and mode not in ("fill_or_drop", "clip"):
+        raise RefusalError("an index may be out of bounds: clip the index")
+    return size, math.prod(leading)
+
+
+def scatter_extremum(
+    start: Abstract, places: Abstract, updates: Abstract, *, largest: bool,
+    dimension_numbers: Any, mode: Any, unique_indices: bool = False,
+    indices_are_sorted: bool = False, **_: Any,
+) -> Abstract:  # fmt: skip
+    """The largest or least number of the records at each place, as in `jax.ops.segment_max`.
+
+    A record that leaves its place changes the extremum there, and one that joins another place
+    changes that. So at most two rows move, each within its range. If the place stays, a row moves
+    by at most as much as the record.
+    """
+    if unique_indices or indices_are_sorted:
+        raise RefusalError("a promise about private indices has no rule: leave it out")
+    size, _ = _check_scatter(start, places, updates, dimension_numbers, mode)
+    axes = len(start.shape) - len(size)
+    if not start.is_finite:
+        raise RefusalError(
+            "a place without records would be infinite: start at a public number, as by"
+            " jnp.zeros(k).at[i].max(x), or take jnp.maximum of the result and a number"
+        )
+    row = (1,) * axes + tuple(size)
+    low, high = updates.low.min(axis=0), updates.high.max(axis=0)
+    low, high = (np.broadcast_to(end, size).reshape(row) for end in (low, high))
+    ends = start.low, np.maximum(start.high, high)
+    if not largest:
+        ends = np.minimum(start.low, low), start.high
+    d, flush = updates.changed, 0.0 if updates.whole and start.whole else 1.0
+    flush *= 4 * rounding.tiny(updates.dtype)
+    width = np.max(ends[1] - ends[0], axis=tuple(range(axes)), keepdims=True)
+    each = np.minimum(np.broadcast_to(d.each.max(axis=0), size).reshape(row), width)
+    l1, l2 = min(d.l1, float(rounding.up(each.sum()))), min(d.l2, rounding.norm2(each))
+    if not places.is_public:
+        each = np.broadcast_to(width, row)
+        l1 = max(l1, 2 * float(rounding.up(each.sum())))
+        l2 = max(l2, math.sqrt(2) * (1 + 2.0**-40) * rounding.norm2(each))
+    each = np.where(each > 0, rounding.up(each + flush), 0.0)
+    count = math.prod(start.shape) * flush
+    moved = each, float(rounding.up(l1 + count)), float(rounding.up(l2 + count))
+    single = Pending(single=updates.shape[0] == 1)
+    return make(
+        start.shape, start.dtype, *ends, None, moved, moved,
+        whole=start.whole and updates.whole, pending=single,
+    )  # fmt: skip
+
+
+def scatter_set(
+    start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
+    unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
+) -> Abstract:  # fmt: skip
+    """One public number, written at a place of each record. Of two numbers either might be last."""
+    known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
+    if not known or not start.is_known:
+        raise RefusalError(
+            "which of two records writes last is not known: write one public number, or use"
+            " .at[i].max(x)"
+        )
+    number = float(updates.low.flat[0])
+    kept: Any = {"dimension_numbers": dimension_numbers, "mode": mode}
+    kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
+    ends = np.minimum(start.low, number), np.maximum(start.high, number)
+    # A row holds its start or the number. So it moves within `ends`, as a row of extrema does.
+    reach = dataclasses.replace(start, low=ends[0], high=ends[1])
+    return scatter_extremum(reach, places, updates, largest=True, **kept)
 
 
 def scatter_add(
@@ -101,30 +247,9 @@ def scatter_add(
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
-    n, size, bins, dtype = updates.shape[0], start.shape[1:], start.shape[0], start.dtype
-    plain = (
-        updates.shape == (n, *size)
-        and places.shape == (n, 1)
-        and tuple(dimension_numbers.update_window_dims) == tuple(range(1, len(updates.shape)))
-        and tuple(dimension_numbers.inserted_window_dims) == (0,)
-        and tuple(dimension_numbers.scatter_dims_to_operand_dims) == (0,)
-        and tuple(dimension_numbers.operand_batching_dims) == ()
-    )
-    if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
-        raise RefusalError(
-            "a scatter of this form has no rule: add one number or row per record to one axis"
-        )
-    check_places(places, bins)
-    if dtype != updates.dtype:
-        raise RefusalError("a scatter of these dtypes has no rule")
-    public = places.is_public and updates.is_public
-    by_record = places.others.is_zero and updates.others.is_zero
-    if not public and not (by_record and 0 in (places.axis, updates.axis)):
-        raise RefusalError("indices or numbers that depend on several records have no rule")
-    inside = places.low.min() >= 0 and places.high.max() < bins
-    mode = str(getattr(mode, "name", mode)).lower()
-    if not inside and mode not in ("fill_or_drop", "clip"):
-        raise RefusalError("an index may be out of bounds: clip the index")
+    size, bins = _check_scatter(start, places, updates, dimension_numbers, mode)
+    n, dtype = updates.shape[0], start.dtype
+    axes = len(start.shape) - len(size)
     first = float(start.magnitude.max())
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
@@ -145,14 +270,22 @@ def scatter_add(
         row = min(updates.l2_of_row, float(rounding.up(rounding.norm2(largest))))
         l2 = max(l2, math.sqrt(2) * (1 + 2.0**-40) * row)
         each = np.maximum(each, largest)
+
+    def put(row: np.ndarray) -> np.ndarray:
+        """Bounds on a row, for all places."""
+        return row.reshape((1,) * axes + row.shape[1:])
+
     moved = (
-        rounding.up(each + 2 * one),
+        put(rounding.up(each + 2 * one)),
         float(rounding.up(l1 + 2 * all_.sum())),
         float(rounding.up(l2 + 2 * rounding.norm2(np.minimum(all_, one * math.sqrt(bins))))),
     )
     low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
-    low, high = start.low + n * np.minimum(low, 0.0), start.high + n * np.maximum(high, 0.0)
-    ends = rounding.widened(low, high, rounding.up(one + 2.0**-48 * sizes * (not whole)))
+    low, high = (
+        end + n * put(pick(row, 0.0))
+        for end, row, pick in ((start.low, low, np.minimum), (start.high, high, np.maximum))
+    )
+    ends = rounding.widened(low, high, put(rounding.up(one + 2.0**-48 * sizes * (not whole))))
     found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
     pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
     return dataclasses.replace(found, pending=pending)

@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._choices import BOOL
+from dpjax.proving._choices import BOOL, convert
 from dpjax.proving._elementwise import multiply
-from dpjax.proving._layout import along, broadcast, transpose
+from dpjax.proving._layout import along, broadcast, place, transpose
 from dpjax.proving._pending import PRODUCT, carried, flattened
 from dpjax.proving._value import (
     Abstract,
@@ -233,6 +233,45 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
     return result_of(dense, *ends, moved, **kept)
 
 
+def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: Any) -> Abstract:
+    """The index of a largest or least entry. It may be any other one if an entry moves."""
+    if x.axis in axes:
+        raise RefusalError("the number of a record has no rule")
+    shape, axis = axes_after(x, axes)
+    dtype = np.dtype(index_dtype)
+    last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
+
+    def moved(d: Difference) -> Moves:
+        return np.where(d.each.max(tuple(axes)) > 0, last, 0.0), math.inf, math.inf
+
+    kept = {"shape": shape, "axis": axis, "dtype": dtype, "whole": True}
+    return result_of(x, 0 * last, last, moved, **kept)
+
+
+def cumulative_extremum(
+    x: Abstract, axis: int, reverse: bool, *, largest: bool, **_: Any
+) -> Abstract:
+    """The largest entries so far move by at most the largest move so far."""
+    check_surrounded(x, [axis], -math.inf if largest else math.inf)
+    dense = as_dense(x) if x.axis == axis else x
+    pick = np.maximum if largest else np.minimum
+    flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
+
+    def running(array: np.ndarray, pick: Any) -> np.ndarray:
+        if array.shape[axis] == 1:
+            return array
+        turned = np.flip(array, axis) if reverse else array
+        found = pick.accumulate(turned, axis)
+        return np.flip(found, axis) if reverse else found
+
+    def moved(d: Difference) -> Moves:
+        each = running(d.each, np.maximum)
+        return np.where(each > 0, each + flush, 0.0), math.inf, math.inf
+
+    ends = running(x.low, pick), running(x.high, pick)
+    return result_of(dense, *ends, moved, whole=x.whole, apart=x.apart + flush)
+
+
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
     """Logical or and and of booleans are their maximum and minimum."""
     if x.dtype != BOOL:
@@ -247,6 +286,25 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
     """
     if others:
         raise RefusalError("a sort of several arrays has no rule")
+    return _sorted(x, dimension)
+
+
+def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
+    """The k largest numbers are the first ones of sorted numbers; their indices may be any."""
+    axis = axis % len(x.shape)
+    values = place(_sorted(x, axis), axis, 0, k)
+    last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)
+    dense = as_dense(x) if x.axis == axis else x
+
+    def moved(d: Difference) -> Moves:
+        each = np.where(d.each.max(axis, keepdims=True) > 0, last, 0.0)
+        return each, math.inf, math.inf
+
+    kept: Any = {"shape": values.shape, "dtype": np.dtype(np.int32), "whole": True}
+    return [values, result_of(dense, 0 * last, last, moved, **kept)]
+
+
+def _sorted(x: Abstract, dimension: int) -> Abstract:
     low = np.broadcast_to(x.low.min(dimension, keepdims=True), x.low.shape)
     high = np.broadcast_to(x.high.max(dimension, keepdims=True), x.high.shape)
     if x.axis == dimension:
@@ -275,6 +333,10 @@ def contract(
       Then ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
     """
     dtype = np.dtype(preferred_element_type or first.dtype)
+    kinds = {first.dtype.kind, second.dtype.kind}
+    if dtype in (np.float32, np.float64) and kinds <= {"f", "i", "u", "b"} and len(kinds) > 1:
+        # XLA converts both to the dtype of the sums.
+        first, second = (x if x.dtype.kind == "f" else convert(x, dtype) for x in (first, second))
     if dtype.kind == "f" and precision not in HIGHEST:
         raise RefusalError(f"precision {precision} has no rule: leave it out, for the highest")
     (ca, cb), (ba, bb) = dimension_numbers

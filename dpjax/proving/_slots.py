@@ -165,6 +165,11 @@ def reduced(op: Applied) -> Slots:
     return Slots() if op.first.slots.axis in axes else op.first.slots.without(axes)
 
 
+def chosen(op: Applied) -> Slots:
+    """The index of an extremum. Among records it would be the number of a slot."""
+    return op.first.slots.without([k % len(op.shape) for k in op.parameters["axes"]])
+
+
 def ordered(op: Applied) -> Slots:
     """Sorted records do not depend on their order before sorting."""
     axis = op.first.slots.axis

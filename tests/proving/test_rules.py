@@ -117,6 +117,38 @@ RULES = {
         jnp.stack([x, x], 1), jnp.inf, lax.min, (1, 2), (1, 1), "VALID"
     ),
     "pow": lambda x: (x + 1.5) ** 1.5,
+    "root of numbers from 0": lambda x: (x + 1.0) ** 0.5,
+    "power of numbers from 0": lambda x: (x + 1.0) ** 2.5,
+    "power of 3": lambda x: 3.0**x,
+    "power of a fraction": lambda x: jnp.power(0.2, 2 * x),
+    "exp2": lambda x: jnp.exp2(1.5 * x),
+    "argmin": lambda x: jnp.argmin(jnp.abs(x[:, None] - TABLE[None]), 1),
+    "argmax": lambda x: jnp.argmax(jnp.zeros(3).at[(x + 1).astype(int)].add(1.0)),
+    "argmin as one-hot": lambda x: jax.nn.one_hot(
+        jnp.argmin(jnp.abs(x[:, None] - TABLE[None]), 1), 3
+    ).sum(0),
+    "cummax": lax.cummax,
+    "cummax of rows": lambda x: lax.cummax(x[:, None] * TABLE[None], 1),
+    "cummin": lambda x: lax.cummin(x, reverse=True),
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "top_k of rows": lambda x: lax.top_k(x[:, None] * TABLE[None], 2)[0],
+    "top_k, places": lambda x: lax.top_k(x, 2)[1],
+    "scatter_max": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].max(x),
+    "scatter_min": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].min(x),
+    "scatter_max of rows": lambda x: (
+        jnp.zeros((3, 3)).at[(x + 1).astype(int)].max(x[:, None] * TABLE[None])
+    ),
+    "scatter": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].set(2.0),
+    "scatter_add at two places": lambda x: (
+        jnp.zeros((3, 2)).at[(x + 1).astype(int), (x > 0).astype(int)].add(x)
+    ),
+    "gather of several": lambda x: jnp.sort(x)[jnp.array([0, 2, 2])],
+    "gather of columns": lambda x: (x[:, None] * TABLE[None])[:, jnp.array([2, 0])],
+    "median of three": lambda x: jnp.quantile(x, 0.5),
+    "percentiles": lambda x: jnp.percentile(x, np.array([10.0, 50, 80])),
+    "integers times floats": lambda x: lax.dot_general(
+        jnp.arange(1, N + 1), jnp.sort(x), (([0], [0]), ([], [])), "highest", jnp.float32
+    ),
     "cumsum": jnp.cumsum,
     "stack": lambda x: jnp.stack([x, -x]),
     "tile": lambda x: jnp.tile(x, 2),
