@@ -47,7 +47,7 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
 def _filled(x: Abstract, number: float) -> Abstract:
     """The abstract value of an array in which every entry is the same public number."""
     ends, none = np.full(x.low.shape, number), np.zeros(x.low.shape)
-    still = Difference(none, 0.0, 0.0)
+    still = Difference(none, 0.0, 0.0, 0.0)
     size = abs(number) * math.sqrt(math.prod(x.shape[1:]))
     return dataclasses.replace(
         x, low=ends, high=ends, changed=still, others=still, apart=0.0,

@@ -51,6 +51,7 @@ def _moved(
         return move(d.each), d.l1, d.l2
 
     kept: Any = dict(whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, apart=x.apart)
+    kept |= {"counts": (x.changed.count, x.others.count)}
     kept |= {"shape": shape, "axis": axis} | more
     return result_of(x, move(x.low), move(x.high), moved, **kept)
 
@@ -160,7 +161,8 @@ def cut(
 
     if x.axis is not None and shape[x.axis] < x.n:  # The slice may contain only unchanged rows.
         c, o = x.changed, x.others
-        most = Difference(np.maximum(c.each, o.each), max(c.l1, o.l1), max(c.l2, o.l2))
+        tops = max(c.l1, o.l1), max(c.l2, o.l2), max(c.count, o.count)
+        most = Difference(np.maximum(c.each, o.each), *tops)
         x = dataclasses.replace(x, changed=most)
     return _moved(x, shape, x.axis, move, tied=x.tied, source=None, pending=x.pending)
 

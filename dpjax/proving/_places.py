@@ -182,12 +182,12 @@ def scatter_extremum(
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
-    size, _ = _check_scatter(start, places, updates, dimension_numbers, mode)
+    size = _check_scatter(start, places, updates, dimension_numbers, mode)[0]
     axes = len(start.shape) - len(size)
     if not start.is_finite:
         raise RefusalError(
             "a place without records would be infinite: start at a public number, as by"
-            " jnp.zeros(k).at[i].max(x), or take jnp.maximum of the result and a number"
+            " jnp.zeros(k).at[i].max(x)"
         )
     row = (1,) * axes + tuple(size)
     low, high = updates.low.min(axis=0), updates.high.max(axis=0)
@@ -210,7 +210,7 @@ def scatter_extremum(
     single = Pending(single=updates.shape[0] == 1)
     return make(
         start.shape, start.dtype, *ends, None, moved, moved,
-        whole=start.whole and updates.whole, pending=single,
+        whole=start.whole and updates.whole, pending=single, counts=[2.0 * math.prod(size)] * 2,
     )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def scatter_set(
             " .at[i].max(x)"
         )
     number = float(updates.low.flat[0])
-    kept: Any = {"dimension_numbers": dimension_numbers, "mode": mode}
+    kept: dict[str, Any] = {"dimension_numbers": dimension_numbers, "mode": mode}
     kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
     # A row holds its start or the number. So it moves within `ends`, as a row of extrema does.
@@ -286,6 +286,7 @@ def scatter_add(
         for end, row, pick in ((start.low, low, np.minimum), (start.high, high, np.maximum))
     )
     ends = rounding.widened(low, high, put(rounding.up(one + 2.0**-48 * sizes * (not whole))))
-    found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole)
+    counts = [2.0 * math.prod(size)] * 2  # At most two rows.
+    found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole, counts=counts)
     pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
     return dataclasses.replace(found, pending=pending)

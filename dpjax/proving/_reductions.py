@@ -168,9 +168,14 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
         return erring((np.minimum(each * room, l1), l1, l2), error, shape, axis)
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
+    counts = [math.inf, math.inf]
+    if sums.pending.terms == count:  # A sum of sums may round anew where no summand moves.
+        counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
+    if axis is None:
+        counts[1] = counts[0]
     return make(
         shape, x.dtype, low, high, axis, changed, changed if axis is None else others,
-        whole=sums.exact, pending=sums.pending,
+        whole=sums.exact, pending=sums.pending, counts=counts,
         apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
     )  # fmt: skip
 
@@ -334,7 +339,12 @@ def contract(
     """
     dtype = np.dtype(preferred_element_type or first.dtype)
     kinds = {first.dtype.kind, second.dtype.kind}
-    if dtype in (np.float32, np.float64) and kinds <= {"f", "i", "u", "b"} and len(kinds) > 1:
+    if (
+        dtype.kind == "f"
+        and dtype.itemsize >= 4
+        and kinds <= {"f", "i", "u", "b"}
+        and len(kinds) > 1
+    ):
         # XLA converts both to the dtype of the sums.
         first, second = (x if x.dtype.kind == "f" else convert(x, dtype) for x in (first, second))
     if dtype.kind == "f" and precision not in HIGHEST:

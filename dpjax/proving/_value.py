@@ -8,9 +8,10 @@ variable x of the program. It represents a set of families of arrays x(D), its *
 1. low <= x(D) <= high in every entry, and x(D) contains no NaN and no infinity. If a device flushes
    subnormal numbers to 0, the flushed x(D) is also in this range.
 2. If `axis` is None: |x(D) - x(D')| <= others.each in every entry, and the l1 and l2 norms of the
-   difference are at most others.l1 and others.l2. Then `changed` equals `others`.
+   difference are at most others.l1 and others.l2. At most others.count entries differ. Then
+   `changed` equals `others`.
 3. If `axis` is k: axis k indexes the records. Row i of the difference is within `changed`, and
-   every other row is within `others`, for each of the three bounds.
+   every other row is within `others`, for each of the four bounds.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) is constant along axis j.
 5. No row of x(D) has an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
@@ -150,11 +151,12 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """Bounds on a difference of two arrays: in each entry, in l1 and in l2."""
+    """Bounds on a difference of two arrays: in each entry, in l1, in l2, and on how many differ."""
 
     each: np.ndarray
     l1: float
     l2: float
+    count: float = math.inf
 
     @property
     def is_zero(self) -> bool:
@@ -168,6 +170,7 @@ def difference(
     *,
     l1: float = math.inf,
     l2: float = math.inf,
+    count: float = math.inf,
     whole: bool = False,
 ) -> Difference:
     """The tightest bounds that follow from the given ones and from each other.
@@ -182,15 +185,19 @@ def difference(
     copies = math.prod(counted) / max(1, each.size)
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
-        return Difference(each, 0.0, 0.0)
+        return Difference(each, 0.0, 0.0, 0.0)
     # ||d||_2 <= ||d||_1 <= sqrt(entries) ||d||_2, and no entry exceeds ||d||_2.
     l1 = min(l1, float(each.sum()) * copies * room)
     l2 = min(l2, l1, rounding.norm2(each, copies) * room)
     l1 = min(l1, math.sqrt(math.prod(counted)) * l2 * room)
     if whole:
         l1 = math.floor(l1)
+    count = min(count, float((each > 0).sum()) * copies * room, l1 if whole else math.inf)
+    if count < math.prod(counted):
+        largest = float(each.max())
+        l1, l2 = min(l1, count * largest * room), min(l2, math.sqrt(count) * largest * room)
     each = np.minimum(each, l2)
-    return Difference(np.floor(each) if whole else each, l1, l2)
+    return Difference(np.floor(each) if whole else each, l1, l2, count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -269,7 +276,7 @@ def constant(value: object) -> Abstract:
     # float64 on the host represents integers up to 2^53 exactly.
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
         raise RefusalError("integers beyond 2^52 have no rule")
-    none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0)
+    none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         whole = bool((np.floor(numbers) == numbers).all())
     found = Abstract(array.shape, array.dtype, numbers, numbers, None, none, none, whole=whole)
@@ -327,8 +334,11 @@ def make(
     source: object | None = None,
     pending: Pending = NOTHING,
     apart: float = math.inf,
+    counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
     """An abstract value. The width of its range also bounds all differences, and `apart`.
+
+    `counts` bounds how many entries differ: in the changed row, and in another one.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -350,10 +360,11 @@ def make(
     # Two numbers in [low, high] differ by at most its width, whatever the rule says about moves.
     width = rounding.up(over(high - low, axis))
     made = []
-    for each, l1, l2 in (changed, others) if axis is not None else (others,):
+    kinds = list(zip((changed, others), counts, strict=True))
+    for (each, l1, l2), count in kinds if axis is not None else kinds[1:]:
         each = np.minimum(*np.broadcast_arrays(np.asarray(each, float), width))
         _check_places(each, shape)
-        made.append(difference(each, shape, axis, l1=l1, l2=l2, whole=whole))
+        made.append(difference(each, shape, axis, l1=l1, l2=l2, count=count, whole=whole))
     largest = over(np.maximum(np.abs(low), np.abs(high)), axis)
     row = difference(largest, shape, axis).l2
     return Abstract(
@@ -418,7 +429,8 @@ def as_dense(x: Abstract) -> Abstract:
     each = np.maximum(x.changed.each, x.others.each if rest else 0.0)
     l1 = float(rounding.up(x.changed.l1 + rest * x.others.l1))
     l2 = float(rounding.up(rounding.norm2([x.changed.l2, math.sqrt(rest) * x.others.l2])))
-    dense = difference(each, x.shape, None, l1=l1, l2=l2, whole=x.whole)
+    count = x.changed.count + (rest * x.others.count if rest else 0.0)
+    dense = difference(each, x.shape, None, l1=l1, l2=l2, count=count, whole=x.whole)
     return dataclasses.replace(
         x, axis=None, changed=dense, others=dense, l2_of_row=math.inf, source=None
     )
@@ -436,7 +448,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
             f"numbers that move at a single place of axis {axis} alone cannot be records"
         )
     each = over(each, axis)
-    row = difference(each, x.shape, axis, l1=x.others.l1, l2=x.others.l2, whole=x.whole)
+    d = x.others
+    row = difference(each, x.shape, axis, l1=d.l1, l2=d.l2, count=d.count, whole=x.whole)
     norm = difference(over(x.magnitude, axis), x.shape, axis).l2
     return dataclasses.replace(x, axis=axis, changed=row, others=row, l2_of_row=norm, source=None)
 
@@ -471,7 +484,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
         l1, l2 = d.l1 * copies, d.l2 * math.sqrt(copies)
         return difference(
             d.each, shape, x.axis, l1=float(rounding.up(l1)), l2=float(rounding.up(l2)),
-            whole=x.whole,
+            count=d.count * copies, whole=x.whole,
         )  # fmt: skip
 
     norm = float(rounding.up(x.l2_of_row * math.sqrt(copies)))
@@ -486,7 +499,46 @@ def aligned(*values: Abstract) -> list[Abstract]:
     shape = np.broadcast_shapes(*(x.shape for x in values))
     full = [stretched(x, shape) for x in values]
     axis = next((x.axis for x in full if x.axis is not None), None)
-    return full if axis is None else [as_rows(x, axis) for x in full]
+    if axis is None:
+        return full
+    return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
+
+
+def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
+    """An array, repeated, with an axis of records. A row that is repeated moves in each copy."""
+    copied = len(x.shape) == len(repeated.shape) and x.shape[axis] == 1 < repeated.shape[axis]
+    if repeated.axis == axis or not copied or repeated.is_public:
+        return as_rows(repeated, axis)
+    shape = [1 if k == axis else size for k, size in enumerate(repeated.shape)]
+    one = as_dense(stretched(as_dense(x), shape))
+    return dataclasses.replace(
+        one, shape=repeated.shape, axis=axis, tied=repeated.tied, source=None,
+        l2_of_row=difference(one.magnitude, one.shape, None).l2,
+    )  # fmt: skip
+
+
+def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
+    """The result of an elementwise operation: an entry moves only if an entry of an operand does.
+
+    A compiler may start a sum at the other summand. Then the terms of an entry count, which may
+    move where their sum does not. So results of such sums are left as they are.
+    """
+    if not found.whole and any(x.pending.starts for x in operands):
+        return found
+    xs = aligned(*operands)
+    if xs[0].axis != found.axis or xs[0].shape != found.shape:
+        return found
+
+    def fewer(d: Difference, count: float) -> Difference:
+        if count >= d.count:
+            return d
+        return difference(
+            d.each, found.shape, found.axis, l1=d.l1, l2=d.l2, count=count, whole=found.whole
+        )
+
+    changed = fewer(found.changed, sum(x.changed.count for x in xs))
+    others = fewer(found.others, sum(x.others.count for x in xs))
+    return dataclasses.replace(found, changed=changed, others=others)
 
 
 @np.errstate(all="ignore")

@@ -20,6 +20,7 @@ from dpjax.proving._exact_sums import exponent_of
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
+from dpjax.proving._slots import at_one_place, compared
 from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,
@@ -28,6 +29,7 @@ from dpjax.proving._value import (
     as_dense,
     check_dtype,
     constant,
+    counted,
 )
 
 
@@ -215,6 +217,9 @@ class Walk:
             # A compiler may regroup the factors of a product, so that a partial product underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
+            # -0 and 0 are equal, and only `lt_to` tells them apart.
+            if operation.slots in (at_one_place, compared) and equation.primitive.name != "lt_to":
+                found = counted(found, operands)
             if may_be_nan and of_nan is not None:
                 found = of_nan(equation.params, operands, found)
             outputs.append(dataclasses.replace(found, pending=pending))

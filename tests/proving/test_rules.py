@@ -144,6 +144,19 @@ RULES = {
     ),
     "gather of several": lambda x: jnp.sort(x)[jnp.array([0, 2, 2])],
     "gather of columns": lambda x: (x[:, None] * TABLE[None])[:, jnp.array([2, 0])],
+    "ranks": lambda x: (x[:, None] > x[None, :]).sum(1),
+    "signs of pairs": lambda x: jnp.sign(x[:, None] - x[None, :]).sum(0),
+    "positive pairs": lambda x: ((x[:, None] > x[None, :]) & (x[:, None] > 0)).sum(),
+    "differences of pairs": lambda x: jnp.exp(-jnp.square(x[:, None] - x[None, :])).sum(),
+    "a mean beside each record": lambda x: x[:, None] + jnp.stack([x.mean(), x.sum()])[None],
+    "distinct": lambda x: (jnp.zeros(3).at[(x + 1).astype(int)].add(1.0) > 0).sum(),
+    "counts and a start": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(1.0) + 0.1,
+    "roots of counts": lambda x: jnp.sqrt(jnp.zeros(3).at[(x + 1).astype(int)].add(1.0)),
+    "reciprocals of counts": lambda x: 1 / (jnp.zeros(3).at[(x + 1).astype(int)].add(x) + 3.5),
+    "repeated counts": lambda x: jnp.tile(jnp.zeros(3).at[(x + 1).astype(int)].add(1.0), 2) > 1,
+    "copies of counts": lambda x: (
+        (jnp.zeros(3).at[(x + 1).astype(int)].add(1.0)[:, None] > TABLE[None]).astype(int).sum(0)
+    ),
     "median of three": lambda x: jnp.quantile(x, 0.5),
     "percentiles": lambda x: jnp.percentile(x, np.array([10.0, 50, 80])),
     "integers times floats": lambda x: lax.dot_general(
