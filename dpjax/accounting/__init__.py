@@ -1,4 +1,4 @@
-"""Composition of privacy guarantees, and budgets for many releases."""
+"""Privacy accounting: composition of guarantees, and budgets for several releases."""
 
 from dpjax._core._risk import Risk
 from dpjax.accounting._adaptive import PrivacyFilter, PrivacyOdometer

@@ -1,4 +1,4 @@
-"""A filter and an odometer in zCDP, for releases that are chosen by earlier releases."""
+"""A privacy filter and a privacy odometer in zCDP, for adaptively chosen releases."""
 
 import dataclasses
 import math
@@ -15,15 +15,16 @@ from dpjax._files._ledger_file import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 
-# An odometer gives order j the weight 1 / (1 + |j|)^2, and this is the sum over all orders.
+# The odometer splits delta among levels j with weights 1 / (1 + |j|)^2. This is the sum of the
+# weights over all integers j.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
 
 class _Sums(NamedTuple):
-    """Sums over some releases: their zCDP, how many numbers get noise, and their guarantee."""
+    """Sums over several releases: rho and delta of zCDP, drawn numbers, and the guarantee."""
 
-    rho: Fraction = Fraction(0)  # Fractions, because sums of floats could round down.
+    rho: Fraction = Fraction(0)  # A sum of floats could be rounded down, so sums are fractions.
     delta: Fraction = Fraction(0)
     drawn: int = 0
     together: Guarantee | None = None
@@ -37,11 +38,11 @@ class _Sums(NamedTuple):
 
 
 class _Adaptive:
-    """The releases so far, as counted by a filter or an odometer.
+    """The base class of filter and odometer: sums over the releases so far.
 
     Attributes:
-        _paying: a lock, held from the check of the remaining budget until a release is paid. It is
-            in `__slots__`, so that `vars` of a budget holds only values.
+        _paying: a lock, which is held from the check of the remaining budget until the release is
+            paid. It is in `__slots__`, so that `vars` contains only values.
     """
 
     __slots__ = ("__dict__", "_paying")
@@ -52,8 +53,8 @@ class _Adaptive:
         self.relation = relation_or_inherited(relation)
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
-        # delta pays for three things: the noise tables, the deltas of releases, and the conversion
-        # from zCDP, which gets this remainder.
+        # delta has three parts: one for the noise tables, one for the deltas of releases, and the
+        # remainder for the conversion from zCDP.
         self._slack = self.delta * (1 - SHARE) - self._reserved
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
@@ -63,19 +64,21 @@ class _Adaptive:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a filter or odometer cannot be copied or pickled: neither copy would know what the"
-            " other has released; keep it in one process, or use a dpjax.Ledger for several"
+            "a filter or odometer cannot be copied or pickled, because neither copy would know the"
+            " releases of the other: keep it in one process, or use a dpjax.Ledger for several"
+            " processes"
         )
 
     def _refuse_forks(self) -> None:
         if self._process != os.getpid():
             raise RuntimeError(
-                "a filter or odometer must be used in the process that made it, got a fork of it:"
-                " neither process would know what the other has released; use a dpjax.Ledger"
+                "a filter or odometer must be used in the process that made it, got a fork of this"
+                " process: neither process would know the releases of the other. Use a"
+                " dpjax.Ledger"
             )
 
     def _with(self, release: Mechanism | Guarantee) -> _Sums:
-        """The sums with one more release, without adding it."""
+        """Computes the sums with one more release, without changing the filter or odometer."""
         rho, delta, drawn, together = self._sums
         # A guarantee already includes its noise tables.
         drawn += self._dims * (not isinstance(release, Guarantee))
@@ -92,33 +95,35 @@ class _Adaptive:
 
 
 class PrivacyFilter(_Adaptive):
-    """Admits releases while a budget lasts. Each release may depend on the results of earlier ones.
+    """A budget for adaptively chosen releases, which refuses a release that would exceed it.
 
-    Call `filter.admit(mechanism)` before every release. The budget is spent in zCDP, where many
-    small releases cost far less than their sum of epsilons. A few large releases without a delta
-    may be added up instead. The budget lives in the memory of one process, and cannot be copied. To
-    keep one in a file, or for several processes, use `dpjax.Ledger`.
+    Call `filter.admit(mechanism)` before every release. Each release may depend on the results of
+    earlier releases. The budget is spent in zCDP, where many small releases cost far less than the
+    sum of their epsilons. For a few large releases without a delta, the sum of epsilons may be
+    smaller, and is used instead. The budget is in the memory of one process, and cannot be copied.
+    To keep a budget in a file, or for several processes, use `dpjax.Ledger`.
 
     Attributes:
         epsilon: the epsilon of the budget.
         delta: the delta of the budget.
-        relation: which databases are neighbors. It must not depend on answers, so it is fixed at
-            the start.
+        relation: which databases are neighbors. It is set at the start, because it must not depend
+            on answers.
 
     Formal guarantees:
         All admitted releases together are (epsilon, delta)-DP on every pair of databases that the
         sampled sensitivities cover. The order, the mechanisms and the moment to stop may depend on
-        earlier releases. If the last release was admitted by the sum of rho, the loss is that of a
-        zCDP filter. If it was admitted by the sum of epsilons, the loss is at most epsilon
-        (docs/proofs/adaptive.md). Refusals depend on the guarantees alone.
+        earlier releases. If the last release was admitted by the sum of rho, the privacy loss is
+        bounded as for a zCDP filter. If it was admitted by the sum of epsilons, the privacy loss is
+        at most epsilon (docs/proofs/adaptive.md). Whether a release is refused depends only on the
+        guarantees.
 
-        *Sampled* sensitivities must be fixed in advance: their targets, sizes, norms and oracles,
-        and the choice of those that are released. `filter.guarantee` adds the gammas of admitted
-        releases. If answers decide which of several sensitivities is used, the gammas of all
-        candidates add.
+        *Sampled* sensitivities must be chosen in advance: their targets, sizes, norms and oracles,
+        and also which of them are released. `filter.guarantee` adds the gammas of admitted
+        releases. If answers determine which of several sensitivities is used, add the gammas of all
+        candidates instead.
 
-        Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016), those in zCDP to
-        Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
+        Filters and odometers are due to Rogers, Roth, Ullman and Vadhan (2016). The versions in
+        zCDP are due to Feldman and Zrnic (2021) and Whitehouse, Ramdas, Rogers and Wu (2023).
     """
 
     def __init__(
@@ -136,11 +141,11 @@ class PrivacyFilter(_Adaptive):
             epsilon: the epsilon of the budget.
             delta: the delta of the budget, strictly between 0 and 1.
             reserved: the part of delta that is set aside for releases whose zCDP has a delta.
-                Gaussian and pure mechanisms need no such part.
+                Gaussian and epsilon-DP mechanisms have none, so they need no reserved delta.
             dims: the largest number of coordinates in a release.
-            relation: which databases are neighbors; None for the relation of an open ledger, else
-                replace-one. Replace-one also accepts releases under add-or-remove-one, and
-                doubles their shift.
+            relation: which databases are neighbors. None takes the relation of an open ledger, or
+                replace-one if no ledger is open. Under replace-one, releases under
+                add-or-remove-one are also accepted, at twice their shift.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -151,17 +156,17 @@ class PrivacyFilter(_Adaptive):
         self._most = largest_rho(self.epsilon * (1 - SHARE), self._slack)
 
     def admit(self, release: Mechanism | Guarantee) -> None:
-        """Pays for a release, before it is made.
+        """Pays for a release. Call it before you make the release.
 
         Args:
-            release: its mechanism, or its guarantee.
+            release: the mechanism or the guarantee of the release.
 
         Raises:
-            BudgetExceededError: if too little is left; then nothing is spent.
-            TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if its group size differs from earlier releases, or it is under replace-one
-                but this filter is not.
-            RuntimeError: in a fork of the process that made it.
+            BudgetExceededError: if too little of the budget is left; then nothing is spent.
+            TypeError: if `release` is neither a mechanism nor a concrete guarantee.
+            ValueError: if the group size differs from earlier releases, or if the release is under
+                replace-one but this filter is not.
+            RuntimeError: in a fork of the process that made the filter.
         """
         self._refuse_forks()
         with self._paying:
@@ -182,40 +187,40 @@ class PrivacyFilter(_Adaptive):
 
     @property
     def remaining(self) -> float:
-        """The fraction of the budget that is left, in rho or in epsilon, whichever is larger."""
+        """The fraction of the budget that is left: of rho or of epsilon, the larger fraction."""
         self._refuse_forks()
         added = self._sums.added / self.epsilon
         return max(0.0, 1 - min(added, float(self._sums.rho / Fraction(self._most))))
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of all releases, including future ones.
+        """The guarantee of all releases together, including future releases.
 
-        Its gamma covers only releases so far.
+        Its gamma covers only the releases so far.
         """
         self._refuse_forks()
         return self._promise(self.epsilon, self.delta)
 
 
 class PrivacyOdometer(_Adaptive):
-    """Tells the cost of all releases at any moment. Each release may depend on earlier ones.
+    """A running bound on the total cost of adaptively chosen releases, without a budget.
 
-    Call `odometer.add(mechanism)` with every release. There is no budget, and the reading itself
-    may decide when to stop.
+    Call `odometer.add(mechanism)` with every release. Each release may depend on earlier releases.
+    You may stop at any moment, also because of a reading.
 
     Attributes:
         delta: the delta of every reading.
-        relation: which databases are neighbors, fixed at the start.
+        relation: which databases are neighbors; set at the start.
 
     Formal guarantees:
         On a pair of databases that the sampled sensitivities cover, with probability at least 1 -
         delta the privacy loss is below `reading.epsilon` at all moments at once. So a reading is a
-        guarantee even if earlier releases decide when to read it (docs/proofs/adaptive.md). The
+        guarantee even if earlier releases determine when you read it (docs/proofs/adaptive.md). The
         odometer splits delta among 129 orders, and reports the best bound. If no release has a
         delta, it may report the sum of epsilons. The part of delta for the deltas of releases is
         set aside at the start.
 
-        *Sampled* sensitivities as in `PrivacyFilter`.
+        For *sampled* sensitivities, the rules of `PrivacyFilter` apply.
     """
 
     def __init__(
@@ -230,11 +235,10 @@ class PrivacyOdometer(_Adaptive):
 
         Args:
             delta: the delta of every reading, strictly between 0 and 1.
-            reserved: the part of delta that is kept for the deltas of releases, as in a filter.
+            reserved: the part of delta that is set aside for the deltas of releases, as in
+                `PrivacyFilter`.
             dims: the largest number of coordinates in a release.
-            relation: which databases are neighbors; None for the relation of an open ledger, else
-                replace-one. Replace-one also accepts releases under add-or-remove-one, and
-                doubles their shift.
+            relation: which databases are neighbors, as in `PrivacyFilter`.
 
         Raises:
             TypeError: if a parameter is not a number.
@@ -243,21 +247,21 @@ class PrivacyOdometer(_Adaptive):
         super().__init__(delta, reserved, dims, relation)
 
     def add(self, release: Mechanism | Guarantee) -> Guarantee:
-        """Adds the cost of a release, before it is made.
+        """Adds the cost of a release. Call it before you make the release.
 
         Args:
-            release: its mechanism, or its guarantee.
+            release: the mechanism or the guarantee of the release.
 
         Returns:
             The reading after this release.
 
         Raises:
-            BudgetExceededError: if the release guarantees nothing, or its delta exceeds the
-                reserved delta that is left; do not make the release then.
-            TypeError: if it is neither a mechanism nor a concrete guarantee.
-            ValueError: if its group size differs from earlier releases, or it is under replace-one
-                but this odometer is not.
-            RuntimeError: in a fork of the process that made it.
+            BudgetExceededError: if the release has no guarantee, or if its delta exceeds the
+                remaining reserved delta. Then do not make the release.
+            TypeError: if `release` is neither a mechanism nor a concrete guarantee.
+            ValueError: if the group size differs from earlier releases, or if the release is under
+                replace-one but this odometer is not.
+            RuntimeError: in a fork of the process that made the odometer.
         """
         self._refuse_forks()
         with self._paying:
@@ -277,7 +281,8 @@ class PrivacyOdometer(_Adaptive):
         if self._sums.together is None:
             return Guarantee(0.0, relation=self.relation)
         rho = round_up(self._sums.rho)
-        # delta was split among all levels in advance, so the best of their bounds holds.
+        # The bounds at all levels are true together, because delta was split among the levels in
+        # advance. So their minimum is a valid bound.
         ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
         epsilon, needed = charged(ideal, self.delta, self._sums.drawn)
         if needed > self.delta:
@@ -286,7 +291,7 @@ class PrivacyOdometer(_Adaptive):
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:
-    """The odometer's bound at the order that is best for a rho of 2^level; rounded up."""
+    """The odometer's bound at the order that is optimal for rho = 2^level; rounded up."""
     log = -math.log(delta / (_ALL_WEIGHTS * (1 + abs(level)) ** 2))
     above_one = math.sqrt(log / 2.0**level)
     return ((1 + above_one) * rho + log / above_one) * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""Composition at one delta, which is tighter than adding epsilons."""
+"""`compose_at`: composition at a given delta, which is tighter than the sum of epsilons."""
 
 import collections
 import dataclasses
@@ -27,37 +27,37 @@ def compose_at(
 ) -> Guarantee:
     """Composes several releases on one database, at a delta of your choice.
 
-    As for `compose`, targets, sizes, norms and oracles must have been fixed without the private
-    data and without earlier releases of it. The same holds for epsilons, deltas and the number of
-    releases. To choose them as you go, use `PrivacyFilter`.
+    As for `compose`, you must have chosen targets, sizes, norms and oracles without the private
+    data and without earlier releases of it. The same is required of epsilons, deltas and the number
+    of releases. To choose these adaptively, use `PrivacyFilter`.
 
     On a pair of databases that all sampled sensitivities cover, the releases are differentially
-    private, and epsilon composes by the method. The gammas of the samplings add. Three methods use
-    the epsilons e_i of the guarantees. Here s is the part of delta that is left after the deltas of
-    the releases:
+    private, and epsilon composes by the method. The gammas of the samplings are added. Three
+    methods use the epsilons e_i of the guarantees. Here s is the part of delta that is left after
+    the deltas of the releases:
 
     - "drv": sqrt(2 log(1 / s) sum e_i^2) + sum e_i (exp(e_i) - 1), advanced composition;
     - "kov": the least of the closed forms of Kairouz, Oh and Viswanath, for any e_i;
-    - "optimal": the least possible epsilon: exact if there are few distinct e_i, and within about
-      4% if all are distinct. It takes up to 10^4 releases.
+    - "optimal": the least possible epsilon. It is exact if there are few distinct e_i, and within
+      about 4% if all e_i are distinct. It accepts up to 10^4 releases.
 
     Three methods use the mechanisms' noise:
 
-    - "zcdp": adds `mechanism.zcdp`. Its rho is (Delta / sigma)^2 / 2 for Gaussian noise, epsilon^2
-      / 8 for the exponential mechanism, and epsilon^2 / 2 for others;
-    - "renyi" and "pld": Renyi divergences, and distributions of the privacy loss, by dp-accounting.
+    - "zcdp": adds up `mechanism.zcdp`. Its rho is (Delta / sigma)^2 / 2 for Gaussian noise,
+      epsilon^2 / 8 for the exponential mechanism, and epsilon^2 / 2 for other mechanisms;
+    - "renyi" and "pld": Renyi divergences, or distributions of the privacy loss, by dp-accounting.
 
-    Neighboring relations are combined as in `compose`. The methods that use the noise double the
-    shift of a release under add-or-remove-one.
+    Neighboring relations are combined as in `compose`. If a release under add-or-remove-one is
+    converted to replace-one, the methods that use the noise double its shift.
 
-    If delta is at least the sum of deltas, the result is never worse than that of `compose`.
+    If delta is at least the sum of deltas, the result is never worse than from `compose`.
 
     Args:
         *releases: a mechanism, or a guarantee, for each release.
         delta: the delta of the joint statement, strictly between 0 and 1.
-        method: see above.
-        dims: the largest number of coordinates in a release. The tables of the noise leave out a
-            small probability, and "zcdp", "renyi" and "pld" charge it for each coordinate.
+        method: the method, as described above.
+        dims: the largest number of coordinates in a release. The tables of the noise omit a small
+            probability in each coordinate, and "zcdp", "renyi" and "pld" add it to delta.
 
     Returns:
         A `Guarantee`: epsilon rounded up, gamma and confidence as in `compose`.
@@ -70,8 +70,8 @@ def compose_at(
 
     Formal guarantees:
         (epsilon, delta, sum gamma)-random DP for the joint release, under the restriction above.
-        Every rounding goes outward. For the Fourier transforms in dp-accounting we allow an error
-        of 1e-15 in delta, and a relative error of 1e-9 in epsilon.
+        All rounding is outward. We assume that the Fourier transforms of dp-accounting have an
+        error of at most 1e-15 in delta, and a relative error of at most 1e-9 in epsilon.
 
     Source:
         Dwork, Rothblum and Vadhan (2010); Kairouz, Oh and Viswanath (2015), Theorems 3.3 to 3.5;
@@ -105,9 +105,9 @@ def compose_at(
         epsilon = min(epsilon, float(together.epsilon))
     if not math.isfinite(epsilon):
         raise ValueError(
-            f"delta={delta:g} is too small: the deltas of the releases add up to"
-            f" {together.delta:g}, or the noise tables miss more probability than delta, at"
-            f" dims={dims}"
+            f"delta={delta:g} is too small: either the deltas of the releases, which add up to"
+            f" {together.delta:g}, or the probability that the noise tables omit for dims={dims}"
+            " exceed it"
         )
     return dataclasses.replace(together, epsilon=epsilon, delta=delta)
 
@@ -115,10 +115,10 @@ def compose_at(
 def _by_guarantee(
     guarantees: list[Guarantee], delta: float, method: Callable[[list[float], float], float]
 ) -> float:
-    """Epsilon by the guarantees alone.
+    """The joint epsilon by a method that uses only the guarantees.
 
     An (e_i, d_i)-DP release behaves like a release that is e_i-DP with probability 1 - d_i. So the
-    slack s solves 1 - (1 - s) prod (1 - d_i) = delta.
+    slack s, which is left for composition, solves 1 - (1 - s) prod (1 - d_i) = delta.
     """
     epsilons = [float(guarantee.epsilon) for guarantee in guarantees]
     deltas = [float(guarantee.delta) for guarantee in guarantees]
@@ -126,7 +126,7 @@ def _by_guarantee(
         return math.inf
     log_pure = math.fsum(math.log1p(-own) for own in deltas)
     slack = -math.expm1(math.log1p(-delta) - log_pure)
-    slack -= 2.0**-50 * (delta + sum(deltas))  # Covers the rounding of the two logarithms.
+    slack -= 2.0**-50 * (delta + sum(deltas))  # This covers the rounding of the logarithms.
     return method(epsilons, slack) if slack > 0 else math.inf
 
 
@@ -146,7 +146,7 @@ def _kov(epsilons: list[float], slack: float) -> float:
 def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     costs = [concentration(release) for release in releases]
     rho = sum_up(cost.rho for cost in costs)
-    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)  # Rounded down.
+    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)  # This rounds down.
     if slack <= 0 or not math.isfinite(rho):
         return math.inf
     return zcdp_to_epsilon(rho, delta=slack)
@@ -155,13 +155,14 @@ def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 
 
-# The optimum. Of all epsilon-DP mechanisms, randomized response is the worst. Its privacy loss is
-# epsilon with probability e^epsilon / (1 + e^epsilon), and else -epsilon. Let L be the sum of all
-# losses. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
+# Optimal composition. Randomized response dominates every epsilon-DP mechanism. Its privacy loss is
+# epsilon with probability e^epsilon / (1 + e^epsilon), and otherwise -epsilon. Let L be the sum of
+# all losses. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
 
-# The most distinct sums of losses. If there are more, epsilons are rounded up to a common unit.
+# The largest number of distinct sums of losses. If there are more, epsilons are rounded up to
+# multiples of a common unit.
 _MOST_POINTS = 2**16
-_ROUNDING = 1e-9  # Covers a relative error of 2^-50 for each release.
+_ROUNDING = 1e-9  # This covers a relative error of 2^-50 for each release.
 MOST_RELEASES = 10**4
 
 
@@ -169,12 +170,12 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     """The least joint epsilon at a delta, rounded up.
 
     The result is exact if there are few distinct epsilons. Otherwise every epsilon is first rounded
-    up to a multiple of one unit, which is at most a sixteenth of their average.
+    up to a multiple of a common unit, which is at most 1/16 of the average epsilon.
     """
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
-            f'method "optimal" takes at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
-            ' "kov", which is nearly as tight here'
+            f'method "optimal" accepts at most {MOST_RELEASES} releases, got {len(epsilons)}: use'
+            ' "kov", which is nearly as tight for so many releases'
         )
     counts = collections.Counter(epsilons)
     if math.prod(count + 1 for count in counts.values()) > _MOST_POINTS:
@@ -185,7 +186,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     total = math.fsum(epsilons)
 
     def delta_at(epsilon: float) -> float:
-        beyond = losses > epsilon  # Losses of at most epsilon add nothing to delta.
+        beyond = losses > epsilon  # Smaller losses do not contribute to delta.
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300
@@ -197,7 +198,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
 
 
 def _exactly(counts: dict[float, int]) -> tuple[np.ndarray, np.ndarray]:
-    """All sums of losses and their probabilities."""
+    """All possible sums of losses, and their probabilities."""
     losses, masses = np.zeros(1), np.ones(1)
     for epsilon, count in counts.items():
         lies = np.arange(count + 1)
@@ -211,7 +212,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
     steps = [
         (steps, steps * unit)
         for epsilon, count in counts.items()
-        # The factor makes sure that a rounded division does not fall below the true ceiling.
+        # Without the factor, rounding of the division could make the ceiling too small.
         for steps in [math.ceil(epsilon / unit * (1 + 2**-50))] * count
     ]
     masses = _add_up(steps)

@@ -1,4 +1,4 @@
-"""Composition by dp-accounting: of its own events, and of mechanisms of dpjax."""
+"""Composition by the package dp-accounting, of `DpEvent`s and of dpjax's mechanisms."""
 
 import collections
 import contextlib
@@ -24,10 +24,10 @@ AccountingMethod = Literal["pld", "renyi"]
 
 @contextlib.contextmanager
 def left_out_orders_hidden() -> Generator[None]:
-    """Hides dp-accounting's warnings about left-out Renyi orders that this thread causes.
+    """Hides warnings of dp-accounting, in this thread, that it omits a Renyi order.
 
-    dp-accounting leaves out an order whose series does not converge. Every other order still bounds
-    epsilon, so users need not act. Other messages, and messages of other threads, pass.
+    dp-accounting omits an order if its series does not converge. Every other order still bounds
+    epsilon, so users need not act. Other messages, and messages of other threads, are not hidden.
     """
     thread = threading.get_ident()
 
@@ -42,11 +42,11 @@ def left_out_orders_hidden() -> Generator[None]:
         logger.removeFilter(passes)
 
 
-# For these events, dp-accounting ignores the count and composes them only once: PLDAccountant in
-# version 0.6.0, RdpAccountant in later versions.
+# Events that dp-accounting composes only once, ignoring the count: by PLDAccountant in version
+# 0.6.0, and by RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
-# The noise multiplier of these events is relative to a sensitivity, so it means the same under both
-# relations.
+# Events whose noise multiplier is relative to the sensitivity, so that it has the same meaning
+# under both relations.
 _OF_A_SENSITIVITY = (
     *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
     *("NoOpDpEvent", "NonPrivateDpEvent"),
@@ -63,18 +63,18 @@ def compose_events(
     privacy_unit: str = RECORD,
     method: AccountingMethod = "pld",
 ) -> Guarantee:
-    """Composes releases by an accountant of dp-accounting.
+    """Composes events by an accountant of the package dp-accounting.
 
     Args:
         *events: events of dp-accounting, such as `mechanism.dp_event`, including composed ones.
         delta: the delta of the guarantee, in (0, 1).
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
-            Noise multipliers are relative to the sensitivity under this relation, as in
-            `mechanism.dp_event`. But if any event is sampled or is randomized response, all
-            multipliers are relative to the norm of one record's contribution, and replacing a
-            record changes the sum by up to twice that norm.
-        privacy_unit: whose data neighboring databases differ in, as `Guarantee` has it. Events do
-            not state their unit, and all of them must have been made for this one.
+        relation: which databases are neighbors. None takes the relation of an open ledger, or
+            replace-one if no ledger is open. Noise multipliers are relative to the sensitivity
+            under this relation, as in `mechanism.dp_event`. But if any event is sampled or is
+            randomized response, all multipliers are relative to the norm of one record's
+            contribution. Then replacing a record changes the sum by up to twice this norm.
+        privacy_unit: whose data neighboring databases differ in, as in `Guarantee`. Events do not
+            state their unit, so you must make sure that all events are for this unit.
         method: "pld", by privacy loss distributions, or "renyi".
 
     Returns:
@@ -82,14 +82,15 @@ def compose_events(
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
-        TypeError: if no event is given, or one is not an event of dp-accounting.
-        ValueError: if a parameter is out of range, an event holds NaN, a Renyi divergence is lost
-            in rounding, the accountant does not support an event under the relation, or randomized
-            response or the exponential mechanism is repeated more than 10^5 times.
+        TypeError: if no event is given, or an argument is not an event of dp-accounting.
+        ValueError: if a parameter is out of range, an event contains NaN, a Renyi divergence is
+            negative because of rounding, the accountant does not support an event under the
+            relation, or randomized response or the exponential mechanism is repeated more than 10^5
+            times.
 
     Formal guarantees:
-        Those of the accountant. Some accountants ignore how often an event is repeated: those of
-        randomized response in dp-accounting 0.6, and of the exponential mechanism in later
+        As for the accountant of dp-accounting. Some accountants ignore how often an event is
+        repeated: for randomized response in version 0.6, and for the exponential mechanism in later
         versions. dpjax composes these events one by one.
 
     Source:
@@ -107,10 +108,12 @@ def compose_events(
     check_privacy_unit(privacy_unit)
     relation = relation_or_inherited(relation)
     if not events or not all(isinstance(event, accounting.DpEvent) for event in events):
-        raise TypeError(f"events must be those of dp-accounting, got {_checks.shown(events)}")
+        raise TypeError(f"events must be dp_accounting.DpEvents, got {_checks.shown(events)}")
     for event in events:
         if any(map(math.isnan, _numbers(event))):
-            raise ValueError(f"events must not hold NaN, which accountants treat as 0, got {event}")
+            raise ValueError(
+                f"events must not contain NaN, which accountants treat as 0, got {event}"
+            )
     composed = [part for event in events for part in _composed(accounting, event)]
     plain = all(type(event).__name__ in _OF_A_SENSITIVITY for event, _ in composed)
     replaced = relation is NeighboringRelation.REPLACE_ONE and not plain
@@ -125,17 +128,20 @@ def compose_events(
         try:
             compose_times(accountant, event, count)
         except accounting.UnsupportedEventError as error:
-            raise ValueError(f'method="{method}" has no {event} under {relation}') from error
+            raise ValueError(
+                f'method="{method}" does not support the event {event} under {relation}'
+            ) from error
     if method == "renyi" and min(accountant.rdp) < 0:
         raise ValueError(
-            'events have a Renyi divergence that is lost in rounding: use method="pld"'
+            "events have a Renyi divergence that is too small to compute in float64: use"
+            ' method="pld"'
         )
     epsilon = accountant.get_epsilon(delta) * _OUTWARD
     return Guarantee(epsilon, delta, relation=relation, privacy_unit=privacy_unit)
 
 
 def compose_times(accountant: Any, event: Any, count: int) -> None:
-    """Composes an event `count` times, one by one if the accountant would ignore the count."""
+    """Composes an event `count` times, in a loop if the accountant would ignore the count."""
     if type(event).__name__ not in _COUNT_FORGOTTEN:
         accountant.compose(event, count)
         return
@@ -151,7 +157,7 @@ def _fields(event: object) -> dict[str, object]:
 
 
 def _numbers(part: object) -> list[float]:
-    """All numbers in an event, also in the events that it composes."""
+    """All numbers in an event, including the events that it contains."""
     if isinstance(part, (int, float)):
         return [float(part)]
     parts: Any = part if isinstance(part, (list, tuple)) else _fields(part).values()
@@ -159,7 +165,7 @@ def _numbers(part: object) -> list[float]:
 
 
 def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tuple[Any, int]]:
-    """The events that an event is composed of, each with how often it is repeated."""
+    """Splits a composed event into simple events, each with its number of repetitions."""
     if isinstance(event, accounting.SelfComposedDpEvent):
         yield from _composed(accounting, event.event, event.count * count)
     elif isinstance(event, accounting.ComposedDpEvent):
@@ -170,11 +176,11 @@ def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tu
 
 
 def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
-    """An event with half of every noise multiplier.
+    """Halves every noise multiplier of an event, for RdpAccountant under replace-one.
 
-    Under replace-one, PLDAccountant reads a noise multiplier as relative to one contribution.
-    RdpAccountant reads it as relative to the change by a replaced record, which is two
-    contributions.
+    There, PLDAccountant assumes noise multipliers relative to one record's contribution.
+    RdpAccountant assumes noise multipliers relative to the change by a replaced record, which is up
+    to two contributions.
     """
     if isinstance(event, accounting.ComposedDpEvent):
         halved = [_of_two_contributions(accounting, one) for one in event.events]
@@ -187,10 +193,10 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     return type(event)(**fields)
 
 
-# For `compose_at`. Gaussian and Laplace noise are composed by their events, other releases by their
-# guarantees.
+# The methods "pld" and "renyi" of `compose_at`. They compose Gaussian and Laplace noise by events,
+# and other releases by their guarantees.
 
-# Bounds the relative rounding error of the accountants' sums, of at most 10^5 terms.
+# A bound on the relative rounding error of sums of at most 10^5 terms in the accountants.
 _ROUNDING = 1e-9
 
 
@@ -205,10 +211,7 @@ def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> floa
 
 
 def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """The joint epsilon by Renyi divergences.
-
-    The deltas of guarantees are subtracted from delta.
-    """
+    """The joint epsilon by Renyi divergences. The deltas of guarantees reduce delta."""
     accounting = _checks.extra("dp_accounting", "accounting")
     accountant = accounting.rdp.RdpAccountant()
     spare = delta
@@ -227,7 +230,7 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
 def _counted(
     releases: Sequence[Mechanism | Guarantee], accounting: ModuleType
 ) -> dict[LossKind, int]:
-    """How many releases there are of each kind."""
+    """Counts the releases of each kind."""
     return collections.Counter(_kind(release, accounting) for release in releases)
 
 

@@ -1,9 +1,10 @@
-"""Basic composition of guarantees, and their price under another relation or for a group.
+"""Basic composition of guarantees, group privacy, and conversion between neighboring relations.
 
-Host arithmetic in float64, rounded outward. docs/proofs/sampled-sensitivity.md proves composition.
+The host computes in float64, rounded outward. docs/proofs/sampled-sensitivity.md proves
+composition.
 
-Replacing a record removes one and adds another. So under replace-one, a guarantee under
-add-or-remove-one counts as a guarantee for two steps. The converse does not hold:
+To replace a record is to remove one and add another. So a guarantee under add-or-remove-one, used
+for two steps, gives a guarantee under replace-one. The converse is false, see
 docs/proofs/groups.md.
 """
 
@@ -33,30 +34,31 @@ from dpjax._exact._numerics import round_up, sum_up
 def compose(*guarantees: Guarantee) -> Guarantee:
     """Composes the guarantees of several releases on one database.
 
-    Targets, sizes, norms and oracles must have been fixed without the private data and without
-    earlier releases of it. Given the result of a release, the database is no longer a draw from the
-    oracle. In an example where the first answer decides the second target, pairs exceed the
-    estimate with probability .75, although gamma is .057.
+    You must have chosen targets, sizes, norms and oracles without the private data and without
+    earlier releases of it. The reason: given the result of a release, the database is no longer a
+    draw from the oracle. In an example where the first answer determines the second target, pairs
+    exceed the estimate with probability .75, although gamma is .057.
 
     If the neighboring relations differ, the result is under replace-one. A guarantee under
-    add-or-remove-one is first converted to replace-one: to a known one, as for Gaussian noise and
-    DP-SGD, or else to (2 epsilon, (1 + e^epsilon) delta). It must have gamma 0.
+    add-or-remove-one is first converted to replace-one. If the guarantee states its numbers under
+    replace-one, as for Gaussian noise and DP-SGD, these are used, and otherwise (2 epsilon, (1 +
+    e^epsilon) delta). The converted guarantee must have gamma 0.
 
-    epsilon and delta add. gamma and 1 - confidence add over distinct samplings: each sampled
-    sensitivity counts once, for any number of releases. If one sampling is marginal, so is the
-    result, and a sampling with gamma at confidence C counts as a marginal one with gamma + 1 - C.
-    If a guarantee was changed by hand and disagrees with its samplings, the weaker statement
-    counts.
+    epsilon and delta are added up. gamma and 1 - confidence are added up over distinct samplings:
+    each sampled sensitivity counts once, for any number of releases. If a sampling is marginal, the
+    result is marginal, too. Then a sampling with gamma at confidence C counts as a marginal
+    sampling with gamma + 1 - C. If a guarantee was changed by hand and contradicts its samplings,
+    the weaker statement counts.
 
     Args:
-        *guarantees: one for each release.
+        *guarantees: the guarantee of each release.
 
     Returns:
-        A `Guarantee` in float64, every sum rounded up.
+        A `Guarantee` with Python floats, every sum rounded up.
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, if one is a batch or NaN, or if their group sizes or
+        ValueError: if no guarantee is given, if a guarantee is a batch or NaN, or if group sizes or
             privacy units differ.
 
     Formal guarantees:
@@ -102,8 +104,8 @@ def compose(*guarantees: Guarantee) -> Guarantee:
 def group(guarantee: Guarantee, size: int) -> Guarantee:
     """The guarantee for a group of t people.
 
-    It has t * epsilon, t * gamma, and delta (e^(t epsilon) - 1) / (e^epsilon - 1). The proof walks
-    from D to D' one record at a time.
+    The new epsilon is t epsilon, the new gamma is t gamma, and the new delta is delta (e^(t
+    epsilon) - 1) / (e^epsilon - 1). The proof changes one record after the other.
 
     Args:
         guarantee: the guarantee for one person.
@@ -151,7 +153,7 @@ _PROCESSED = Accuracy.of(
     {
         "why": (
             "it was post-processed, and the function may change the errors in any way: if the"
-            " function is monotone, apply it to the ends of the first release's interval"
+            " function is monotone, apply it to the ends of the original release's interval"
         )
     },
 )
@@ -172,8 +174,8 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
         TypeError: if `release` is not a `Release`, or `function` not a function.
 
     Formal guarantees:
-        Those of the release: a computation on a release alone loses no privacy. dpjax cannot check
-        that the function uses nothing else that is private.
+        The guarantee of the release: a function of a release alone costs no privacy. dpjax cannot
+        check that the function uses no other private data.
 
     Source:
         Dwork and Roth (2014), Proposition 2.1.
@@ -193,10 +195,10 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
 
 
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
-    """The distinct samplings of some guarantees, each with its weakest statement.
+    """The distinct samplings of several guarantees, each with its weakest statement.
 
-    A gamma that was written by hand, without a sampling, counts as a sampling of its own with a
-    random identity. So composing it with itself counts it twice.
+    If a gamma was written by hand and has no sampling, it gets a new sampling with a random
+    identity. So if such a guarantee is composed with itself, its gamma counts twice.
     """
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
@@ -213,17 +215,17 @@ def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """The events of a guarantee, weakened to promise no more than its fields do.
+    """The events of a guarantee, weakened until they imply no more than the guarantee's fields.
 
     A guarantee states gamma and confidence twice: in its own fields, and by its events together.
-    They differ if a user changed one by hand, as by `dataclasses.replace`. Composition adds up
-    events, so it would lose a gamma that was raised, or a confidence that was lowered, in the
-    fields. So the difference is added to the first event; any event would do, since they add up.
-    The difference is never negative: fields that promise more than the events are ignored.
+    Both statements differ if a user has changed a field, for example by `dataclasses.replace`.
+    Composition adds up events, so it would ignore a raised gamma or a lowered confidence in the
+    fields. So the difference is added to the first event. Any other event would do as well, because
+    events are added up. Fields that state more than the events imply are ignored.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
-    # A marginal guarantee must stay marginal. One marginal event makes the composition marginal.
+    # If the guarantee is marginal, one event must be marginal, so that compositions are marginal.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = joint((first, *others))
@@ -231,23 +233,23 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     stated_gamma = Fraction(float(guarantee.gamma))
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
-        # The events together are marginal, so the guarantee is converted to a marginal one for the
-        # comparison: its 1 - C is added to gamma, since marginal events have no confidence.
+        # The events together are marginal. For the comparison, the fields are converted to a
+        # marginal statement, too: 1 - C is added to gamma.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
     more_gamma = max(nothing, stated_gamma - Fraction(gamma))
     charged = min(1.0, round_up(Fraction(float(first.gamma)) + more_gamma))
     lowered = first.confidence
-    if lowered is not None:  # C - more_doubt, rounded down.
+    if lowered is not None:  # This is C - more_doubt, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    # A gamma that was raised by hand may depend on all records, not only on the deciding ones.
+    # A gamma that was raised by hand may depend on all records, not only on `records` many.
     records = first.records if more_gamma == 0 else None
     return (SampledEvent(charged, lowered, first.identity, records), *others)
 
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
-    """The weaker of two statements about one sampling, in gamma and in confidence."""
+    """Combines two statements about the same sampling to the weaker gamma and confidence."""
     if event.confidence is None or other.confidence is None:
         event, other = _as_marginal(event), _as_marginal(other)
         confidence = None
@@ -258,7 +260,7 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
-    """The same event as a marginal statement, with 1 - C added to gamma."""
+    """Converts an event to a marginal statement by adding 1 - C to gamma."""
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
@@ -266,7 +268,7 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
 
 
 def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
-    """Gamma and confidence of a union of events; the confidence is None if any event has none."""
+    """Gamma and confidence of several events together; marginal if any event is marginal."""
     gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
     confidences = [float(event.confidence) for event in events if event.confidence is not None]
     doubt = sum((1 - Fraction(confidence) for confidence in confidences), Fraction(0))
@@ -276,10 +278,11 @@ def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
 
 
 def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
-    """The guarantee under another relation, rounded up. Raises if it implies no such guarantee.
+    """Converts a guarantee to another relation, rounded up. Raises if it implies no guarantee.
 
-    A gamma is refused, since dpjax samples under replace-one alone. So a gamma under
-    add-or-remove-one was written by hand, and the sizes of its random pairs are unknown.
+    A guarantee with gamma above 0 is not converted. dpjax samples only under replace-one, so a
+    gamma under add-or-remove-one was written by hand, and it is unknown to how many records it
+    applies.
     """
     known = concrete(guarantee)
     if known.relation is relation:
@@ -293,8 +296,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
-            f"guarantee must have gamma 0 to hold under {relation}, got {known}: its random pairs"
-            " have other sizes; sample under replace-one"
+            f"guarantee must have gamma 0 to be converted to {relation}, got {known}: its gamma is"
+            " about random pairs of databases with different numbers of records. Sample the"
+            " sensitivity under replace-one instead"
         )
     epsilon, delta = price_in_replace_one(known)
     return dataclasses.replace(
@@ -303,9 +307,10 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 
 
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
-    """Epsilon and delta under replace-one: those that the release knows, or those of two steps.
+    """Epsilon and delta under replace-one, of a guarantee under add-or-remove-one.
 
-    The known numbers are ignored if a user has changed the epsilon or delta that they belong to.
+    These are the numbers in `replacing`, or else the cost of two steps. `replacing` is ignored if a
+    user has changed the epsilon or delta for which it was computed.
     """
     epsilon, delta = float(known.epsilon), float(known.delta)
     if known.replacing is not None and known.replacing[2:] == (epsilon, delta):
@@ -316,7 +321,7 @@ def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
 def price_added_up(
     guarantees: list[Guarantee], epsilon: float, delta: float
 ) -> tuple[float, float, float, float] | None:
-    """The field `replacing` of several releases together; None if no release has one."""
+    """The field `replacing` for the composition of releases; None if no release has one."""
     if all(one.replacing is None for one in guarantees):
         return None
     prices = [price_in_replace_one(one) for one in guarantees]
@@ -329,15 +334,15 @@ def price_added_up(
 
 
 def times(value: Scalar, factor: int) -> float:
-    """A multiple, rounded up."""
+    """The product of a number and an integer, rounded up."""
     number = float(value)
     if not number < 1e300:
-        return number * factor  # It may overflow to infinity, which is no guarantee.
+        return number * factor  # An overflow to infinity is fine: it means no guarantee.
     return round_up(Fraction(number) * factor)
 
 
 def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
-    """The delta of t steps: (e^(t epsilon) - 1) / (e^epsilon - 1) times the delta of one."""
+    """The delta of t steps: (e^(t epsilon) - 1) / (e^epsilon - 1) times the delta of one step."""
     if delta == 0 or size == 1:
         return delta
     if size * epsilon > 700:
@@ -347,12 +352,14 @@ def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
 
 
 class _InReplaceOne:
-    """Presents a mechanism under add-or-remove-one to accountants as one under replace-one.
+    """A mechanism under add-or-remove-one, converted to replace-one for accountants.
 
     Attributes:
-        guarantee: the guarantee of the release.
-        zcdp: rho and delta: two steps have 4 rho (Bun and Steinke 2016, Proposition 1.9).
-        dp_event: that of Laplace or Gaussian noise with twice the shift; None for others.
+        guarantee: the guarantee under replace-one.
+        zcdp: rho and delta under replace-one. Replacing a record is two steps, and the cost of two
+            steps is 4 rho by group privacy (Bun and Steinke 2016, Proposition 1.9).
+        dp_event: for Laplace and Gaussian noise, the event with half of the noise multiplier; None
+            for other mechanisms.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -376,16 +383,13 @@ class _InReplaceOne:
 
 
 def release_under(release: Any, relation: NeighboringRelation) -> Any:
-    """A mechanism or guarantee under another relation.
-
-    Objects without a guarantee are unchanged.
-    """
+    """Converts a mechanism or guarantee to another relation; returns other objects as is."""
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
         return release
     if isinstance(release, Guarantee) or getattr(release, "zcdp", None) is None:
         return under(promised, relation)
-    under(promised, relation)  # Refuses the converse.
+    under(promised, relation)  # This raises if the conversion is impossible.
     return _InReplaceOne(release)
 
 
@@ -396,30 +400,34 @@ def common_relation(releases: list[Guarantee]) -> NeighboringRelation:
 
 
 def common_unit(releases: list[Guarantee]) -> str:
-    """The privacy unit that all releases share. Several units are refused."""
+    """The privacy unit of all releases; refuses releases with different units."""
     units = dict.fromkeys(release.privacy_unit for release in releases)
     if len(units) > 1:
         raise ValueError(
             "guarantees must have the same privacy unit, because a guarantee for one unit implies"
-            f" nothing for another, got {' and '.join(map(repr, units))}: make all releases for one"
-            " of them, and keep a ledger for each unit"
+            f" nothing for another unit, got {' and '.join(map(repr, units))}: make all releases"
+            " for the same unit, or keep a separate ledger for each unit"
         )
     return next(iter(units))
 
 
-SHARE = 2.0**-10  # The share of delta that pays for the noise tables.
+SHARE = 2.0**-10  # The fraction of delta that is set aside for the noise tables.
 
 
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
-    """Turns (epsilon, delta (1 - 2^-10)) of ideal noise into (epsilon, delta) of drawn noise.
+    """Converts the guarantee of ideal noise to a guarantee of the noise that is drawn from tables.
 
-    Outside of a mass m, drawn probabilities P' are within a factor e^c of the ideal P. So
-    P'(S) <= e^c P(S) + m <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
+    The ideal noise is (epsilon, delta (1 - 2^-10))-DP. Except for a probability m, the
+    probabilities P' of drawn noise are within a factor e^c of the ideal P. So P'(S) <= e^c P(S) + m
+    <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
 
     Args:
         epsilon: the epsilon of the ideal noise.
-        delta: the delta of the final guarantee.
+        delta: the delta of the final guarantee, including the tables.
         dims: how many noisy numbers are drawn. If it is 0, nothing is added.
+
+    Returns:
+        The epsilon and delta of the drawn noise.
     """
     if dims == 0:
         return epsilon, delta

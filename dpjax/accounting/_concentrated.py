@@ -10,9 +10,9 @@ from dpjax._core._values import Guarantee, guarantee_in
 from dpjax._exact._numerics import bisect
 from dpjax.accounting._composition import concrete
 
-# Bounds the rounding in float64, relative to the terms of a sum.
+# A bound on rounding errors in float64, relative to the terms of a sum.
 _ROUNDING = 1e-13
-_LEAST_RHO = 1e-300  # Below, floats lose their digits.
+_LEAST_RHO = 1e-300  # Smaller floats lose precision, so a smaller rho is rounded up to this.
 Conversion = Literal["optimal", "simple"]
 
 
@@ -20,8 +20,8 @@ class Concentration(NamedTuple):
     """delta-approximate rho-zCDP.
 
     Attributes:
-        rho: the Renyi divergence of every order a is at most a * rho, outside of a rare event.
-        delta: the probability of that event.
+        rho: the Renyi divergence of every order a is at most a * rho, except on a rare event.
+        delta: the probability of the rare event.
     """
 
     rho: float
@@ -35,8 +35,8 @@ def concentration(release: object) -> Concentration:
         rho, delta = map(float, known)
         if not (rho >= 0 and 0 <= delta <= 1):
             raise ValueError(
-                "zcdp of a mechanism must be (rho, delta), rho at least 0 and delta in [0, 1], got"
-                f" {(rho, delta)}"
+                "zcdp of a mechanism must be (rho, delta) with rho at least 0 and delta in [0, 1],"
+                f" got {(rho, delta)}"
             )
         return Concentration(rho, delta)
     guarantee = guarantee_of(release)
@@ -45,7 +45,7 @@ def concentration(release: object) -> Concentration:
 
 
 def guarantee_of(release: object) -> Guarantee:
-    """The guarantee of a mechanism or release, or a guarantee itself; in Python numbers."""
+    """The guarantee of a mechanism, a release or a guarantee, with Python floats."""
     promised = guarantee_in(release)
     if promised is None:
         raise TypeError(
@@ -59,11 +59,11 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     """The epsilon of (epsilon, delta)-DP that rho-zCDP implies.
 
     "simple" is rho + 2 sqrt(rho log(1 / delta)). "optimal" minimizes the bound
-    a rho + log(1 / (a delta)) / (a - 1) + log(1 - 1 / a) over orders a > 1. No smaller epsilon
-    follows from the Renyi divergence of one order.
+    a rho + log(1 / (a delta)) / (a - 1) + log(1 - 1 / a) over orders a > 1. This is the least
+    epsilon that the Renyi divergence of a single order implies.
 
     Args:
-        rho: 0 or above.
+        rho: the parameter of zCDP, 0 or above.
         delta: strictly between 0 and 1.
         method: "optimal" or "simple".
 
@@ -75,8 +75,8 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Holds for every rho-zCDP mechanism. Every order gives a valid bound, so the search for the
-        best order affects only how small epsilon is.
+        The result is valid for every rho-zCDP mechanism. Every order gives a valid bound, so an
+        inexact search for the best order can only make epsilon larger.
 
     Source:
         Bun and Steinke (2016), Proposition 1.3; Canonne, Kamath and Steinke (2020), Proposition 12.
@@ -98,8 +98,8 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":
         return simple
-    # The simple conversion uses the order 1 + sqrt(log / rho). The search starts there, because the
-    # best order is near.
+    # The simple conversion uses the order 1 + sqrt(log / rho). The best order is near, so the
+    # search is limited to orders around it.
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:

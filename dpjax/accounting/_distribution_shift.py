@@ -1,4 +1,4 @@
-"""Guarantees for records whose distribution differs from the oracle's.
+"""`under_distribution_shift`: guarantees if the records do not come from the oracle's distribution.
 
 docs/proofs/distribution-shift.md has the proofs.
 """
@@ -15,7 +15,7 @@ from dpjax._core._values import Guarantee, SampledEvent
 from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._composition import distinct_events, joint
 
-# Bounds the relative error of a few operations in float64, logarithms included.
+# A bound on the relative error of a few operations in float64, including logarithms.
 _ERROR = 16 * sys.float_info.epsilon
 
 
@@ -29,12 +29,12 @@ def under_distribution_shift(
     n: int,
     records: int | None = None,
 ) -> Guarantee:
-    """Turns a guarantee under the oracle's P into one for records that come from Q.
+    """Converts a guarantee for the oracle's distribution P to records with distribution Q.
 
-    Two databases that differ in t records have N = n + t records together. If two records decide
-    the distance of a pair, records=2 makes N = 2 t. A pair exceeds the estimate with probability
-    gamma under P, and with probability q under Q. Give one of these bounds on the shift of a single
-    record:
+    Two databases that differ in t records have N = n + t records together. If only two records
+    determine the distance of a pair, pass records=2, and N = 2 t. A pair exceeds the estimate with
+    probability gamma under P, and with probability q under Q. Pass one of these bounds on the shift
+    of the distribution of a single record:
 
         kl:          tau >= KL(P || Q),       kl(gamma || q) <= N tau
         reverse_kl:  tau >= KL(Q || P),       kl(q || gamma) <= N tau
@@ -45,15 +45,15 @@ def under_distribution_shift(
     gamma.
 
     Args:
-        guarantee: under P, for databases of n records.
+        guarantee: the guarantee under P, for databases of n records.
         kl: tau, 0 or above.
         reverse_kl: tau, 0 or above.
         chi2: c, 0 or above.
         ratio: W, 1 or above.
         n: the number of records, at least 1.
-        records: how many independent records decide the distance of a pair, as
-            `Sensitivity.deciding_records` says: 2 for affine `dpjax.targets.summable` targets under
-            `dpjax.oracles.independent`. None counts all.
+        records: how many independent records determine the distance of a pair, as in
+            `Sensitivity.deciding_records`: 2 for affine `dpjax.targets.summable` targets under
+            `dpjax.oracles.independent`. None counts all records.
 
     Returns:
         A `Guarantee` under Q, gamma capped at 1 and rounded up.
@@ -64,9 +64,10 @@ def under_distribution_shift(
             not fit a sampling of the guarantee.
 
     Formal guarantees:
-        Assumes i.i.d. records. The shift is paid once for all releases that the guarantee covers,
-        so compose first and shift last. A guarantee without samplings holds under any Q, and is
-        returned unchanged. For `kl` the result is never above Pinsker's gamma + sqrt(N tau / 2).
+        The result assumes i.i.d. records. The shift counts once for all releases that the guarantee
+        covers, so call `compose` first and this function last. A guarantee without samplings is
+        valid under any Q, and is returned unchanged. For `kl`, the result is never above Pinsker's
+        bound gamma + sqrt(N tau / 2).
 
     Source:
         Rubinstein and Aldà (2017), Proposition 8, with the data processing inequality of each
@@ -86,7 +87,7 @@ def under_distribution_shift(
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if len(given) != 1:
         raise ValueError(
-            f"kl must be given, or one of reverse_kl, chi2 and ratio in its place, got {given}"
+            f"exactly one of kl, reverse_kl, chi2 and ratio must be given, got {given}"
         )
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)
@@ -100,13 +101,14 @@ def under_distribution_shift(
     gamma, confidence = joint(events)
     if records is not None and {event.records for event in events} != {records}:
         raise ValueError(
-            "records must be how many records decide the distance of a pair, got"
-            f" records={records}, but the samplings have {[event.records for event in events]}:"
-            " leave it out"
+            "records must be the number of records that determine the distance of a pair, got"
+            f" records={records}, but the samplings say {[event.records for event in events]}:"
+            " leave records out"
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
-    # The same samplings, bound and n get the same identity. So they count once when composed later.
+    # Equal samplings, bounds and n give equal identities. So if the results are composed later,
+    # their gamma counts once.
     counted = (n,) if records is None else (n, records)
     words = (*sorted(event.identity for event in events), repr((name, bound, *counted)))
     identity = hashlib.sha256("|".join(words).encode()).hexdigest()[:32]
@@ -119,7 +121,7 @@ def under_distribution_shift(
 
 
 def _worst(name: str, gamma: float, bound: float, records: int) -> float:
-    """The largest gamma under Q that one of the four bounds allows, rounded up."""
+    """The largest gamma under Q that is consistent with the given bound, rounded up."""
     if name == "kl":
         limit = _up(records * bound)
         pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
@@ -129,7 +131,7 @@ def _worst(name: str, gamma: float, bound: float, records: int) -> float:
             # KL(Q || P) is finite, so an event that is impossible under P is impossible under Q.
             return 0.0
         return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))
-    # The factor (1 + c)^N or W^N. It may overflow to infinity, which is no guarantee.
+    # The log of the factor (1 + c)^N or W^N. If the factor overflows, the result is 1.
     exponent = _up(records * _up(math.log(bound) if name == "ratio" else math.log1p(bound)))
     if name == "ratio":
         return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
@@ -143,8 +145,8 @@ def _worst(name: str, gamma: float, bound: float, records: int) -> float:
 def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -> float:
     """The largest q in [gamma, 1] whose divergence is within a limit, rounded up.
 
-    `divergence` is a lower bound on a divergence that grows with q. So the returned q certainly
-    exceeds the limit, wherever the bisection stops.
+    `divergence` returns a lower bound on a divergence, which grows with q. So the divergence of the
+    returned q certainly exceeds the limit, wherever the bisection stops.
     """
     if limit == 0:
         return gamma
@@ -164,5 +166,5 @@ def _term(weight: float, log_a: float, log_b: float) -> tuple[float, float]:
 
 
 def _up(number: float) -> float:
-    """Rounds up the result of one operation, to cover its own rounding error."""
+    """Rounds up the result of one operation, to cover the rounding error of the operation."""
     return math.nextafter(number * (1 + _ERROR), math.inf) if number else 0.0

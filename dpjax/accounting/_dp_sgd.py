@@ -1,8 +1,8 @@
-"""The guarantee of all steps of a run of DP-SGD: host arithmetic around dp-accounting.
+"""The guarantee of a whole run of DP-SGD, computed by dp-accounting on the host.
 
-The noise multiplier z is sigma over the norm bound of one record's contribution. Replacing a record
-moves the sum by up to twice that bound. The accountants of dp-accounting represent this factor
-differently.
+The noise multiplier z is sigma divided by the norm bound of one record's contribution. Replacing a
+record changes the sum by up to twice this bound. The accountants of dp-accounting handle this
+factor in different ways.
 """
 
 import bisect
@@ -28,17 +28,17 @@ from dpjax.accounting._loss_distributions import (
 )
 from dpjax.random._noise import GAUSSIAN
 
-# Orders of Renyi divergences, densest where the best order lies for most runs.
+# Orders of Renyi divergences, densest where most runs have their best order.
 _ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
 # The search for a noise multiplier starts with loss intervals that are wider by this factor.
 _COARSE = 16.0
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
-# The noise multiplier that a search returns must spend at least this fraction of the requested
-# epsilon.
+# The epsilon of the noise multiplier that a search returns must be at least this fraction of the
+# requested epsilon.
 _MET = 0.99
-# The largest fraction of delta that pays for the difference between real and ideal noise and
-# batches.
+# The largest fraction of delta that may be used for the differences between real and ideal noise
+# and batches.
 _LARGEST_SHARE = 0.1
 # Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
@@ -56,7 +56,7 @@ class Sampling(Protocol):
 
     @property
     def n(self) -> int:
-        """The number of slots for records, public; neighbors differ in what one slot holds."""
+        """The public number of slots for records; neighbors differ in one slot."""
         ...
 
     @property
@@ -85,14 +85,15 @@ def dp_sgd(
 
     Args:
         sampling: how batches are drawn.
-        noise_multiplier: z, the standard deviation of the noise over the norm bound.
+        noise_multiplier: z, the standard deviation of the noise divided by the norm bound.
         steps: the number of steps.
         delta: the delta of the guarantee, in (0, 1).
-        dims: how many numbers get noise in a step: the size of all parameters.
-        relation: which databases are neighbors; None for that of an open ledger, else
-            add-or-remove-one. Batches of a fixed size need replace-one. Under add-or-remove-one,
-            both neighbors are stored in the n slots of the sampling, and one neighbor leaves one
-            slot empty. n, the rate and everything else about the sampling are public.
+        dims: how many numbers get noise in a step, which is the number of all parameters.
+        relation: which databases are neighbors. None takes the relation of an open ledger, or
+            add-or-remove-one if no ledger is open. Batches of a fixed size need replace-one. Under
+            add-or-remove-one, both neighbors are stored in the n slots of the sampling, and one
+            neighbor leaves one slot empty. n, the rate and everything else about the sampling are
+            public.
         privacy_unit: the unit that the sampling draws, as in `Guarantee`; "record" for single
             examples.
         method: "pld", by privacy loss distributions, or "renyi", which is looser and faster.
@@ -104,7 +105,7 @@ def dp_sgd(
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, the relation does not fit the sampling, batches
-            that exceed their capacity use up delta, or losses are too large to compute.
+            exceed their capacity too often for this delta, or losses are too large to compute.
 
     Formal guarantees:
         (epsilon, delta)-DP of the joint distribution of all steps, rounded up. Each step may depend
@@ -112,16 +113,16 @@ def dp_sgd(
         The guarantee includes the cost of the following:
 
         - the discretization of dp-accounting, which is pessimistic;
-        - batches that exceed their capacity: (1 + e^epsilon) p for every step, where p is the
-          probability of exceeding the capacity; the same for ties among the random words that order
-          a batch;
-        - mass that convolutions may lose: 1e-15 of delta for every step, with "pld";
-        - the distance between the tables of the noise and the normal distribution, for every
+        - batches that exceed their capacity: a delta of (1 + e^epsilon) p for every step, where p
+          is the probability of exceeding the capacity; similarly for ties among the random words
+          that determine the order of a batch;
+        - probability that convolutions may lose: a delta of 1e-15 for every step, with "pld";
+        - the difference between the tables of the noise and the normal distribution, for every
           coordinate of every step.
 
-        For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times that
-        of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors gives a
-        second case of the same formula.
+        For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times the
+        divergence of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors
+        gives a second case of the same formula.
 
     Source:
         Abadi et al. (2016); Mironov, Talwar and Zhang (2019) and Wang, Balle and Kasiviswanathan
@@ -231,18 +232,19 @@ def dp_sgd_noise_multiplier(
         method: as for `dp_sgd`.
 
     Returns:
-        A noise multiplier, at most .1% above the least one, and at least .01.
+        A noise multiplier of at least .01, which is at most .1% above the least one.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if a parameter is not a number.
-        ValueError: if a parameter is out of range, or no noise reaches the guarantee; or if batches
-            that exceed their capacity take more than a tenth of delta at this epsilon. The message
-            then names a large enough capacity. Or if "renyi" jumps over this epsilon.
+        ValueError: if a parameter is out of range, or no noise gives the guarantee; if batches that
+            exceed their capacity need more than a tenth of delta at this epsilon (then the message
+            says which capacity is large enough); or if "renyi" has no noise multiplier near this
+            epsilon.
 
     Formal guarantees:
-        With this noise multiplier `dp_sgd` has at most this epsilon. The function checks this at
-        the end.
+        With the returned noise multiplier, `dp_sgd` returns at most this epsilon. The function
+        checks this at the end.
 
     Source:
         See `dp_sgd`.
@@ -271,7 +273,7 @@ def dp_sgd_noise_multiplier(
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
-    # With this much noise, only the costs of tables and batches are left.
+    # With the most noise, only the costs of noise tables and of batches remain.
     if run.epsilon(_MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
@@ -280,7 +282,7 @@ def dp_sgd_noise_multiplier(
         )
     if method == "renyi":
         z = _least(run.epsilon, target, 1.0)
-        # Where even the largest order is too small, epsilon jumps as the noise changes.
+        # If even the largest order is too small, epsilon is a step function of the noise.
         reached = run.epsilon(z)
         if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
@@ -289,7 +291,7 @@ def dp_sgd_noise_multiplier(
                 f' gives more than {target:g}; use method="pld"'
             )
         return z
-    # Wide loss intervals are fast, and show where to search with narrow ones.
+    # A fast search with wide loss intervals gives the starting point of a search with narrow ones.
     about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
     return _least(run.epsilon, target, about)
 
@@ -315,7 +317,7 @@ def _noise_for_advantage(
 
 
 class _Drawn(NamedTuple):
-    """The numbers of a sampling, as a key of kept results."""
+    """The numbers of a sampling, as a key in a cache."""
 
     kind: Literal["poisson", "fixed"]
     n: int
@@ -324,7 +326,7 @@ class _Drawn(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """A run of DP-SGD, apart from its noise multiplier."""
+    """The parameters of a run of DP-SGD, without the noise multiplier."""
 
     sampling: Sampling
     steps: int
@@ -334,7 +336,7 @@ class _Run(NamedTuple):
     method: AccountingMethod
 
     def checked(self) -> "_Run":
-        """The same run with its relation filled in. Refuses parameters out of range."""
+        """Checks the parameters, and fills in the relation if it is None."""
         relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", self.method, get_args(AccountingMethod))
         steps = _checks.integer("steps", self.steps, least=1, most=10**9)
@@ -361,17 +363,17 @@ class _Run(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The logarithm of the factor by which the noise tables may change a density."""
+        """The log of the factor by which the noise tables may change the density of a run."""
         assert GAUSSIAN.lattice is not None
         return self.steps * self.dims * GAUSSIAN.lattice.certificate.loss
 
     @property
     def missed_anyway(self) -> float:
-        """The probability that noise leaves its tables, or that two sorted random words are equal.
+        """The probability that noise is outside of its tables, or that two random words are equal.
 
-        Equal words make the order of a batch less than uniform. The bound adds up all pairs of
-        128-bit words. A batch of a fixed size sorts the words of all records, any other batch
-        only those of its own records.
+        If two of the sorted words are equal, the order of a batch is not uniform. The bound adds up
+        the probabilities of all pairs of 128-bit words. Sampling with a fixed size sorts one word
+        for every record, and Poisson sampling sorts one word for every slot of a batch.
         """
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
@@ -380,23 +382,23 @@ class _Run(NamedTuple):
 
     @property
     def missed(self) -> float:
-        """`missed_anyway`, plus the probability that some batch exceeds its capacity."""
+        """`missed_anyway` plus the probability that some batch exceeds its capacity."""
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway
-        # Both neighbors fit into n slots.
+        # Both neighbors have at most n records, so n is the number of trials.
         cut = float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
         return self.missed_anyway + self.steps * cut
 
-    # `fit` asks several times, and a search takes a second. A run is a tuple of numbers.
+    # Results are cached, because `fit` calls this several times, and a search takes a second.
     @functools.lru_cache(1024)  # noqa: B019
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
-        """The epsilon of the real run, whose noise and batches differ slightly from the ideal ones.
+        """The epsilon of the real run, whose noise and batches differ slightly from the ideal run.
 
-        Outside of a mass m, densities of the two runs are within a factor e^loss. Then (epsilon,
-        delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run, where
-        delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. The subtracted part of delta grows
-        with epsilon, so the loop approaches the fixed point from below.
+        Except for a probability m, the densities of both runs are within a factor e^loss. Then
+        (epsilon, delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run,
+        where delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. So delta_0 depends on epsilon,
+        and epsilon on delta_0. The loop approaches the fixed point from below.
         """
         sampling = self.sampling
         if _delta_of_one_step(sampling, z, self.replaced, self._largest_epsilon()) > self.delta:
@@ -445,16 +447,16 @@ class _Run(NamedTuple):
         )
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which non-ideal noise and batches would use over a tenth of delta.
+        """Refuses an epsilon at which non-ideal noise and batches need over a tenth of delta.
 
-        Up to a tenth, the least noise hardly depends on this part of delta. Above a tenth, the same
-        noise might reach a smaller epsilon as well.
+        Up to a tenth, this part of delta hardly affects the least noise. Above a tenth, the least
+        noise might also give a smaller epsilon.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _charged_at(self, epsilon: float) -> float:
-        """The part of delta that pays for non-ideal noise and batches, at an epsilon."""
+        """The part of delta that covers non-ideal noise and batches, at an epsilon."""
         above = epsilon + self.loss
         return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
@@ -483,7 +485,7 @@ class _Run(NamedTuple):
 
 
 def rare_enough(epsilon: float, delta: float, steps: int) -> float:
-    """A probability of exceeding the capacity that costs a thousandth of delta in all steps."""
+    """The probability of exceeding the capacity that uses a thousandth of delta in all steps."""
     if epsilon > 600:
         return 0.0
     return delta / 1000 / steps / (1 + math.exp(epsilon))
@@ -491,16 +493,17 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 
 def least_capacity(n: int, rate: float, rare: float) -> int:
     """The least number of slots that a batch exceeds with a probability of at most `rare`."""
-    # SciPy's own inverse fails for small rates, so a bisection finds the number.
+    # SciPy's inverse of `sf` fails for small rates, so this is a bisection.
     exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
     return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
 
 
 def _least(promised: Callable[[float], float], target: float, start: float) -> float:
-    """The least z with promised(z) <= target, within .1%, or .01; `promised` must be decreasing.
+    """The least z with promised(z) <= target, within .1%, but at least .01.
 
-    It uses the secant method in logarithms. Each new point is moved slightly past the estimated
-    root, toward the farther end of the bracket, so that both ends keep moving.
+    `promised` must be decreasing. The search is the secant method in logarithms. Each new point is
+    slightly beyond the estimated root, toward the farther end of the bracket, so that both ends of
+    the bracket approach the root.
     """
     z, least = math.log(start), math.log(_LEAST_NOISE)
     below, above = (-math.inf, math.inf), (math.inf, 0.0)
@@ -530,7 +533,7 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
-    """A lower bound on the delta of one step at this epsilon; no run has a smaller delta."""
+    """A lower bound on the delta of one step at this epsilon, and so of any run."""
     sigma = z / 2 if replaced and sampling.kind == "fixed" else z
     inner = math.log1p(math.expm1(epsilon) / sampling.rate)
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)
@@ -546,7 +549,7 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
     if sampling.rate == 1:
         divergences = orders / (2 * z**2) * (4 if replaced else 1)
     elif sampling.kind == "fixed":
-        # The accountant assumes a sensitivity of 1. Replacing a record moves the sum by 2.
+        # The accountant assumes a sensitivity of 1, but replacing a record changes the sum by 2.
         one = accounting.GaussianDpEvent(min(z, _MOST_WITHOUT_REPLACEMENT) / 2)
         event = accounting.SampledWithoutReplacementDpEvent(sampling.n, sampling.capacity, one)
         accountant = accounting.rdp.RdpAccountant(_ORDERS, relations.REPLACE_ONE)
@@ -556,9 +559,9 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
     else:
         event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
         divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
-    # At low rates a divergence may be lost in rounding, or even be negative, because dp-accounting
-    # computes it as the logarithm of a number near 1. The measured error at all orders is below
-    # 1e-13 times the rate.
+    # dp-accounting computes a divergence as the logarithm of a number near 1. So at low rates, its
+    # rounding error may be larger than the divergence, and the result may be negative. The measured
+    # error at all orders is below 1e-13 times the rate.
     divergences = np.maximum(divergences, 0) + 1e-13 * sampling.rate
     composed = divergences * (steps * _OUTWARD)
 
@@ -571,9 +574,9 @@ def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable
 def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
     """The divergence of (1 - q) N(0, 1) + q N(1 / z, 1) from (1 - q) N(0, 1) + q N(-1 / z, 1).
 
-    For such functions the trapezoidal rule converges faster than any power. At small z it would
-    need many points, while sampling hardly reduces the divergence. There the function returns the
-    divergence without sampling, which is an upper bound.
+    The integrand is smooth and decays fast, so the trapezoidal rule converges faster than any power
+    of the step. A small z would need many points, but then sampling hardly reduces the divergence.
+    So for small z, the function returns the divergence without sampling, which is an upper bound.
     """
     if z < _LEAST_INTEGRATED:
         return 2 * order / z**2

@@ -1,4 +1,4 @@
-"""Hockey-stick divergences of one pair of databases, for each family of mechanisms.
+"""Hockey-stick divergences of a release on one pair of databases, by family of mechanisms.
 
 docs/proofs/privacy-profile.md has the proofs.
 """
@@ -12,7 +12,7 @@ import scipy
 
 from dpjax._core._pair_loss import LossFamily
 
-# Bounds the relative error of the closed forms below, with room to spare.
+# A generous bound on the relative error of the closed forms below.
 _ERROR = 1e-12
 _LEAST = 1e-300
 _FARTHEST = 1e150
@@ -20,17 +20,19 @@ _FARTHEST = 1e150
 
 @dataclasses.dataclass(frozen=True)
 class PairCurve:
-    """A bound on the divergence of all releases on a pair, as a function of its stretch.
+    """A bound on the divergence of several releases on a pair, as a function of its stretch.
+
+    The stretch of a pair is its distance over the distance to which releases are calibrated.
 
     Attributes:
-        family: the family of the releases without Gaussian noise, together.
-        loss: their joint loss on a pair of stretch 1.
-        deviations: for the Gaussian releases together, the distance in standard deviations at
-            stretch 1.
-        slack: the loss that the noise tables add.
-        missed: the mass that the noise tables miss.
-        chances: the logarithm of a factor on the probabilities of sampled losses, which covers
-            their rounding.
+        family: the joint family of all releases without Gaussian noise.
+        loss: the joint privacy loss of the releases without Gaussian noise, at stretch 1.
+        deviations: the joint distance of the Gaussian releases in standard deviations, at stretch
+            1.
+        slack: the privacy loss that the noise tables add.
+        missed: the probability that the noise tables omit.
+        chances: the log of a factor on the probabilities of sampled losses, which covers their
+            rounding.
     """
 
     family: LossFamily
@@ -41,12 +43,12 @@ class PairCurve:
     chances: float = 0.0
 
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
-        """Whether a pair is (epsilon, 0)-indistinguishable."""
+        """Whether the releases are (epsilon, 0)-DP on pairs of these stretches."""
         largest = (self.loss * stretch + 2 * self.slack) * (1 + _ERROR)
         return (largest <= epsilon) & (self.deviations == 0)
 
     def delta(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """The divergence at epsilon, rounded up. It grows with the stretch. Arrays broadcast."""
+        """The divergence at epsilon, rounded up, which grows with the stretch; arrays broadcast."""
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
         epsilon = self._charged(epsilon)
@@ -54,17 +56,17 @@ class PairCurve:
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """What an output of this privacy loss adds to the divergence; increasing in the loss."""
+        """The contribution of an output with this privacy loss to the divergence at epsilon."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """Caps epsilon, because the cost of the tables grows with it while the divergence falls."""
+        """Caps epsilon: for larger epsilons, the cost of the tables exceeds the divergence."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """Turns the divergence of ideal noise into that of noise from tables."""
+        """Converts the divergence of ideal noise to the divergence of noise from tables."""
         missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
@@ -72,7 +74,8 @@ class PairCurve:
         pure, deviations = self.loss * stretch, self.deviations * stretch
         if self.deviations == 0:
             return _FAMILIES[self.family](pure, epsilon)
-        # Randomized response with losses of +-pure dominates every mechanism without a delta.
+        # Randomized response with losses of +pure and -pure dominates all releases without Gaussian
+        # noise.
         up = 1 / (1 + np.exp(-pure))
         return up * gaussian(deviations, epsilon - pure) + (1 - up) * gaussian(
             deviations, epsilon + pure
@@ -80,12 +83,12 @@ class PairCurve:
 
 
 def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The divergence of Laplace noise that is shifted by `a` scales in total."""
+    """The divergence of Laplace noise that is shifted by `a` scales, summed over coordinates."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum((e - a) / 2, 0)))
 
 
 def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The largest divergence if all losses lie in some interval of length a."""
+    """The largest divergence if all privacy losses are in an interval of length a."""
 
     def at(e: np.ndarray) -> np.ndarray:
         above = np.where(a > e, a, 1.0)
@@ -96,26 +99,26 @@ def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The largest divergence if losses are at most a in magnitude: that of randomized response."""
+    """The largest divergence if privacy losses are in [-a, a], by randomized response."""
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum(e - a, 0)) / (1 + np.exp(-a)))
 
 
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """The divergence of normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
-    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # Beyond this, logarithms are infinite.
+    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # For larger values, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
-    # The difference of two nearly equal numbers loses digits. A bound on this error is added.
+    # The subtraction of two nearly equal numbers loses digits. A bound on this error is added.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):
         found = np.exp(high) * np.minimum(-np.expm1(np.minimum(low - high, 0)) + error, 1.0)
-        found = np.maximum(found, _LEAST)  # It may underflow.
+        found = np.maximum(found, _LEAST)  # The result must not underflow to 0.
     return np.where(mu > 0, found, np.maximum(-np.expm1(np.minimum(epsilon, 0)), 0.0))
 
 
 def _both_signs(epsilon: np.ndarray, at: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Extends a divergence to epsilon < 0, for families that treat both databases alike."""
+    """Extends a divergence to epsilon < 0, for families that are symmetric in both databases."""
     found = np.maximum(at(np.abs(epsilon)), 0.0)
     with np.errstate(under="ignore"):
         return np.where(epsilon >= 0, found, 1 - np.exp(-np.abs(epsilon)) * (1 - found))

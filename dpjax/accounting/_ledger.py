@@ -1,4 +1,4 @@
-"""A budget of privacy for one database, kept in a file."""
+"""`Ledger`: a privacy budget for one database, stored in a file, with a history of releases."""
 
 import csv
 import dataclasses
@@ -38,16 +38,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_WIDEST = 40  # Characters of a name in print.
+_WIDEST = 40  # A printed name has at most this many characters.
 
-# In a name, the text after this mark is a fingerprint of the request, which reports do not show.
+# In a name, the string after this separator is a fingerprint of the request. Reports hide it.
 FINGERPRINT = " #"
 _COLUMNS = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
 
 
 @dataclasses.dataclass(frozen=True)
 class LedgerReport:
-    """What was published, when, at which cost, and what is left; made by `Ledger.report`.
+    """A table of all releases with times and costs, and the remaining budget.
+
+    Made by `Ledger.report`.
 
     Attributes:
         history: the payments, as `Ledger.history` returns them.
@@ -55,7 +57,7 @@ class LedgerReport:
         path: the path of the ledger.
 
     Formal guarantees:
-        Those of `Ledger.history`. Costs and sums are exact decimals.
+        As for `Ledger.history`. Costs and sums are exact decimals.
     """
 
     history: tuple[dict[str, object], ...]
@@ -83,13 +85,13 @@ class LedgerReport:
         return _checks.extra("pandas", "sweep").DataFrame(self.rows)
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """The rows as comma-separated values with a header. It can also write them to a file.
+        """The rows as comma-separated values with a header; optionally writes them to a file.
 
         Args:
             path: the path of a file to write; None for no file.
 
         Returns:
-            The text.
+            The comma-separated values as a string.
         """
         text = io.StringIO(newline="")
         titles = [*_COLUMNS, "epsilon left", "delta left"]
@@ -112,7 +114,7 @@ class LedgerReport:
         return "\n".join([self._title(), *(lines if self.history else [])])
 
     def _words(self) -> list[list[str]]:
-        """Titles and rows as printed, without empty columns."""
+        """Column titles and rows as strings, without empty columns."""
         _, delta = self.budget
         rows: list[tuple[str, ...]] = [
             ("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")
@@ -143,7 +145,7 @@ def _decimal(number: object) -> Decimal:
 
 
 def _plain(number: object) -> str:
-    """A decimal with all of its digits, in positional notation unless that would be long."""
+    """A decimal with all digits; numbers of more than 14 characters in scientific notation."""
     text = format(_decimal(number), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if len(text) <= 14 else str(_decimal(number).normalize())
@@ -154,49 +156,51 @@ def _short(word: str) -> str:
 
 
 class Ledger(Account):
-    """The budget of one private database: every release is paid for before its noise is drawn.
+    """The privacy budget of one database, which pays for every release before its noise is drawn.
 
-    `dpjax.privatize(target, mechanism, ledger=ledger)` pays for the releases of one private
-    function. `with ledger:` pays for every release inside, also by a mechanism alone. Every release
-    is drawn anew and paid for, unless it has a name. `private(key, database, name="age")` returns
-    the earlier release of the same request under this name, free of charge. A key that was used
-    before is refused.
+    `dpjax.privatize(target, mechanism, ledger=ledger)` makes a private function whose releases the
+    ledger pays for. In a block `with ledger:`, the ledger pays for every release, also for releases
+    that a mechanism makes without `privatize`. Every release is drawn again and paid for, unless it
+    has a name: `private(key, database, name="age")` returns the earlier release of the same request
+    under this name, free of charge. A key that was used before is refused.
 
     Attributes:
         path: the path of the file.
         version: a public name for the state of the database.
 
     Formal guarantees:
-        All releases together have the guarantee `ledger.spent`, under the relation of the ledger,
-        and its epsilon and delta never exceed the budget. In a replace-one ledger, a release that
-        was made under add-or-remove-one costs its converted guarantee, see
+        All releases together have the guarantee `ledger.spent`, under the relation of the ledger.
+        Its epsilon and delta never exceed the budget. In a replace-one ledger, a release under
+        add-or-remove-one costs its guarantee converted to replace-one, see
         `dpjax.accounting.compose`. An add-or-remove-one ledger refuses releases under replace-one.
-        Costs add up by basic composition, so later releases may depend on earlier ones. gamma and
-        the confidence have no budget. They add up only for releases that were fixed in advance, see
-        `dpjax.accounting.compose`. Each epsilon and delta counts as the decimal that Python prints
-        for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for delta. The float64
-        itself may be larger by a relative 2^-53, which the noise covers. Sums are exact.
+        Costs are added up by basic composition, so later releases may depend on earlier ones. gamma
+        and the confidence have no budget. They add up only for releases that were chosen in
+        advance, see `dpjax.accounting.compose`. Each epsilon and delta counts as the decimal that
+        Python prints for it, rounded up to a multiple of 10^-12 for epsilon and of 10^-24 for
+        delta. The float64 itself may be larger by a relative 2^-53, which the noise covers. Sums
+        are exact.
 
-        A debit is on the disk before noise is drawn, for any number of processes. If a process is
-        killed or a release fails, the budget may have been spent without a release. A file is
-        refused if it is corrupted, truncated, not a ledger, read-only, or has several names (hard
-        links). It has a high-water mark, a file of the same name with `.mark` at the end. A file
-        that is older than its mark, or that has no mark, is refused too. But a ledger cannot notice
-        if both files were restored, copied or removed together. So exclude them from snapshots and
-        backups that are restored as a whole. Keep them on a disk of the machine: SQLite's
-        write-ahead log does not work on network file systems. Only people whom you trust should be
-        able to write to them, because nothing is signed.
+        The ledger writes a debit to the disk before noise is drawn, for any number of processes. If
+        a process is killed or a release fails, the budget may have been spent without a release. A
+        ledger file is refused if it is corrupted, truncated, not a ledger, read-only, or has
+        several names (hard links). A second file, with `.mark` after the same name, stores how much
+        was spent. If the ledger file is older than its mark, or has no mark, it is refused, too.
+        But a ledger cannot notice if both files were restored, copied or removed together. So
+        exclude both files from snapshots and backups that are restored as a whole. Keep both files
+        on a disk of the machine, because SQLite's write-ahead log does not work on network file
+        systems. Only people whom you trust should have permission to write both files, because
+        nothing is signed.
 
-        Refusals depend on the ledger, the guarantee and the key alone. An earlier release is
-        returned only for an equal name, version, target, mechanism and structure of the records.
-        The ledger never looks at the records, because whether they changed may be private. So give
-        two columns or groups two names. After the records change, open the ledger under another
-        `version`; otherwise it returns the old release. Names are public: do not choose them by
-        looking at records, not even at the groups in them.
+        Whether a release is refused depends only on the ledger, the guarantee and the key. An
+        earlier release is returned only for an equal name, version, target, mechanism and structure
+        of the records. The ledger never looks at the records, because the fact that they changed
+        may be private. So give different names to different columns or groups. After the records
+        change, open the ledger with another `version`; otherwise it returns the old release. Names
+        are public: do not choose names by looking at records, not even at which groups exist.
 
-        While a `with` block is open, it covers all threads of the process. The same holds for
+        While a `with` block is open, it covers all threads of the process. This is also true of
         `dpjax.random.KeyLedger`. If two budgets are open, a release in a thread that has opened
-        neither is refused: say which one pays, by `with` in the thread or by `ledger=`. A forked
+        neither is refused. Say which budget pays, by `with` in the thread or by `ledger=`. A forked
         process inherits the blocks that are open in its parent. `with` does not cover programs that
         were compiled ahead of time (`jit(f).lower(...).compile()`), other processes, and
         `mechanism.unpaid_draw`.
@@ -211,24 +215,24 @@ class Ledger(Account):
         version: str = "",
         relation: NeighboringRelation | None = None,
     ) -> None:
-        """Opens a ledger, or makes a new one.
+        """Opens a ledger, or creates a new one.
 
         Args:
             path: the path of an SQLite file, one for each private database. A budget must outlive
                 the program, so ":memory:", "" and URIs are refused.
-            epsilon: the budget, which never changes; above 0. A float counts as the decimal that it
-                prints.
-            delta: likewise, at least 0 and below 1.
+            epsilon: the epsilon of the budget, which never changes; above 0. A float counts as the
+                decimal that Python prints for it.
+            delta: the delta of the budget, which never changes; at least 0 and below 1.
             version: a public name for the state of the database. All versions share the budget.
-            relation: which databases are neighbors, for the whole budget. Mechanisms made inside of
-                `with ledger:` inherit it. None takes the relation of the file. A new file is under
-                replace-one, or under the relation of a `dpjax.PrivateTable` that uses it; the first
-                release fixes the relation.
+            relation: which databases are neighbors, for the whole budget. Mechanisms that are made
+                inside of `with ledger:` use it by default. None takes the relation of the file. A
+                new file is under replace-one, or under the relation of a `dpjax.PrivateTable` that
+                uses it. After the first release, the relation cannot change.
 
         Raises:
             TypeError: if a parameter has another type.
-            ValueError: if the path is not that of a file, or the budget is out of range, or budget
-                or relation differ from those of the ledger.
+            ValueError: if the path is not the path of a file, the budget is out of range, or the
+                budget or relation differs from the budget or relation in the file.
             LedgerError: if the file cannot be trusted, or cannot be written.
         """
         _check_text("version", version)
@@ -244,7 +248,7 @@ class Ledger(Account):
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
         asked = None if relation is None else str(NeighboringRelation(relation))
         self._file = LedgerFile(file, budget, relation=asked, made_under=asked)
-        # The relation of a file that states none, before its first debit.
+        # The relation until the first debit, if the file does not state a relation.
         self._undecided = NeighboringRelation(relation or NeighboringRelation.REPLACE_ONE)
         self._records: dict[str, object] = {}
         self.path = self._file.path
@@ -256,14 +260,14 @@ class Ledger(Account):
         return self._undecided if stored is None else stored
 
     def _stored_relation(self) -> NeighboringRelation | None:
-        """The relation that the file states; None if it states none and has no debit."""
+        """The relation that the file states; None before the first debit of a new file."""
         if self._file.chain.relation is None:
             self._file.update()
         stored = self._file.chain.relation
         return None if stored is None else NeighboringRelation(stored)
 
     def _pays_under(self, relation: NeighboringRelation) -> None:
-        """Puts a new budget under a relation, unless it is under one already.
+        """Sets the relation of a new ledger; refuses another relation for an old one.
 
         Args:
             relation: the relation of the releases that this ledger will pay for.
@@ -282,7 +286,7 @@ class Ledger(Account):
             )
 
     def _knows_records(self, name: str, records: object) -> None:
-        """Notes that a name stands for some records. Refuses other records under the same name.
+        """Remembers that a name stands for some records; refuses other records of this name.
 
         Args:
             name: the name of the records.
@@ -293,8 +297,9 @@ class Ledger(Account):
         """
         if self._records.setdefault(name, records) is not records:
             raise ValueError(
-                f"name={name!r} already stands for another table in this ledger, whose releases"
-                " would be returned for this table: give each table its own name, as in"
+                f"name={name!r} is already the name of another table in this ledger, and releases"
+                " of that table would be returned for this table: give each table its own name, as"
+                " in"
                 ' PrivateTable(frame, name="patients", ...)'
             )
 
@@ -312,7 +317,7 @@ class Ledger(Account):
 
     @property
     def spent(self) -> Guarantee:
-        """The guarantee of all releases that were paid for, see `dpjax.accounting.compose`."""
+        """The guarantee of all releases together, as by `dpjax.accounting.compose`."""
         self._file.update()
         guarantees = [_decoded(entry.body["guarantee"]) for entry in self._file.chain.debits()]
         together = compose(*guarantees) if guarantees else Guarantee(0.0, relation=self.relation)
@@ -320,14 +325,15 @@ class Ledger(Account):
         return dataclasses.replace(together, epsilon=epsilon, delta=min(1.0, delta))
 
     def history(self) -> list[dict[str, object]]:
-        """All payments in order, one row for each; `pandas.DataFrame` takes them.
+        """All payments in order, as dicts; `pandas.DataFrame(ledger.history())` makes a table.
 
         Returns:
-            Dicts of time (UTC), what (the name of the target or mechanism), version, epsilon and
-            delta (the cost), spent_epsilon and spent_delta (the sums so far), guarantee (in words),
-            gamma, confidence, notes, name ("" without one), key and request (fingerprints), and
-            kept (whether the ledger stores the release). They reveal nothing private as long as
-            your names of records and functions are public.
+            A dict for each payment, with the keys time (UTC), what (the name of the target or
+            mechanism), version, epsilon and delta (the cost), spent_epsilon and spent_delta (the
+            sums so far), guarantee (as printed), gamma, confidence, notes, name ("" for a release
+            without a name), key and request (fingerprints), and kept (whether the ledger stores the
+            release). The dicts reveal nothing private, as long as your names of records and
+            functions are public.
         """
         self._file.update()
         rows: list[dict[str, object]] = []
@@ -361,19 +367,19 @@ class Ledger(Account):
     def charge(self, guarantee: Guarantee, *, key: jax.Array | None = None, what: str = "") -> None:
         """Pays for a release that dpjax does not draw.
 
-        Every call pays, because no release is stored.
+        Every call pays, because the ledger does not store the release.
 
         Args:
             guarantee: the guarantee of the release.
-            key: a typed key of this release, which no other release may use.
-            what: a public description, for the history.
+            key: a typed key that the release uses. No other release may use this key.
+            what: a public description of the release, for the history.
 
         Raises:
-            TypeError: if the guarantee or the key is traced, or of another kind.
-            ValueError: if the guarantee is a batch or NaN, or its group size or its privacy unit
-                differs from the ledger's, or it is under replace-one but the ledger is not, or the
-                key was used before.
-            BudgetExceededError: if too little is left.
+            TypeError: if the guarantee or the key is traced, or of another type.
+            ValueError: if the guarantee is a batch or NaN, if its group size or privacy unit
+                differs from the ledger's, if it is under replace-one but the ledger is not, or if
+                the key was used before.
+            BudgetExceededError: if too little of the budget is left.
             LedgerError: if the file cannot be trusted, or cannot be written.
         """
         _check_text("what", what)
@@ -383,7 +389,7 @@ class Ledger(Account):
         self._debit(Payment(key, guarantee, what))
 
     def parallel(self, column: str) -> Parts:
-        """A block for releases on disjoint parts of the records, which together cost the maximum.
+        """A `with` block for releases on disjoint parts of the records, which cost the maximum.
 
             with ledger.parallel("cut") as part:
                 slots = queries.padded_records(table, capacity=100_000)
@@ -392,37 +398,38 @@ class Ledger(Account):
                         queries.private_mean(dpjax.random.secure_key(), records, ...)
 
         Args:
-            column: a public name for the division into parts, such as the name of a column. It is
-                combined with the name of a part and of a release, to name the records in the
-                ledger.
+            column: a public name for the division into parts, such as the name of a column. The
+                ledger stores each release under this name, the name of the part and the name of the
+                release.
 
         Returns:
-            `Parts`, which states the guarantee. Releases inside of the block are under
+            A `Parts`, whose docstring states the guarantee. Releases inside of the block are under
             add-or-remove-one. If the ledger is under replace-one, the block costs twice as much.
 
         Raises:
-            TypeError: if the name is not a text.
+            TypeError: if the name is not a string.
         """
         _check_text("column", column)
         return Parts(self, column, self._debit)
 
     def share(self, fraction: float | str | Decimal) -> Share:
-        """A fraction of the whole budget, for releases that are accounted together.
+        """A fraction of the whole budget, for releases that are composed tightly.
 
-        `with ledger.share(0.25):` pays for the releases inside. The ledger pays the whole share
-        before the first noise is drawn, and nothing if nothing is released. If the budget has no
-        delta, each release pays for itself instead, and the rest stays in the ledger.
+        `with ledger.share(0.25):` pays for the releases inside of the block. The ledger debits the
+        whole share before the first noise is drawn, and nothing if nothing is released. If the
+        budget has no delta, each release pays its own epsilon instead, and the rest of the share
+        remains in the ledger.
 
         Args:
-            fraction: the fraction of the budget, above 0 and at most 1. A float counts as it
-                prints.
+            fraction: the fraction of the budget, above 0 and at most 1. A float counts as the
+                decimal that Python prints for it.
 
         Returns:
-            A `Share`. One Gaussian release at `share.epsilon` and `share.delta` costs all of it. So
-            do k releases with sqrt(k) times that noise each.
+            A `Share`. One Gaussian release at `share.epsilon` and `share.delta` uses the whole
+            share. k releases use the whole share if each has sqrt(k) times as much noise.
 
         Raises:
-            TypeError: if the fraction is no number.
+            TypeError: if the fraction is not a number.
             ValueError: if the fraction is out of range.
         """
         part = Fraction(units("fraction", fraction, EPSILON_DIGITS, math.floor), 10**EPSILON_DIGITS)
@@ -431,22 +438,23 @@ class Ledger(Account):
         return self._shares(self._file.chain.budget, part, 1)[0]
 
     def split(self, parts: int) -> list[Share]:
-        """Equal parts of the remaining budget, which are accounted together.
+        """Splits the remaining budget into equal shares, which are composed tightly.
 
-        With a delta, the squares of Gaussian releases' mu add up: each of 4 parts has half of the
-        mu of the whole, not a quarter. The first release in any part pays for all parts. Without a
-        delta, each part has its share of epsilon, and each release pays for itself.
+        If the budget has a delta, the squares of mu of Gaussian releases are added up. So each of 4
+        shares has half of the mu of the whole, not a quarter. The first release in any share
+        debits all shares. If the budget has no delta, each share has its part of epsilon, and each
+        release pays its own epsilon.
 
         Args:
-            parts: how many, at least 1.
+            parts: the number of shares, at least 1.
 
         Returns:
             A list of `Share`s.
 
         Raises:
-            TypeError: if the number of parts is no integer.
-            ValueError: if it is below 1.
-            BudgetExceededError: if nothing is left.
+            TypeError: if `parts` is not an integer.
+            ValueError: if `parts` is below 1.
+            BudgetExceededError: if too little of the budget is left.
         """
         count = _checks.integer("parts", parts, least=1)
         self._file.update()
@@ -456,7 +464,7 @@ class Ledger(Account):
 
     def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        # For a smaller part with a delta, float64 would not resolve mu.
+        # For a smaller share with a delta, float64 is too coarse to compute mu.
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
@@ -467,10 +475,10 @@ class Ledger(Account):
         return [Share(self, pool, count) for _ in range(count)]
 
     def report(self) -> LedgerReport:
-        """What was published, when, at which cost, and what is left.
+        """A table of all releases with times and costs, and the remaining budget.
 
         Returns:
-            A `LedgerReport`: it prints as a table, and `to_frame()` makes a pandas DataFrame.
+            A `LedgerReport`. It prints as a table, and `to_frame()` makes a pandas DataFrame.
         """
         return LedgerReport(tuple(self.history()), self.budget, str(self.path))
 
@@ -479,8 +487,8 @@ class Ledger(Account):
         self._debit(release)
 
     def _debit(self, release: Payment, price: Amount | None = None) -> None:
-        """Writes a debit to the file: what the guarantee costs, or another price."""
-        # `compose` gives samplings without an identity a new one. The file stores it.
+        """Writes a debit to the file: the cost of the guarantee, or the given price."""
+        # `compose` gives a gamma without a sampling a new identity, which the file stores.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"
@@ -496,7 +504,7 @@ class Ledger(Account):
         )
 
     def released(self, request: Request) -> Release | None:
-        """The release that is kept under a request, if any."""
+        """The release that is stored for a request; None if there is none."""
         found = self._file.stored(self._stored_as(request))
         if found is None:
             return None
@@ -511,7 +519,7 @@ class Ledger(Account):
         return Release(value, _decoded(body["guarantee"]))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Keeps the first release under a request, and returns it."""
+        """Stores the first release for a request, and returns the stored release."""
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(release.value)]
         self._file.store(
             self._stored_as(request),
@@ -539,4 +547,6 @@ def _decoded(stored: dict[str, Any]) -> Guarantee:
     try:
         return guarantee_from_json(stored)
     except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"an entry of the ledger holds no guarantee: {error}") from error
+        raise LedgerError(
+            f"an entry of the ledger does not contain a guarantee: {error}"
+        ) from error

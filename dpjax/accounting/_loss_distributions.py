@@ -1,8 +1,8 @@
-"""Epsilon of composed steps by the privacy loss distributions of dp-accounting.
+"""The epsilon of composed steps, by the privacy loss distributions of dp-accounting.
 
-dp-accounting discretizes losses, which is an upper bound at every width. This module avoids two
-remaining problems: convolutions by FFT lose mass, and small noise or many steps need too much
-memory.
+dp-accounting discretizes privacy losses such that the result is an upper bound, whatever the width
+of the intervals. This module handles two problems that remain: convolutions by FFT lose some
+probability, and small noise or many steps need too much memory.
 """
 
 import math
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4
-# The largest number of loss intervals, which get wider to stay below it; and the largest loss,
-# above which a run is refused.
+# The largest number of loss intervals: intervals become wider if there would be more. The largest
+# privacy loss: a run with larger losses is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Bounds the mass that convolutions by FFT lose. The total mass of one step is off by 1e-16, and it
-# is raised to the power of the number of steps.
+# Bounds on the probability that convolutions by FFT lose. The total probability of one step is off
+# by 1e-16, and it is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# dp-accounting raises the number of outcomes to the power of the steps, which would overflow above
-# this number of steps.
+# For more steps than this, dp-accounting would overflow, because it computes the number of outcomes
+# to the power of the number of steps.
 _MOST_AT_ONCE = 1000
 
 
 class NoEpsilonError(ValueError):
-    """No finite epsilon is known at the given delta."""
+    """Raised if no finite epsilon is known at the given delta."""
 
 
 def epsilons_by_losses(
@@ -76,12 +76,12 @@ def composed_losses(
         rate: the probability that a record is in a batch.
         z: the noise multiplier.
         steps: the number of mechanisms.
-        replaced: whether neighbors replace a record, instead of adding or removing it.
-        coarseness: a factor on the width of the intervals. Wide intervals are fast and bound
-            epsilon, too.
+        replaced: whether the relation is replace-one, instead of add-or-remove-one.
+        coarseness: a factor on the width of the loss intervals. Wide intervals are faster, and
+            still give an upper bound on epsilon.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # The standard deviation of the noise over the distance that a record moves the sum.
+    # The standard deviation of the noise divided by the largest change of the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -108,7 +108,7 @@ def composed_losses(
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:
-    """The width of the loss intervals. It is increased if the default would need too much memory.
+    """The width of the loss intervals: the default, or more if that would need too much memory.
 
     Every width gives a valid bound.
     """
@@ -116,7 +116,8 @@ def _interval(sigma: float, rate: float, steps: int) -> float:
     largest = 0.5 / sigma**2 + 10.5 / sigma + 20 * math.sqrt(steps * variance)
     if largest > _LARGEST_LOSS:
         raise NoEpsilonError(
-            f'losses of {largest:.1g} are too large for method="pld": add noise, or use "renyi"'
+            f'privacy losses of {largest:.1g} are too large for method="pld": add more noise, or'
+            ' use method="renyi"'
         )
     return max(_INTERVAL, largest / _MOST_INTERVALS)
 
@@ -135,11 +136,11 @@ def _self_composed(
 def _fixed_size(
     accounting: ModuleType, rate: float, sigma: float, interval: float
 ) -> "PrivacyLossDistribution":
-    """The losses of a Gaussian mechanism of sensitivity 1 on a random subset, under replace-one.
+    """The loss distribution of a Gaussian mechanism on a random subset, under replace-one.
 
-    dp-accounting makes the loss distribution from hockey-stick divergences on a grid of epsilons.
-    Divergences at negative epsilons follow from the positive ones, since swapping the neighbors
-    mirrors the curve.
+    The mechanism has sensitivity 1. dp-accounting computes the loss distribution from hockey-stick
+    divergences on a grid of epsilons. Swapping the neighbors mirrors the curve, so the divergences
+    at negative epsilons can be computed from the positive ones.
     """
     # The log ratio of densities exceeds this with a probability of only e^-50.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
@@ -148,7 +149,7 @@ def _fixed_size(
     inner = np.log1p(np.expm1(epsilons) / rate)
     tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
     mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # Divergences are at least 0. The last term covers rounding errors that make them too small.
+    # Divergences are at least 0. The term 1e-16 covers rounding errors.
     upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
     upper = np.minimum.accumulate(upper)
     lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]

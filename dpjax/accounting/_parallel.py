@@ -1,4 +1,4 @@
-"""Releases on disjoint parts of a database."""
+"""Parallel composition: releases on disjoint parts of a database cost the maximum."""
 
 import dataclasses
 import functools
@@ -23,28 +23,29 @@ from dpjax.accounting._prices import Amount, cost_of
 def parallel(*guarantees: Guarantee) -> Guarantee:
     """Composes releases on disjoint parts of one database, under add-or-remove-one.
 
-    Which part a record belongs to must depend on that record alone. Then adding or removing a
-    record changes one part, and the releases on other parts keep their distributions. So the
-    largest epsilon and the largest delta hold for all releases together.
+    The part of a record must depend on this record alone. Then adding or removing a record changes
+    only one part, and the distributions of releases on other parts do not change. So all releases
+    together cost the largest epsilon and the largest delta.
 
-    Replacing a record may remove it from one part and add it to another, so replace-one guarantees
-    for the parts are not enough. For a result under replace-one, use `group(parallel(...), 2)` with
-    guarantees under add-or-remove-one.
+    Replacing a record may remove it from one part and add another record to another part. So
+    replace-one guarantees for the parts are not enough. For a result under replace-one, use
+    `group(parallel(...), 2)` with guarantees under add-or-remove-one.
 
     Args:
-        *guarantees: one for the release on each part, under add-or-remove-one.
+        *guarantees: the guarantee of the release on each part, under add-or-remove-one.
 
     Returns:
         A `Guarantee` with the largest epsilon and delta; gamma and confidence as in `compose`.
 
     Raises:
         TypeError: if an argument is not a concrete guarantee.
-        ValueError: if no guarantee is given, or if one is under replace-one, a batch or NaN, or for
-            groups of several records, or if its privacy unit is not a record.
+        ValueError: if no guarantee is given, or if a guarantee is under replace-one, a batch or
+            NaN, for groups of several records, or for another privacy unit than a record.
 
     Formal guarantees:
-        (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t, or for all
-        records of a person, are refused, since t records may lie in t parts: compose those instead.
+        (max epsilon, max delta)-DP for the joint release. Guarantees for groups of t records, or
+        for all records of a person, are refused, because t records may be in t different parts. Use
+        `compose` for these.
 
     Source:
         McSherry, "Privacy integrated queries" (2009), Theorem 4.
@@ -69,26 +70,29 @@ def parallel(*guarantees: Guarantee) -> Guarantee:
 
 
 class Parts:
-    """Releases about disjoint parts of the records; made by `ledger.parallel`.
+    """Accounts for releases on disjoint parts of the records; made by `ledger.parallel`.
 
-    `with parts("Fair"):` pays for the releases inside, which must be about this part alone, and
-    `dpjax.privatize(..., ledger=parts("Fair"))` for those of one function. For a release inside the
-    block that names no part, the ledger pays in full, as if there were no block.
+    In a block `with parts("Fair"):`, the account of the part "Fair" pays for all releases, which
+    must use the records of this part alone. `dpjax.privatize(..., ledger=parts("Fair"))` does the
+    same for the releases of one function. If a release inside the block of `ledger.parallel` does
+    not name a part, the ledger pays its full cost, as without the block.
 
     Attributes:
-        column: the public name of the division.
+        column: the public name of the division into parts.
 
     Formal guarantees:
-        Each record must be in at most one part, and its part must depend on that record alone.
-        `queries.split_by` makes such parts; for other parts, you promise this. Releases must be
-        under add-or-remove-one, since sizes of parts are private. For all releases together, an
-        add-or-remove-one ledger pays the largest epsilon and the largest delta of a part. A
-        replaced record may leave one part and enter another, or change within one. So a replace-one
-        ledger pays 2 epsilon and (1 + e^epsilon) delta. docs/proofs/groups.md has the proof.
-        Earlier releases may choose later ones, also of other parts. What a release adds to these
-        costs is on the disk before its noise is drawn. So after a crash or an exception the ledger
-        has paid for all that was published. The sums of the parts are in memory: another block, or
-        another process, pays anew. A fork is refused.
+        Each record must be in at most one part, and its part must depend on this record alone.
+        `queries.split_by` makes such parts. If you make parts yourself, you promise this. Releases
+        must be under add-or-remove-one, because the sizes of parts are private. For all releases
+        together, an add-or-remove-one ledger pays the largest epsilon and the largest delta of a
+        part. A replaced record may leave one part and enter another, or change within a part. So a
+        replace-one ledger pays 2 epsilon and (1 + e^epsilon) delta. docs/proofs/groups.md has the
+        proof. Later releases may depend on earlier ones, also of other parts.
+
+        The ledger writes the additional cost of a release to the disk before its noise is drawn. So
+        after a crash or an exception, the ledger has paid for everything that was published. The
+        sums of the parts are in memory, so another block or another process starts at 0. A forked
+        process is refused.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # Without this, no budget would pay for a release that names no part.
+        # Without this, no budget would pay for a release that does not name a part.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -115,15 +119,15 @@ class Parts:
     def __call__(self, part: str | int) -> "Part":
         """The account of one part, by its public name or key."""
         if isinstance(part, bool) or not isinstance(part, (str, int)):
-            raise TypeError(f"part must be a text or an integer, got {_checks.shown(part)}")
+            raise TypeError(f"part must be a string or an integer, got {_checks.shown(part)}")
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
         """Pays the amount by which a release of a part raises the joint cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
-                "parts belong to the block of `with ledger.parallel(...)` and to its process: their"
-                " sums are in memory"
+                "parts can only be used inside of the block `with ledger.parallel(...)` and in its"
+                " process, because their sums are in memory: open another block"
             )
         promised = compose(release.guarantee)
         _check_of_one_part(promised)
@@ -135,7 +139,7 @@ class Parts:
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
             self._pay(release._replace(guarantee=promised, what=what), due)
-            # Updated only after the debit: if the debit fails, nothing is published.
+            # The sums are updated after the debit. If the debit fails, nothing is published.
             self._of_part, self._paid = of_part, paid
 
     def _together(self, of_part: dict[str | int, Amount]) -> Amount:
@@ -148,18 +152,20 @@ class Parts:
         return 2 * epsilon, math.ceil(Fraction(replaced) * 10**DELTA_DIGITS)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("parts cannot be copied or pickled: both would spend the same budget")
+        raise TypeError(
+            "parts cannot be copied or pickled, because both copies would spend the same budget"
+        )
 
 
 class Part(Account):
     """The account of one part; made by `Parts`.
 
     Attributes:
-        part: its public name or key.
+        part: the public name or key of the part.
 
     Formal guarantees:
-        The guarantees of `Parts`. A named release is stored under the names of the division, the
-        part and the records.
+        As for `Parts`. A release with a name is stored under the names of the division, the part
+        and the release.
     """
 
     def __init__(
@@ -170,7 +176,7 @@ class Part(Account):
 
     @property
     def relation(self) -> NeighboringRelation:
-        """Add-or-remove-one: the size of a part is private."""
+        """Add-or-remove-one, because the size of a part is private."""
         return NeighboringRelation.ADD_OR_REMOVE_ONE
 
     def record(self, release: Payment) -> None:
@@ -179,15 +185,15 @@ class Part(Account):
         self._pay(release._replace(request=request and self._of_part(request)))
 
     def released(self, request: Request) -> Release | None:
-        """The release that the ledger keeps under a request about this part, if any."""
+        """The release that the ledger stores for a request on this part; None if there is none."""
         return self._ledger.released(self._of_part(request))
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Keeps the first release under a request about this part, and returns it."""
+        """Stores the first release for a request on this part, and returns the stored release."""
         return self._ledger.keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:
-        # The part is in the fingerprint, so that two parts never share an answer.
+        # The part is hashed into the fingerprint, so that requests on different parts differ.
         words = repr((self._column, self.part, request.fingerprint))
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 
@@ -199,8 +205,8 @@ def _check_of_one_part(guarantee: Guarantee) -> None:
     added = guarantee.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if guarantee.privacy_unit != RECORD:
         raise ValueError(
-            f"guarantees must be for one record, got one for a {guarantee.privacy_unit}, whose"
-            " records may lie in many parts: release all parts at once, by queries.by"
+            f"guarantees must be for one record, got a guarantee for a {guarantee.privacy_unit},"
+            " whose records may be in several parts: release all parts at once, by queries.by"
         )
     if not added or guarantee.group_size > 1:
         raise ValueError(

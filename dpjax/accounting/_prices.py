@@ -1,4 +1,4 @@
-"""Prices of releases, in the units of a ledger."""
+"""Costs of releases as integers, in the units of a ledger, and conversion to decimals."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dpjax._core._values import Guarantee
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, BudgetExceededError, decimal
 
-_MOST_DIGITS = 400  # Before or after the point: more than any float64 prints.
+_MOST_DIGITS = 400  # The most digits before or after the point. No float64 prints as many.
 
 
 Amount: TypeAlias = tuple[int, int]
@@ -29,7 +29,7 @@ def cost_of(promised: Guarantee) -> Amount:
 
 
 def units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
-    """A number as a multiple of 10^-digits. A float counts as the decimal that it prints."""
+    """A number as a multiple of 10^-digits. A float counts as the decimal that Python prints."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise TypeError(
             f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"

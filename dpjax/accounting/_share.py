@@ -1,4 +1,4 @@
-"""Parts of a ledger's budget, in which Gaussian releases add up by their squares."""
+"""`Share`: a part of a ledger's budget, in which the squares of Gaussian releases' mu add up."""
 
 import math
 import os
@@ -18,25 +18,26 @@ from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._noise import GAUSSIAN
 
-_MARGIN = 1e-6  # Covers the rounding of the functions below, in float64.
+_MARGIN = 1e-6  # This covers the float64 rounding errors of the functions below.
 
 
 class Pool:
     """A part of a budget that several shares spend together.
 
-    Without a delta, costs are epsilons, in units of the ledger. Every release pays for itself, and
-    the rest stays in the ledger. With a delta, costs are squares of mu, see `Share`. The first
-    release pays for the whole pool, and later releases pay nothing.
+    If the budget has no delta, costs are epsilons in units of the ledger. Every release pays its
+    own cost, and the rest remains in the ledger. If the budget has a delta, costs are squares of
+    mu, see `Share`. The first release pays for the whole pool, and later releases pay nothing.
 
     Attributes:
-        pay: writes a debit to the file, of a given price or of a guarantee's cost.
-        whole: the epsilon and delta of the pool, in units.
-        epsilon: the same, as a float.
-        delta: the same, as a float.
+        pay: a function that writes a debit to the file, with a given price or with the cost of the
+            guarantee.
+        whole: the epsilon and delta of the pool, in units of the ledger.
+        epsilon: the epsilon of the pool, as a float.
+        delta: the delta of the pool, as a float.
         relation: the relation of the ledger.
         most: the largest sum of costs.
         spent: the sum of costs so far.
-        drawn: how many numbers have been given noise so far.
+        drawn: how many noisy numbers have been drawn so far.
         used: whether a release was paid for.
     """
 
@@ -50,7 +51,7 @@ class Pool:
         self.epsilon, self.delta = map(float, as_decimals(*whole))
         self.most = Fraction(whole[0])
         if self.delta > 0:
-            # A fraction SHARE of epsilon and delta pays for the noise tables.
+            # A fraction SHARE of epsilon and delta is set aside for the noise tables.
             mu = largest_mu(self.epsilon * (1 - SHARE), self.delta * (1 - SHARE))
             self.most = Fraction(mu) ** 2
         self.spent, self.drawn, self.used = Fraction(0), 0, False
@@ -66,20 +67,20 @@ class Pool:
         mu = _mu_of(guarantee, drawing, shift)
         if mu is None:
             raise BudgetExceededError(
-                "a share of a budget with a delta pays for Gaussian noise in the norm l2 and for"
-                " releases without a delta; pay for others from the ledger itself"
+                "a share of a budget with a delta pays only for Gaussian noise in the norm l2 and"
+                " for releases without a delta: pay for other releases from the ledger itself"
             )
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the pool also covers the noise tables for so many numbers."""
+        """Whether the pool covers the noise tables of this many drawn numbers."""
         if self.delta == 0:
             return True
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """The debit of the next release; None for the cost of its guarantee."""
+        """The price of the next release; None if it pays the cost of its guarantee."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -88,30 +89,31 @@ class Pool:
 class Share(Account):
     """A part of a budget; made by `ledger.share` or `ledger.split`.
 
-    `with share:` pays for the releases inside, and `dpjax.privatize(..., ledger=share)` for those
-    of one function. Named releases are stored in the ledger.
+    In a block `with share:`, the share pays for all releases. `dpjax.privatize(..., ledger=share)`
+    makes a private function whose releases the share pays for. Releases with a name are stored in
+    the ledger.
 
     Attributes:
-        epsilon: the epsilon of a release that costs the whole share: of a Gaussian release at
+        epsilon: the epsilon of a release that uses the whole share: of a Gaussian release at
             `delta`, or of any release if the budget has no delta.
-        delta: likewise.
-        pure_epsilon: the epsilon of a release without a delta that costs the whole share.
+        delta: the delta of a Gaussian release that uses the whole share.
+        pure_epsilon: the epsilon of a release without a delta that uses the whole share.
 
     Formal guarantees:
         All releases in the shares of one `share` or `split` together cost the ledger at most the
         requested part of its epsilon and delta. A share of a budget without a delta adds up
-        epsilons, and every release pays for itself.
+        epsilons, and every release pays its own epsilon.
 
-        A share with a delta adds up squares of mu, the sensitivity over the scale of Gaussian
-        noise. The first release debits the whole part, before its noise is drawn, and nothing is
-        paid back. A smaller cost, determined at the end, would depend on the answers, and would not
-        be a guarantee. A share that was never used costs nothing. If a process is killed, the rest
-        of its shares is lost.
+        A share with a delta adds up squares of mu, where mu is the sensitivity over the standard
+        deviation of Gaussian noise. The first release debits the whole part of the budget before
+        its noise is drawn, and nothing is refunded. A refund at the end would depend on the
+        answers, and so the smaller cost would not be a guarantee. A share that was never used costs
+        nothing. If a process is killed, the rest of its shares is lost.
 
         All releases of such a share together can be simulated from a single Gaussian release, with
         the largest mu that is (epsilon, delta)-DP after the cost of the noise tables. Other
-        releases of the ledger may come in between. docs/proofs/adaptive.md has the proof. gamma is
-        as for the ledger.
+        releases of the ledger may happen in between. docs/proofs/adaptive.md has the proof. gamma
+        is accounted as in the ledger.
     """
 
     def __init__(self, ledger: Account, pool: Pool, parts: int) -> None:
@@ -133,16 +135,16 @@ class Share(Account):
 
     @property
     def remaining(self) -> float:
-        """The part of the share that is left, from 0 to 1."""
+        """The fraction of the share that is left, from 0 to 1."""
         return float((self.most - self.spent) / self.most)
 
     def record(self, release: Payment) -> None:
-        """Pays for a release. The debit is on the disk before the sums count it."""
+        """Pays for a release. The debit is written to the disk before the sums are updated."""
         pool, drawing = self._pool, release.drawing
         if pool.process != os.getpid():
             raise BudgetExceededError(
-                "a share belongs to the process that made it: its sums are in memory, and a fork"
-                " would spend them twice"
+                "a share can only be used in the process that made it, because its sums are in"
+                " memory, and a forked process would spend it a second time"
             )
         with pool.lock:
             cost = pool.cost(compose(release.guarantee), drawing)
@@ -160,15 +162,17 @@ class Share(Account):
             self.spent, pool.spent = self.spent + cost, pool.spent + cost
 
     def released(self, request: Request) -> Release | None:
-        """The release that the ledger keeps under a request, if any."""
+        """The release that the ledger stores for a request; None if there is none."""
         return self._ledger.released(request)
 
     def keep(self, request: Request, release: Release) -> Release:
-        """Keeps the first release under a request, and returns it."""
+        """Stores the first release for a request, and returns the stored release."""
         return self._ledger.keep(request, release)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError("a share cannot be copied or pickled: both would spend it")
+        raise TypeError(
+            "a share cannot be copied or pickled, because both copies would spend the same budget"
+        )
 
     def __repr__(self) -> str:
         return f"Share({self.remaining:.4g} left, of {self._ledger!r})"
@@ -177,7 +181,7 @@ class Share(Account):
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
     """The mu of a release, rounded up; None if it has a delta but is not Gaussian.
 
-    Noise that is calibrated to add-or-remove-one is shifted twice as far by a replaced record.
+    If noise is calibrated under add-or-remove-one, a replaced record shifts it twice as far.
     """
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
@@ -186,8 +190,8 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
         return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
-    # Solves Phi(mu / 2) = 1 / (1 + e^-epsilon), in terms of the smaller tail, which keeps its
-    # digits.
+    # This solves Phi(mu / 2) = 1 / (1 + e^-epsilon). It uses the smaller tail, which has a small
+    # relative rounding error.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
@@ -201,7 +205,7 @@ def _logit_of_half(mu: float) -> float:
 def _log_delta(epsilon: float, mu: float) -> float:
     """Log of the delta of Gaussian noise: Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - ...)."""
     first, second = scipy.special.log_ndtr([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
-    # In logarithms, the difference keeps its digits even if both terms are tiny.
+    # In logarithms, the difference is accurate even if both terms are tiny.
     gap = min(epsilon + second - first, -1e-300)
     return float(first + math.log(-math.expm1(gap)))
 
@@ -215,12 +219,12 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 def epsilon_of(mu: float, delta: float) -> float:
     """An epsilon at which calibrated Gaussian noise has at most this mu, rounded down."""
-    # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
+    # Bisection finds the epsilon below which noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)
 
 
 def _down(number: Fraction) -> float:
-    """The float64 that prints as the decimal, or the next below."""
+    """The float64 that prints as the decimal, or the next float64 below."""
     nearest = float(number)
     return nearest if Fraction(repr(nearest)) <= number else math.nextafter(nearest, 0)

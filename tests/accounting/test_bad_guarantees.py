@@ -135,7 +135,7 @@ def test_a_row_of_a_ledger_that_holds_none_is_told(stored, tmp_path):
         except (KeyError, TypeError, ValueError, dpjax.LedgerError) as error:
             said = error
         assert isinstance(said, dpjax.LedgerError)
-        assert "holds no guarantee" in str(said)
+        assert "does not contain a guarantee" in str(said)
 
 
 BOUND = dpjax.assume_sensitivity(1.0, norm="l1")  # Which a mechanism has.
@@ -162,7 +162,7 @@ def test_events_hold_no_nan(method):
     nothing = accounting.GaussianDpEvent(float("nan"))
     nested = accounting.SelfComposedDpEvent(accounting.ComposedDpEvent([nothing]), 3)
     for event in (nothing, nested, accounting.PoissonSampledDpEvent(0.1, nothing)):
-        with pytest.raises(ValueError, match="must not hold NaN"):
+        with pytest.raises(ValueError, match="must not contain NaN"):
             compose_events(accounting.GaussianDpEvent(1.0), event, delta=1e-5, method=method)
 
 

@@ -110,7 +110,7 @@ def test_what_is_not_known_is_refused():
     repeated = dp_accounting.SelfComposedDpEvent(RESPONSE, 10**6)
     with pytest.raises(ValueError, match="repeated at most 100000"):
         compose_events(repeated, delta=1e-5, relation=REPLACE)
-    with pytest.raises(TypeError, match="events must be those of dp-accounting"):
+    with pytest.raises(TypeError, match="events must be dp_accounting"):
         compose_events(delta=1e-5)
     with pytest.raises(ValueError, match="method must be one of"):
         compose_events(RESPONSE, delta=1e-5, method="moments")

@@ -115,7 +115,7 @@ def test_a_name_stands_for_one_table(opened):
     ledger = opened()
     table(ledger)
     table(ledger)
-    with pytest.raises(ValueError, match="name='' already stands for another table"):
+    with pytest.raises(ValueError, match="name='' is already the name of another table"):
         dpjax.PrivateTable({"x": np.ones(3)}, most_rows=8, ledger=ledger)
     dpjax.PrivateTable({"x": np.ones(3)}, most_rows=8, ledger=ledger, name="other")
 

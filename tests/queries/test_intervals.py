@@ -472,7 +472,9 @@ def test_where_nothing_is_known_interval_says_why():
         with pytest.raises(ValueError, match="no interval is known for this release"):
             unknown.interval()
         assert "±" not in repr(unknown)
-    with pytest.raises(ValueError, match=r"post-processed.* ends of the first release's interval"):
+    with pytest.raises(
+        ValueError, match=r"post-processed.* ends of the original release's interval"
+    ):
         processed.interval()
     with pytest.raises(TypeError, match="interval runs on the host"):
         jax.jit(lambda key: dpjax.laplace(1.0, 1.0)(key, 50).interval())(KEYS[0])
