@@ -9,6 +9,7 @@ from dpjax.accounting._concentrated import zcdp_to_epsilon
 from dpjax.accounting._distribution_shift import under_distribution_shift
 from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_noise_multiplier, dp_sgd_risk
 from dpjax.accounting._ledger import LedgerReport
+from dpjax.accounting._monte_carlo import SimulatedLosses, monte_carlo
 from dpjax.accounting._parallel import Part, Parts, parallel
 from dpjax.accounting._risk import risk
 from dpjax.accounting._share import Share
@@ -22,6 +23,7 @@ __all__ = [
     "Risk",
     "Sampling",
     "Share",
+    "SimulatedLosses",
     "compose",
     "compose_at",
     "compose_events",
@@ -29,6 +31,7 @@ __all__ = [
     "dp_sgd_noise_multiplier",
     "dp_sgd_risk",
     "group",
+    "monte_carlo",
     "parallel",
     "post_process",
     "risk",

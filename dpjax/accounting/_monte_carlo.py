@@ -1,0 +1,218 @@
+"""An accountant by simulation, for privacy losses that have no formula."""
+
+import dataclasses
+from collections.abc import Callable
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._core import _checks
+from dpjax._core._guarantee import RECORD, check_privacy_unit
+from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._types import Key
+from dpjax._core._values import Guarantee, NeighboringRelation, SampledEvent, guarantee_in
+from dpjax._exact._numerics import TailBand, bisect
+from dpjax._tracing._fingerprints import digest
+from dpjax._tracing._programs import Program, kept_jit
+from dpjax.random._keys import check_key, sampling_key
+
+_CHUNK = 2**14
+# Losses are raised by this, relative to 1 and to their size, for rounding in float64.
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SimulatedLosses:
+    """Privacy losses that were simulated; made by `monte_carlo`.
+
+    Attributes:
+        confidence: the probability over the simulation that all limits hold together.
+        draws: how many losses were drawn in each direction.
+        relation: which databases are neighbors.
+        privacy_unit: whose data neighboring databases differ in.
+
+    Formal guarantees:
+        Those of `monte_carlo`.
+    """
+
+    confidence: float
+    draws: int
+    relation: NeighboringRelation
+    privacy_unit: str
+    _bands: tuple[TailBand, ...]
+    _identity: str
+
+    def delta(self, epsilon: float) -> float:
+        """An upper limit of the least delta with (epsilon, delta)-DP.
+
+        Args:
+            epsilon: finite, at least 0.
+
+        Returns:
+            A number in (0, 1]. Its limit for large epsilons is above 0, and falls with the draws.
+        """
+        epsilon = float(_checks.non_negative("epsilon", epsilon))
+
+        def curve(losses: np.ndarray) -> np.ndarray:
+            return -np.expm1(np.minimum(epsilon - losses, 0.0))
+
+        return max(float(band.mean(curve)) for band in self._bands)
+
+    def epsilon(self, delta: float) -> float:
+        """An upper limit of the least epsilon with (epsilon, delta)-DP.
+
+        Args:
+            delta: in (0, 1).
+
+        Returns:
+            A number, at least 0.
+
+        Raises:
+            ValueError: if so many draws cannot show this delta.
+        """
+        delta = float(_checks.fraction("delta", delta))
+        if self.delta(0.0) <= delta:
+            return 0.0
+        points = np.concatenate([band.points for band in self._bands])
+        largest = float(np.max(points, where=np.isfinite(points), initial=0.0))
+        if self.delta(largest) > delta:
+            raise ValueError(
+                f"delta={delta:g} is too small for draws={self.draws}, which show"
+                f" {self.delta(largest):.2g} at best: take more draws, or a larger delta"
+            )
+        return bisect(lambda x: self.delta(x) > delta, 0.0, largest)[1]
+
+    def guarantee(self, delta: float) -> Guarantee:
+        """The guarantee at a delta, with the confidence of the simulation.
+
+        Args:
+            delta: in (0, 1).
+
+        Returns:
+            A `Guarantee`. `compose` counts one simulation once, and adds the probabilities that
+            several simulations mislead.
+        """
+        event = SampledEvent(0.0, self.confidence, self._identity)
+        return Guarantee(
+            self.epsilon(delta),
+            float(delta),
+            confidence=self.confidence,
+            events=(event,),
+            relation=self.relation,
+            notes=("by simulation",),
+            privacy_unit=self.privacy_unit,
+        )
+
+    def __repr__(self) -> str:
+        return f"SimulatedLosses(draws={self.draws}, confidence={self.confidence:g})"
+
+
+def monte_carlo(
+    key: Key,
+    sample_losses: Callable[[Key], jax.Array],
+    *,
+    draws: int,
+    confidence: float = 0.99,
+    relation: NeighboringRelation | None = None,
+    privacy_unit: str = RECORD,
+) -> SimulatedLosses:
+    """Accounts for a mechanism whose privacy loss can be drawn, by a simulation.
+
+    delta(epsilon) is the mean of max(0, 1 - e^(epsilon - L)), where L is the privacy loss of a
+    dominating pair of distributions P and Q: log P(x) / Q(x) for x from P. You write the function
+    that draws L. It suits samplings of batches for which no formula is known.
+
+    Args:
+        key: a typed key. Choose it before you look at any result, and do not try several.
+        sample_losses: `sample_losses(key)` returns one loss, or an array with one loss for each
+            direction: P against Q, and Q against P. It is traced with 64-bit numbers, and must
+            return float64. Losses may be infinite; NaN counts as infinity.
+        draws: how many losses are drawn. A delta needs at least about 20 / delta of them.
+        confidence: the probability that all limits hold, for all epsilons and directions together.
+        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        privacy_unit: as in `Guarantee`.
+
+    Returns:
+        A `SimulatedLosses`: `delta(epsilon)`, `epsilon(delta)` and `guarantee(delta)`.
+
+    Raises:
+        TypeError: if `sample_losses` is not a function of a key, or does not return float64; for
+            mechanisms, whose guarantee is already known.
+        ValueError: if a parameter is out of range, or losses have another shape.
+
+    Formal guarantees:
+        If P and Q dominate every pair of neighboring databases, the limits hold with probability at
+        least `confidence` over the simulation. Domination is your proof, and this function cannot
+        check it. It must cover adaptive mechanisms, where a step may depend on results of earlier
+        steps, such as every training. If only one of several pairs dominates for each
+        database, return the losses of each as a direction.
+
+        The limits have no asymptotics. Order statistics of the losses have exact limits
+        (Clopper-Pearson), and the mean of a monotone function between 0 and 1 follows from them.
+        Losses are raised by 10^-9 for rounding.
+
+    Source:
+        Wang, Mahloujifar, Wu, Jia and Mittal, "A randomized approach to tight privacy accounting"
+        (2023), for the estimate; docs/proofs/privacy-profile.md for the limits.
+
+    Example:
+        >>> import jax
+        >>> import dpjax
+        >>> def gaussian_loss(key):
+        ...     return jax.random.normal(key, dtype="float64") + 0.5
+        >>> found = dpjax.accounting.monte_carlo(
+        ...     dpjax.random.seeded_key(0), gaussian_loss, draws=100_000
+        ... )
+        >>> found.guarantee(1e-2)
+        (epsilon=2.37..., delta=0.01, gamma=0)-random DP, confidence 0.99, ...
+    """
+    check_key(key)
+    _checks.host_only("monte_carlo", key, "it outside")
+    if guarantee_in(sample_losses) is not None:
+        raise TypeError(
+            "sample_losses must be a function that draws privacy losses, got"
+            f" {_checks.shown(sample_losses)}, which has a guarantee: use compose_at"
+        )
+    _checks.function("sample_losses", sample_losses)
+    draws = _checks.integer("draws", draws, least=100, most=10**9)
+    confidence = float(_checks.fraction("confidence", confidence))
+    relation = relation_or_inherited(relation)
+    check_privacy_unit(privacy_unit)
+    seed = sampling_key(key)
+    with jax.enable_x64(True):
+        spec = jax.ShapeDtypeStruct((), seed.dtype)
+        program = Program.trace("sample_losses", sample_losses, spec)
+        kinds = [(leaf.dtype, len(leaf.shape)) for leaf in program.outputs.leaves]
+        if kinds not in ([(np.float64, 0)], [(np.float64, 1)]):
+            raise TypeError(
+                "sample_losses must return a number or a vector in float64, got"
+                f" {program.outputs}: leave out casts, and draw with dtype='float64'"
+            )
+        if not program.is_concrete:
+            raise TypeError("sample_losses closes over a traced value: call it outside of jit")
+        losses = _drawn(seed, program, draws)
+    error = (1 - Fraction(confidence)) / losses.shape[1]
+    raised = losses + _ROUNDING * (1 + np.abs(losses))
+    bands = tuple(TailBand.of(column, error) for column in raised.T)
+    words = jax.random.key_data(seed)
+    identity = digest("simulated losses", program.fingerprint, words, draws)
+    return SimulatedLosses(confidence, draws, relation, privacy_unit, bands, identity)
+
+
+def _drawn(key: Key, program: Program, draws: int) -> np.ndarray:
+    """The losses, shape (draws, directions)."""
+    size = min(draws, _CHUNK)
+    found = [
+        np.asarray(_chunk(key, jnp.uint32(start), program=program, size=size))
+        for start in range(0, draws, size)
+    ]
+    return np.concatenate(found)[:draws].reshape(draws, -1)
+
+
+@kept_jit("program", "size")
+def _chunk(key: Key, start: jax.Array, *, program: Program, size: int) -> jax.Array:
+    numbers = start + lax.iota(jnp.uint32, size)
+    return jax.vmap(lambda number: program(jax.random.fold_in(key, number)))(numbers)
