@@ -38,6 +38,12 @@ class Draws:
         return found
 
     @functools.cached_property
+    def with_nan(self) -> list[str]:
+        """The names of numbers that are NaN in some draw, and so have no quantiles."""
+        columns = zip(self.names, self.columns, strict=True)
+        return [name for name, column in columns if np.isnan(column).any()]
+
+    @functools.cached_property
     def _sorted(self) -> list[tuple[np.ndarray, np.ndarray]]:
         orders = [np.argsort(column, kind="stable") for column in self.columns]
         return [(order, x[order]) for order, x in zip(orders, self.columns, strict=True)]

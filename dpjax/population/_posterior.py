@@ -42,8 +42,10 @@ class Posterior:
     def of(
         cls, draws: Draws, weights: np.ndarray, effective_size: float, *, is_tempered: bool = False
     ) -> "Posterior":
-        """Refuses weights that are concentrated on too few draws."""
+        """Refuses weights that are concentrated on too few draws, and draws that are NaN."""
         count = len(weights)
+        if draws.with_nan:
+            raise ValueError(f"prior must draw numbers, got NaN for {draws.with_nan}")
         if not effective_size > 0:
             raise ValueError(
                 f"none of the {count:,} simulated databases could have given this release: the"

@@ -324,3 +324,22 @@ def test_few_draws_near_the_release_are_refused_with_the_remedy(keys):
         fine.posterior(jnp.float32(0.25))
     with pytest.raises(ValueError, match="none of the 1,000 simulated databases"):
         fine.posterior(jnp.float32(3e38))
+
+
+def test_a_prior_that_draws_nan_is_refused():
+    """Its quantiles would be those of the other draws, or NaN."""
+
+    def prior(key):
+        share = jax.random.uniform(key)
+        return {"share": share, "odds": jnp.where(share > 0.5, jnp.nan, share)}
+
+    with pytest.raises(ValueError, match=r"prior must draw numbers, got NaN for \['odds'\]"):
+        dpjax.posterior(
+            dpjax.random.seeded_key(0),
+            jnp.int32(10),
+            PRIVATE,
+            prior=prior,
+            model=lambda key, theta, n: bernoulli(key, theta["share"], n),
+            n=N,
+            draws=2000,
+        )
