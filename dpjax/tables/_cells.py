@@ -129,6 +129,11 @@ def cells_of(
         return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
     low, high = bounds_of(name, bounds or {}, frame)
     count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
+    if not math.isfinite(high - low):
+        raise ValueError(
+            f"bounds of column {name!r} must be less than the largest float apart, got"
+            f" {(low, high)}: give closer ones, or the edges of buckets"
+        )
     edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
     return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
 

@@ -179,7 +179,8 @@ def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndar
         return found.astype(dtype) if isinstance(dtype, np.dtype) else found
     dtype = column.entries.dtype
     if dtype.kind == "f":
-        return np.where(known, entries, np.nan).astype(dtype)
+        largest = np.finfo(dtype).max
+        return np.where(known, np.clip(entries, -largest, largest), np.nan).astype(dtype)
     if dtype.kind in "iu":
         entries = np.clip(entries, np.iinfo(dtype).min, np.iinfo(dtype).max)
     whole = entries.astype(dtype)

@@ -110,6 +110,15 @@ def test_dtypes_are_those_of_the_frame():
     assert found["n"].null_count() > 0
 
 
+def test_a_drawn_number_is_finite_in_a_short_dtype():
+    """Half of the cell is beyond the largest number of float16."""
+    frame = {"x": np.full(400, 6.5e4, np.float16)}
+    with np.errstate(over="ignore"):  # A mutant must fail at the assertion.
+        found = ask(frame, keys={}, bounds=None, buckets={"x": [6e4, 7e4]}).value["x"]
+    assert found.dtype == np.float16
+    assert np.isfinite(found).all()
+
+
 def test_a_seeded_key_repeats_the_table():
     asked = {"columns": ["x", "k"], "workload": 1}
     first, again, other = (ask(mixed(), key=key, **asked).value["x"] for key in (1, 1, 2))
@@ -314,6 +323,7 @@ def test_what_is_wrong_is_refused_by_name():
     refused("bounds must have a whole number between them", buckets={"k": [0.2, 0.8]}, bounds=None)
     refused("buckets of column 'x' must be at least 2 increasing", buckets={"x": [3, 1]})
     refused("finite edges", buckets={"x": [0, np.inf]})
+    refused("less than the largest float apart", bounds={"x": (-1e308, 1e308)}, buckets=4)
     table = dpjax.PrivateTable({"x": np.zeros(3)}, most_rows=3)
     with pytest.raises(ValueError, match="columns must be distinct names, at least one"):
         table.synthetic(rows=3, **COST)
