@@ -1,4 +1,4 @@
-"""Keys, and the noise that releases are made of."""
+"""Random keys (ChaCha20), and distributions of noise."""
 
 from dpjax.random._chacha20 import CHACHA20
 from dpjax.random._keys import KeyLedger, secure_key, seeded_key

@@ -1,7 +1,7 @@
 """ChaCha20 (RFC 8439) as a JAX key implementation, in uint32 arithmetic.
 
-A key is 256 bits. Everything is derived from its blocks. Each use has a nonce of its own, so no
-output is ever a key and no two uses share a block:
+A key has 256 bits. All outputs are blocks of ChaCha20 under this key. Each kind of output has its
+own nonce, so no two uses share a block:
 
     bits      nonce 0       counters 0, 1, 2, ...
     split     nonce 1       counter i holds children 2i and 2i + 1, for any number of children
@@ -10,8 +10,9 @@ output is ever a key and no two uses share a block:
 
 Words are in the order of their blocks, so a draw of n words is the beginning of any longer draw.
 
-Blocks are computed word by word over many lanes, in chunks that stay in the cache. Under `vmap`
-keys become lanes, so a million keys cost as much as a million blocks of one key.
+Many blocks are computed at a time. Each word of the state is an array with one lane per block, and
+chunks of lanes fit the cache. Under `vmap`, blocks of different keys are lanes, too. So a million
+keys take as long as a million blocks of one key.
 """
 
 import dataclasses
@@ -36,17 +37,18 @@ KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
-# The number of lanes in a chunk: the fastest on a CPU, and for GPUs enough to fill any of them.
+# The number of lanes in a chunk: the fastest number on a CPU, and a number that fills any GPU.
 CHUNK, _GPU_CHUNK = 4112, 2**21
 # From this many lanes on, `_rounds_of_words` saves more time on a CPU than its compilation takes.
 _MANY_LANES = 2**9
-# Arrays at multiples of 4 KiB compete for the same cache sets: a CPU takes twice as long for 4,096
-# lanes as for 4,112.
+# Arrays whose addresses differ by multiples of 4 KiB compete for the same cache sets. So a CPU
+# takes twice as long for 4,096 lanes as for 4,112.
 _PAGE_LANES = 2**10
 
 
 # A permutation of the state that turns columns into diagonals, and diagonals into columns: column j
-# of row i comes from column i - j. So one loop body serves rounds of columns and of diagonals.
+# of row i comes from column i - j. With this permutation, one loop body computes both kinds of
+# rounds.
 _REFLECTED = np.array(
     [4 * row + (row - column) % 4 for row in range(4) for column in range(4)], np.int32
 )
@@ -71,7 +73,7 @@ def block_function(state: jax.Array) -> jax.Array:
 def _by_rows(
     together: Callable[[_Rows], _Rows], unroll: int = 1
 ) -> Callable[[jax.Array], jax.Array]:
-    """Twenty equal rounds in one loop: compiles ten times faster than unrolled; for few lanes."""
+    """Twenty equal rounds in a loop, for few lanes; compiles ten times faster than unrolled."""
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
         a, b, c, d = state.reshape(4, 4, -1)
@@ -92,9 +94,9 @@ def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Arr
 
 
 def _rounds_of_words(words: Words) -> Words:
-    """The rounds on a CPU. LLVM vectorizes a loop of two double rounds.
+    """The rounds on a CPU. LLVM vectorizes a loop body of two double rounds.
 
-    A loop of five double rounds would run ten times longer.
+    It does not vectorize a body of five double rounds, which would take ten times as long.
     """
     lanes = words[0].size
     if lanes % _PAGE_LANES == 0:
@@ -105,9 +107,10 @@ def _rounds_of_words(words: Words) -> Words:
 
 
 def _rounds_in_kernels(words: Words) -> Words:
-    """The rounds on a GPU: two double rounds per kernel. More would compile slowly.
+    """The rounds on a GPU, with two double rounds per kernel. More would compile slowly.
 
-    The first two are outside of the loop, so that XLA fuses them with the words of the state.
+    The first two double rounds are outside of the loop, so that XLA fuses them with the computation
+    of the state.
     """
 
     def two_double_rounds(words: Words) -> Words:
@@ -133,7 +136,7 @@ def _double_round(words: Words) -> Words:
 
 
 def _quarter_rounds(rows: _Rows) -> _Rows:
-    """The quarter round on every column, or on one."""
+    """The quarter round on all columns, or on one column."""
     a, b, c, d = rows
     for first, second in ((16, 12), (8, 7)):
         a = a + b
@@ -148,7 +151,7 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
 
 
 def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
-    """The first 16 words of `bits` of `fold_in`, without a program to compile."""
+    """The first 16 words of `bits(fold_in(key, data))`, computed without compilation."""
     child = _block_on_host(_one_state(key_data, data, _FOLD_IN))[:KEY_WORDS]
     return _block_on_host(_one_state(child, 0, _BITS))
 
@@ -165,18 +168,19 @@ def _block_on_host(state: np.ndarray) -> np.ndarray:
     return np.concatenate(words) + state
 
 
-# The rules for `vmap` that `for_all_keys` made, by which `generates_words` knows its operations.
+# The rules for `vmap` that `for_all_keys` has made. `generates_words` recognizes operations by
+# these rules.
 _RULES = set[Hashable]()
 
 
 def uniform_words(
     key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
 ) -> jax.Array:
-    """Uniform words: `count` rows of `width` words each, from the counter `first` on.
+    """Uniform words: `count` rows of `width` words each, starting at the counter `first`.
 
     Returns:
-        A uint32 array of shape (count, width). Neither `vmap` over keys nor a larger count changes
-        these bits.
+        A uint32 array of shape (count, width). The bits are the same under `vmap` over keys, and
+        the same as the first rows of a draw with a larger count.
     """
     first = jnp.asarray(first, jnp.uint32)
     return _words_of_keys(nonce, width, count)(key_data, first)
@@ -211,7 +215,7 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
         keys: shape (K, 8).
         counters: shape (K, n), the counters of each key.
         nonces: the first words of nonces, broadcast to the shape of the counters.
-        rounds: their second words, likewise.
+        rounds: the second words of nonces, broadcast to the shape of the counters.
     """
     lanes = counters.size
 
@@ -225,7 +229,7 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
 
 
 def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Makes a function of a batch of keys work for one key, and for any batch under `vmap`.
+    """Converts a function of a batch of keys to a function of one key with a rule for `vmap`.
 
     Args:
         function: takes keys of shape (K, 8) and other arrays of shape (K,). Its results have a
@@ -261,7 +265,7 @@ def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def generates_words(equation: jex.JaxprEqn) -> bool:
-    """Whether a traced operation turns keys into samples or words."""
+    """Whether a traced operation computes samples or words from keys."""
     rule = getattr(equation.params.get("rule"), "rule", None)
     return isinstance(rule, Hashable) and rule in _RULES
 
@@ -270,8 +274,8 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
     """Maps a function of batches over the leading axis, a chunk of lanes at a time.
 
     Args:
-        function: of batches of the arrays.
-        lanes: the number of lanes of an element.
+        function: a function of batches of the arrays.
+        lanes: the number of lanes that one element needs.
         arrays: arrays of equal length.
     """
     on_cpu, on_others = (
@@ -292,10 +296,10 @@ def in_chunks(
     if batches <= 1:
         return function(*arrays)
     size = -(-count // batches)
-    function = jax.jit(function, inline=True)  # `jit` traces it once.
+    function = jax.jit(function, inline=True)  # So it is traced only once.
 
     def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
-        # The last batch overlaps the one before. Padding instead would copy all keys.
+        # The last batch overlaps the previous batch. Padding would copy all keys.
         start = jnp.minimum(i * size, count - size)
         slices = (lax.dynamic_slice_in_dim(x, start, size) for x in arrays)
         return start, function(*slices)
@@ -305,7 +309,8 @@ def in_chunks(
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    # Zeros with the sharding type of the results, which a loop under `shard_map` needs.
+    # The zeros are computed from the arrays, so that they vary over devices as the results do. A
+    # loop under `shard_map` requires this.
     firsts = (x.reshape(-1)[0].astype(jnp.uint32) for x in arrays)
     zero = functools.reduce(jnp.bitwise_or, firsts) & np.uint32(0)
     empty = jax.tree.map(
@@ -314,7 +319,7 @@ def in_chunks(
     return lax.fori_loop(0, batches, go_on, empty)
 
 
-# Each function is one compiled program. Otherwise JAX would compile its operations one by one.
+# Without `jit`, JAX would compile the operations of this function one by one.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     count, width = math.prod(shape), 2 if bit_width == 64 else 1
@@ -351,8 +356,8 @@ def _fold_in(key: jax.Array, data: ArrayLike) -> jax.Array:
 def _refuse_seed(seed: jax.Array) -> jax.Array:
     del seed
     raise ValueError(
-        "the chacha20 implementation takes no seed, because a search could find it: make keys by"
-        " dpjax.random.secure_key(), or in research by dpjax.random.seeded_key(seed)"
+        "the chacha20 implementation accepts no seed, because a search could find the seed: make"
+        " keys by dpjax.random.secure_key(), or in research by dpjax.random.seeded_key(seed)"
     )
 
 
@@ -379,8 +384,8 @@ class _NotPickled:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a key is not pickled: two processes that draw under one key share their noise. Give"
-            f" each process a key of its own: {self.instead}"
+            "a key cannot be pickled, because two processes that draw with the same key would share"
+            f" their noise. Give each process its own key: {self.instead}"
         )
 
 
@@ -398,8 +403,8 @@ def _implementation(
     )
 
 
-# Two implementations with the same bits. The dtype of a key, and of all keys derived from it, says
-# whether it came from a seed.
+# Two implementations with the same bits. The dtype of a key says whether the key, or the key from
+# which it was derived, came from a seed.
 CHACHA20 = _implementation(
     "chacha20",
     "chacha",

@@ -1,15 +1,16 @@
-"""The grid to which a value is rounded, and the integer that divides the lattice's noise.
+"""The grid to which a value is rounded, and the divisor that scales noise from tables to the grid.
 
 A value x becomes the integer X = round(x / g), where g is the step of the grid. Let N be noise of
-scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so c lattice points
-make a grid step. It is post-processing of c X + N, because X + round(Z) = round(X + Z) for an
-integer X. Discrete Laplace noise is floor(N / c) - floor(M / c) instead, for exponential N and M.
-In units of the value, the noise has the scale T g / c. This must cover
+scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so a grid step is c
+lattice points. The release is post-processing of c X + N, because X + round(Z) = round(X + Z) for
+an integer X. Discrete Laplace noise is floor(N / c) - floor(M / c), for exponential N and M. In
+units of the value, the noise has the scale T g / c. This scale must cover
 
 - the nominal scale;
-- rounding to the grid: every coordinate may move by one step more than the value, so the
+- rounding to the grid: the difference of two rounded coordinates may be one step larger, so the
   sensitivity Delta becomes Delta + g ||1||, in the norm of the mechanism;
-- the certificate of the tables: each coordinate costs 2 loss of epsilon, and e^loss of delta.
+- the errors of the tables, by their certificate: each coordinate adds 2 loss to epsilon, and
+  multiplies delta by e^loss.
 
 g is a power of two, so that x / g is exact. c is rounded down, which makes the noise larger.
 
@@ -40,16 +41,17 @@ from dpjax._tracing._programs import QuickJit
 from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
-# A grid step is at least this part of sensitivity / ||1||, which adds .0008% of noise. A finer grid
-# would gain nothing, and its integers would clamp large values earlier.
+# A grid step is at least this fraction of sensitivity / ||1||, which increases the noise by .0008%.
+# A finer grid would have no benefit, and would clamp large values earlier.
 _FINEST = 2.0**-17
-# Covers the float32 roundings below, and the error of exponential draws that start again.
+# This factor covers the float32 rounding errors below, and the error of exponential draws that
+# restart.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
 
 
-# Checks compute with numbers on the host, and draws with JAX scalars.
+# Checks use numbers on the host, and draws use JAX scalars.
 _Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
 
 
@@ -57,9 +59,9 @@ class GridFit(NamedTuple):
     """A grid and the scale of the noise on it.
 
     Attributes:
-        exponent: int32, the grid is 2^exponent; 0 for integers.
+        exponent: int32; a grid step is 2^exponent; 0 for integers.
         divisor: uint32, below 2^16; c is divisor * 2^shift.
-        shift: uint32.
+        shift: uint32, see `divisor`.
         scale: the scale of the noise, in units of the value; NaN if no divisor fits.
     """
 
@@ -80,15 +82,15 @@ class Calibration:
     """The numbers that determine the scale of noise, in units of the value.
 
     Attributes:
-        scale: nominal scale of the noise.
-        sensitivity: in the mechanism's norm.
+        scale: the nominal scale of the noise.
+        sensitivity: the sensitivity in the mechanism's norm.
         epsilon: the epsilon of the guarantee.
         rounding: the norm of a vector with a 1 in each float coordinate, which is rounded, and a 0
             in each integer coordinate.
-        coordinates: the number of noisy coordinates; each is charged the certificate's loss.
+        coordinates: the number of noisy coordinates, each of which adds the certificate's loss.
         zero_allowed: whether the caller explicitly allowed a scale of 0, which means no noise.
-        grid_dtype: the dtype in which the grid is found: float64 if all float leaves have it, else
-            float32.
+        grid_dtype: the dtype in which the grid is computed: float64 if all float leaves have this
+            dtype, else float32.
     """
 
     scale: Scalar
@@ -102,8 +104,9 @@ class Calibration:
     def fit(self, lattice: Lattice, dtype: DTypeLike, exponent: jax.Array | None = None) -> GridFit:
         """The grid for values of a dtype; its scale is NaN if no divisor fits.
 
-        Works in floats, also inside `jit`. Every rounding goes outward, or `_OUTWARD` covers it.
-        The returned scale follows from the divisor, and is at least the needed scale.
+        It computes in floats, also inside of `jit`. Every rounding is outward, or is covered by
+        `_OUTWARD`. The returned scale is computed from the divisor, and is at least the scale that
+        is needed.
 
         Args:
             lattice: the lattice of the noise.
@@ -111,20 +114,20 @@ class Calibration:
             exponent: the exponent of a known grid, if several noises share it; None finds one.
         """
         if not any_traced(self, exponent):
-            # One compiled program instead of forty small ones. The number of coordinates becomes a
-            # float, so that all numbers share the program. `_OUTWARD` covers its rounding.
+            # One compiled program replaces forty small ones. The number of coordinates becomes a
+            # float, so that it is not a constant of the program. `_OUTWARD` covers its rounding.
             known = dataclasses.replace(self, coordinates=float(self.coordinates))
             return _compiled_fit(known, exponent, lattice=lattice, dtype=np.dtype(dtype))
         return self._fit(lattice, np.dtype(dtype), exponent)
 
     def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
-        # float32 for integers, not the default float, so that x64 does not change their noise.
+        # Integers use float32, not the default float dtype, so that x64 does not change the noise.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
             exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
         known = self._in(compute, jnp)
-        # Stay away from subnormal numbers, which devices may flush to 0.
+        # Scales near subnormal numbers are not usable, because devices may flush these to 0.
         limits = float_limits(compute)
         usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
         grid = power_of_two(exponent, compute)
@@ -144,27 +147,28 @@ class Calibration:
         known, floating = self._in(np.float64, np), bool(jnp.issubdtype(dtype, jnp.floating))
         grid = np.ldexp(1.0, known._exponent(lattice, np))
         _, short, shift, is_small = known._divided_step(lattice, grid, np, floating=floating)
-        # `fit` needs one point, and in float32 it may find one less, so we require two.
+        # `fit` needs a divisor of at least 1. In float32 its result may be 1 less, so this requires
+        # at least 2.
         return bool(short * 2.0**shift >= 2 and is_small)
 
     def _divided_step(
         self, lattice: Lattice, grid: _Number, numpy: ModuleType, *, floating: bool
     ) -> tuple[_Number, jax.Array, jax.Array, _Number]:
         """The step of a grid, its divisor and shift, and whether the loss is small."""
-        # Integers are not rounded, so their step is 1. The grid of float leaves still counts in
-        # `_needed`, because one sensitivity bounds the moves of all leaves together.
+        # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
+        # leaves, because one sensitivity bounds the changes of all leaves together.
         step = grid if floating else numpy.ones_like(grid)
         short, shift = divisor(lattice, step / self._needed(lattice, grid), numpy)
         return step, short, shift, self._has_small_loss(lattice)
 
     def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
-        """This calibration with numbers of a dtype, in JAX or in NumPy."""
+        """Converts all numbers to a dtype, as arrays of JAX or NumPy."""
         names = ("scale", "sensitivity", "epsilon", "rounding")
         numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
         if numpy is jnp:
-            # XLA folds constants while it compiles, and may round them differently from a program
-            # that gets these numbers as arguments. Both must find the same grid, so a barrier
-            # prevents folding.
+            # XLA folds constants at compile time, and may round differently from a program that
+            # gets these numbers as arguments. Both programs must compute the same grid, so a
+            # barrier prevents folding.
             numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
@@ -190,7 +194,7 @@ class Calibration:
         Every power of two is correct. This one keeps the noise small. A step g increases the scale
         by the factor 1 + rounding * g / sensitivity, and rounding c down by about 1 + 1 / c.
         """
-        # The step at which both costs are equal, over sensitivity / rounding.
+        # At this step, in units of sensitivity / rounding, both factors are equal.
         ratio = self.scale / self.sensitivity
         balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
         ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
@@ -201,7 +205,7 @@ class Calibration:
         return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
-        """Whether the margin in a calibrated delta covers the mass that the tables miss."""
+        """Whether the margin in delta covers the probability that the tables omit."""
         if lattice.certificate.delta == 0:
             return True
         # For delta above .9, the scale does not cover the factor e^loss (see `_needed`). Then the
@@ -212,7 +216,7 @@ class Calibration:
         return enough & (small | (delta <= 0.9))
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
-        """The largest epsilon at which the margin covers the missed mass; negative if none."""
+        """The largest epsilon at which the margin covers the omitted probability, or below 0."""
         # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
         # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
         missed = self.coordinates * lattice.certificate.delta
@@ -227,9 +231,9 @@ def _compiled_fit(
 
 
 def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
-    """The lattice points in a grid step, rounded down to 16 bits and a shift.
+    """The number of lattice points in a grid step, rounded down to 16 bits and a shift.
 
-    `_limbs.floor_divide` takes divisors of 16 bits. Rounding down makes the noise larger.
+    `_limbs.floor_divide` accepts divisors of 16 bits. Rounding down makes the noise larger.
     """
     points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
     shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
@@ -238,7 +242,7 @@ def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Ar
 
 
 def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
-    """round(noise / c), halves up; of a pair, the difference of both quotients, rounded down."""
+    """round(noise / c), halves rounded up; for a pair, floor(first / c) - floor(second / c)."""
 
     def quotient(points: Limbs) -> Limbs:
         return _limbs.floor_divide(_limbs.shift_right(points, fit.shift), fit.divisor)

@@ -1,4 +1,4 @@
-"""Keys: how to make them, which keys are accepted, and checks that no two values share a key."""
+"""Random keys: `secure_key`, `seeded_key`, checks of keys, and ledgers of used keys."""
 
 import secrets
 import sqlite3
@@ -21,7 +21,7 @@ from dpjax._tracing import _shards
 from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20, bits_of_child_on_host
 
 _THREEFRY = "threefry2x32"
-# This number is folded into a key. The result is the key that draws databases.
+# The number that is folded into a key to derive the key that draws databases.
 _SAMPLING = 2**32 - 1
 
 
@@ -32,15 +32,16 @@ def secure_key() -> jax.Array:
         A typed JAX key of the chacha20 implementation, with 256 random bits.
 
     Raises:
-        NotImplementedError: where the operating system offers no source of entropy.
+        NotImplementedError: if the operating system has no source of entropy.
 
     Formal guarantees:
         The key is uniform over 2^256 values if the operating system's source is uniform. Nobody can
-        tell draws from uniform bits without breaking ChaCha20. Anyone who sees the key's words can
-        remove the noise. JAX prints the words of a key, so never print one in a notebook or a log.
-        Keys cannot be pickled. Store `jax.random.key_data(key)`, which is as secret, and restore it
-        as in the example. JAX knows the implementation by the object `dpjax.random.CHACHA20`, not
-        by a name. Use it only for data that came from such a key.
+        distinguish draws from uniform bits without breaking ChaCha20. Anyone who sees the key's
+        words can remove the noise. JAX prints the words of a key, so never print a key in a
+        notebook or a log. Keys cannot be pickled. Store `jax.random.key_data(key)`, which is as
+        secret as the key, and restore it as in the example. For this, pass the object
+        `dpjax.random.CHACHA20` as `impl`, because JAX does not know this implementation by name.
+        Use it only for data that came from such a key.
 
     Source:
         Python's `secrets` module; RFC 8439.
@@ -65,15 +66,16 @@ def seeded_key(seed: int) -> jax.Array:
         seed: an integer in [0, 2^256), also without x64.
 
     Returns:
-        A typed JAX key with the bits of chacha20, of an implementation of its own. Keys derived
-        from it have this implementation too, and every release under one says "seeded key".
+        A typed JAX key. It draws the same bits as chacha20, but has another implementation name.
+        Keys derived from it have this implementation, too, and the guarantee of every release with
+        such a key says "seeded key".
 
     Raises:
         TypeError: if the seed is not an integer.
         ValueError: if it is out of range.
 
     Formal guarantees:
-        None: anyone who guesses the seed can remove the noise, and a search finds seeds.
+        None: anyone who guesses the seed can remove the noise, and a search can find it.
 
     Source:
         RFC 8439; the seed is the key, least significant word first.
@@ -92,7 +94,7 @@ def is_seeded(key: jax.Array) -> bool:
 
 
 def check_key(key: object) -> jax.Array:
-    """Accepts one typed key of the chacha20 implementation, for releases."""
+    """Checks that a key can be used for releases: one typed key of the chacha20 implementation."""
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20):
         raise TypeError(
@@ -103,7 +105,7 @@ def check_key(key: object) -> jax.Array:
 
 
 def check_sampling_key(key: object) -> jax.Array:
-    """Accepts a typed key that draws databases. It need not be secret, but works under `vmap`."""
+    """Checks that a key can draw databases. It need not be secret, but must work under `vmap`."""
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
@@ -123,7 +125,7 @@ def sampling_key(key: jax.Array) -> jax.Array:
     data = jax.random.key_data(key)
     if _checks.is_traced(data):
         words = jax.random.bits(jax.random.fold_in(key, _SAMPLING), (2,), jnp.uint32)
-    else:  # The same words by NumPy, so that no program is compiled.
+    else:  # NumPy computes the same words without compilation.
         on_host = bits_of_child_on_host(np.asarray(data), _SAMPLING)[:2]
         words = jax.device_put(on_host, data.sharding if data.committed else None)
     return jax.random.wrap_key_data(words, impl=_THREEFRY)
@@ -152,29 +154,30 @@ def _wrap(bits: int, implementation: Hashable) -> jax.Array:
 
 
 class KeyLedger(OpenLedger):
-    """Fingerprints of the keys that releases have used; a key that comes again is refused.
+    """Records the keys of releases, and refuses a key that was used before.
 
-    `with ledger:` claims the key of every release inside, by a mechanism or a private function.
-    `dpjax.privatize(target, mechanism, ledger=ledger)` claims the keys of one private function. Two
-    releases under one key share their noise, so their difference reveals the values' difference.
-    `dpjax.Ledger` does the same, and holds a budget.
+    In a block `with ledger:`, the ledger records the key of every release.
+    `dpjax.privatize(target, mechanism, ledger=ledger)` makes a private function whose keys are
+    recorded. If two releases use the same key, they share their noise, so their difference reveals
+    the difference of the values. `dpjax.Ledger` records keys, too, and also has a budget.
 
     Attributes:
         path: the path of the file with the fingerprints; None for memory only.
 
     Formal guarantees:
-        Each key is claimed at most once in the lifetime of the file, also by several processes. The
-        ledger claims the key that a release is given, not keys derived from it. It refuses releases
-        inside `jit` or `vmap`, because their keys are not known.
+        Each key can be recorded at most once in the lifetime of the file, also by several
+        processes. The ledger records the key that is passed to a release, not keys derived from
+        this key. It refuses releases inside of `jit` or `vmap`, because their keys are unknown.
 
-        `with` covers all threads of the process while the block is open. A release tells the
-        ledgers of the blocks around it. A task of asyncio starts with the blocks around its
-        creator. A release outside of any block, as in a new thread, tells all ledgers that are open
-        elsewhere in the process. Not covered: programs that were compiled ahead of time
-        (`jit(f).lower(...).compile()`), other processes, and `mechanism.unpaid_draw`.
+        While a `with` block is open, it covers all threads of the process. A release notifies the
+        ledgers of the blocks around it. An asyncio task starts with the blocks around the code that
+        created it. A release outside of any block, such as in a new thread, notifies all ledgers
+        that are open elsewhere in the process. The ledger does not cover programs that were
+        compiled ahead of time (`jit(f).lower(...).compile()`), other processes, and
+        `mechanism.unpaid_draw`.
 
-        A fingerprint is a SHA-256 of 256 random bits, and reveals nothing about the key. But a
-        search finds a seeded key, and also its fingerprint.
+        A fingerprint is the SHA-256 of 256 random bits, and reveals nothing about the key. But the
+        fingerprint of a seeded key can be found by trying seeds.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -190,7 +193,8 @@ class KeyLedger(OpenLedger):
         if path is not None:
             path = database_file(path, instead="pass None to keep the ledger in memory")
         self.path = path
-        self._lock = threading.Lock()  # Without it, a refusal rolls back another thread's insert.
+        # Without the lock, an error in one thread would roll back the insert of another thread.
+        self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False
         )
@@ -221,13 +225,13 @@ class KeyLedger(OpenLedger):
                 self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
         except sqlite3.IntegrityError as error:
             raise ValueError(
-                f"key {claimed[:12]} was used for a release before: its noise would be the"
-                " same; take a fresh one, by jax.random.split or dpjax.random.secure_key()"
+                f"key {claimed[:12]} was used for a release before, and the noise would be the same"
+                " again: make a new key, by jax.random.split or dpjax.random.secure_key()"
             ) from error
 
     def record(self, release: Payment) -> None:
-        """Claims the key of a release."""
-        assert release.key is not None  # Every release that dpjax draws has one.
+        """Records the key of a release as used."""
+        assert release.key is not None  # Every release that dpjax draws has a key.
         self.claim(release.key)
 
     def __len__(self) -> int:
@@ -238,19 +242,19 @@ class KeyLedger(OpenLedger):
         return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None
 
 
-# The largest number that can be folded in. Callers count from 0, so they do not reach it.
+# The largest number that can be folded into a key. Callers count from 0, so they do not use it.
 _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
     """Returns the key. Raises ValueError if `vmap` or `shard_map` maps over values but not keys.
 
-    Two values under one key would share their noise, which reveals their difference. Noise is drawn
-    from the returned key, so no transformation removes the check as dead code.
+    Two values with the same key would share their noise, which would reveal their difference. The
+    noise must be drawn from the returned key. So JAX cannot remove the check as dead code.
     """
     _shards.refuse_unchecked()
-    # `jax.debug_key_reuse` does not see the draws below, which use a new key object with the same
-    # words. So an empty draw marks this key as used.
+    # The returned key is a new key object with the same words, so `jax.debug_key_reuse` does not
+    # notice that the given key is used. An empty draw marks it as used.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
     if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
@@ -260,9 +264,10 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
 
 
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
-    """The key, or a new key on each shard that has the same key as an earlier shard.
+    """The key; or a new key, if an earlier shard has the same key.
 
-    After `jax.lax.pcast`, the type of a key says that it varies over shards, but its bits do not.
+    After `jax.lax.pcast`, the type of a key says that the key varies over shards, although its bits
+    are the same.
     """
     axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:
@@ -285,7 +290,7 @@ def _checked(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
 def _without_derivative(
     primals: tuple[jax.Array, jax.Array, Value], tangents: PyTree
 ) -> tuple[jax.Array, PyTree]:
-    """Keys have no derivative. JAX's own rule for `custom_vmap` may recurse forever."""
+    """Defines the tangent of a key as zero. JAX's rule for `custom_vmap` may recurse forever."""
     del tangents
     data = _checked(*primals)
     return data, np.zeros(data.shape, jax.dtypes.float0)
@@ -319,6 +324,6 @@ def forwards_key(equation: jex.JaxprEqn) -> bool:
 
 def _message(cause: str) -> str:
     return (
-        f"key must be one for each value: {cause} and not over keys. One draw for all values would"
-        " release their differences exactly; split the key, and map over both"
+        f"key must be one for each value: {cause} and not over keys. With the same key, the exact"
+        " differences of the values would be released: split the key, and map over both"
     )

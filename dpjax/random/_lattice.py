@@ -1,23 +1,24 @@
 """Laplace, exponential and Gaussian noise on one fine lattice, drawn from constant tables.
 
-The tables do not depend on a scale. Noise of scale 1 is drawn in integer multiples of
-1 / resolution, and `_grid_fit` divides it by an integer. So one program serves every epsilon,
-traced or not. It takes the same time for every draw, and computes with uint32 alone.
+The tables do not depend on the scale of the noise. Noise of scale 1 is drawn in integer multiples
+of 1 / resolution, and `_grid_fit` divides it by an integer. So the same compiled program works for
+every epsilon, traced or not. It takes the same time for every draw, and uses only uint32
+arithmetic.
 
 *Exponential.* The binary digits of an exponential variable are independent. One table draws its
 first digits (24 units in steps of 2^-7), and three tables draw the next 36 digits. Once in
-2.6 * 10^10 draws, the variable exceeds 24 units. Then 24 are added, and the draw starts again,
-because the variable is memoryless. *Laplace*: an exponential variable with a random sign, rounded
-down. *Discrete Laplace*: two exponential variables. Divided by an integer and rounded down, both
-are geometric variables, and their difference is the noise.
+2.6 * 10^10 draws, the variable exceeds 24 units. Then 24 is added, and the draw is repeated,
+because the distribution is memoryless. *Laplace*: an exponential variable with a random sign,
+rounded down. *Discrete Laplace*: two exponential variables are divided by an integer and rounded
+down. Then both are geometric variables, and the noise is their difference.
 
 *Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
 multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
 than the smoothing parameter: Micciancio and Walter 2017, Corollary 4.3). Five of them, each on a
 lattice 128 times coarser, reach parameter 2^35.
 
-Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. Certificates in the tests show that both
-hold: they compare the stored weights with masses that are exact to 2^-300.
+Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. Tests verify both bounds: they compare the
+weights in the tables with probabilities that are exact to 2^-300.
 
 docs/proofs/exact-noise.md has the proofs.
 """
@@ -55,11 +56,11 @@ class AliasTable:
     """A distribution over {0, ..., 4095} for the alias method, with words of 32 * limbs bits.
 
     The first 12 bits of a uniform word select a slot. If the other bits are below the slot's bound,
-    the outcome is the slot. Otherwise it is the alias of the slot.
+    the outcome is the slot. Otherwise the outcome is the alias of the slot.
 
     Attributes:
-        limbs: uint32 of shape (limbs, 4096), most significant first. For each slot, the first 12
-            bits are its alias, and the others its bound.
+        limbs: uint32 of shape (limbs, 4096), most significant limb first. For each slot, the first
+            12 bits are the alias, and the other bits are the bound.
 
     Formal guarantees:
         Given a uniform word, outcome v is drawn with probability weights()[v] / 2^width exactly.
@@ -85,11 +86,11 @@ class AliasTable:
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
     def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Outcomes of words from their first limbs, and whether other limbs may change them.
+        """Outcomes from the first limbs of words, and whether other limbs may change the outcome.
 
         Args:
-            limb: the most significant limb of words.
-            unknown: the number of its last bits that belong to another word.
+            limb: the most significant limbs of the words.
+            unknown: how many of the last bits of `limb` are used for another purpose.
         """
         slot = limb >> _SLOT_SHIFT
         stored = jnp.asarray(self.limbs[0]).at[slot].get(mode="promise_in_bounds")
@@ -137,9 +138,9 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
 
 
 def integer_weights(masses: list[int], width: int) -> list[int]:
-    """Weights that sum to 2^width, each within one unit of its share, from exact masses.
+    """Rounds exact masses to integer weights that sum to 2^width, each within one unit.
 
-    Largest remainders are rounded up.
+    The masses with the largest remainders are rounded up.
     """
     total = sum(masses)
     weights, remainders = zip(*(divmod(mass << width, total) for mass in masses), strict=True)
@@ -165,7 +166,7 @@ _RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 unit
 _TOP, _LOW = 136, 200
 _LEVELS, _LEVEL_BITS = 5, 7
 _CENTER = SLOTS // 2
-# The finest levels, which are joined in an int32 of their own.
+# The number of finest levels, which are combined in a separate int32.
 _FINE = 2
 GAUSSIAN_RESOLUTION = math.sqrt(
     _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
@@ -174,18 +175,18 @@ GAUSSIAN_RESOLUTION = math.sqrt(
 _GAUSSIAN_FIRST, _GAUSSIAN_WORDS = _LEVELS, 4 + 2 * (_LEVELS - 1)
 
 
-# Round, unfinished samples, unused words, sign bits, and the variables so far.
+# The round, which samples are unfinished, unused words, sign bits, and the variables so far.
 _State: TypeAlias = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Bounds how far a drawn coordinate may be from the ideal noise.
+    """Bounds on the difference between the distribution of drawn noise and the ideal distribution.
 
     Attributes:
-        loss: bound on |log(drawn / ideal)|, for the probabilities of every lattice point outside of
-            an exceptional set.
-        delta: bound on the mass of that set, under both distributions.
+        loss: a bound on |log(drawn / ideal)| for the probabilities of every lattice point, except
+            for lattice points in an exceptional set.
+        delta: a bound on the probability of the exceptional set, under both distributions.
 
     Formal guarantees:
         If the ideal mechanism is (epsilon, delta)-DP, the drawn one with d noisy coordinates is
@@ -197,9 +198,9 @@ class Certificate:
     delta: float
 
 
-# Mechanisms rely on these; tests compute the certificates of the tables and compare.
+# Mechanisms rely on these bounds. Tests compute the exact bounds of the tables, and compare.
 EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
-# Two exponential variables make a number, so their losses add up.
+# Each noisy number uses two exponential variables, so their losses add up.
 PAIR_BOUND = Certificate(2 * EXPONENTIAL_BOUND.loss, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
@@ -226,7 +227,7 @@ class Pair(NamedTuple):
 
 
 LatticeNoise: TypeAlias = Limbs | Pair
-"""Noise on the lattice, which `_grid_fit.divided` turns into integers."""
+"""Noise on the lattice, which `_grid_fit.divided` converts to integers on the grid."""
 
 
 def lattice_pair(key: jax.Array, shape: tuple[int, ...]) -> Pair:
@@ -269,8 +270,9 @@ _Exponential: TypeAlias = tuple[Words, jax.Array, Limbs]
 def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
     start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * unused, zeros, Limbs(zeros, zeros))
 
-    # The first round is almost always the last. It is a part of the loop, so it is compiled once. A
-    # sample must not depend on the rounds of others, so finished samples keep their state.
+    # The first round is almost always the last. It is part of the loop, so that it is compiled only
+    # once. A sample must not depend on the rounds of other samples, so finished samples keep their
+    # state.
     def go_on(state: _State) -> _State:
         round_number, unfinished, words, sign, total = state
         more, new_sign, ended, drawn = _exponential_digits(draw(round_number), unused)
@@ -292,7 +294,7 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
     # The weights of the first table are even, so no outcome depends on the last bit of its word.
-    # So that bit replaces the last bit of the first limb, and the latter becomes the sign.
+    # This bit takes the place of the last bit of the first limb, which is used as the sign.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -305,7 +307,7 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
 
 
 def _exponential_from_first(words: Words) -> tuple[_Exponential, jax.Array]:
-    """The variable, and whether its first words leave it open, as they do beyond 24 units."""
+    """The variable by its first words, and whether other words are needed to determine it."""
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     cells, left_open = table.lookup_first(first, unknown=1)
@@ -351,7 +353,7 @@ def _gaussian_from_first(words: Words) -> tuple[Limbs, jax.Array]:
 
 
 def _sum_of_levels(outcomes: Sequence[jax.Array]) -> Limbs:
-    """Joins levels from the coarsest on: each step multiplies by 128 and adds the next level."""
+    """Combines levels from the coarsest on: each step multiplies by 128 and adds a level."""
 
     def joined(levels: Sequence[jax.Array]) -> jax.Array:
         return functools.reduce(lambda sum, x: (sum << _LEVEL_BITS) + x, levels)
@@ -378,7 +380,7 @@ def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
 
 @functools.cache
 def exponential_tables() -> tuple[AliasTable, ...]:
-    """The table of first digits, with a last outcome "24 more", and the tables of the groups."""
+    """The table of first digits, whose last outcome means "add 24 units", and three more tables."""
     first, *groups = exponential_masses()
     even = [2 * weight for weight in integer_weights(first, 95)]
     return (
@@ -427,7 +429,7 @@ def _powers(ratio: int, highest: int) -> list[int]:
 
 
 def _exp_minus(x: Fraction) -> int:
-    """exp(-x) in units of 2^-300, within a few of them."""
+    """exp(-x) in units of 2^-300, with an error of a few units."""
     guard = _PRECISION + 20
     doublings = max(0, math.ceil(math.log2(x)) + 8) if x > 0 else 0
     small = (x.numerator << guard) // (x.denominator << doublings)

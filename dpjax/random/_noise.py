@@ -17,9 +17,9 @@ from dpjax._core._types import Scalar
 from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
 
-# The probability of an interval narrower than this, in scales, is the density times the width.
+# For intervals narrower than this, in scales, the probability is computed as density times width.
 _NARROW = 2.0**-12
-# Covers the rounding of scales to float32.
+# This factor covers the rounding of scales to float32.
 _OUTWARD = 1 + 2.0**-20
 
 
@@ -28,12 +28,12 @@ class Lattice:
     """Noise that is drawn exactly, in integer multiples of 1 / resolution.
 
     Attributes:
-        sample: draws it, `sample(key, shape)`: a lattice point for each number, or a pair.
-        resolution: lattice points per unit.
-        certificate: bounds how far the draws may be from the ideal noise, in every coordinate.
+        sample: `sample(key, shape)` draws a lattice point, or a pair, for each number.
+        resolution: the number of lattice points per unit.
+        certificate: bounds on the difference from the ideal distribution, for every coordinate.
 
     Formal guarantees:
-        Those of the certificate.
+        As for the certificate.
     """
 
     sample: Callable[[jax.Array, tuple[int, ...]], _lattice.LatticeNoise]
@@ -47,17 +47,18 @@ class Noise:
 
     Attributes:
         name: the name in messages.
-        sample: draws it in floats, `sample(key, shape, dtype)`.
-        log_density: log density at a point, elementwise.
-        log_cdf: log of the distribution function, elementwise.
+        sample: `sample(key, shape, dtype)` draws the noise in floats.
+        log_density: the log density at a point, elementwise.
+        log_cdf: the log of the distribution function, elementwise.
         tail_quantile: maps p to the t with P(|Z| > t) = p, on the host.
         dp_event: maps the noise multiplier (scale / sensitivity) to an event of dp-accounting. None
-            if it has no such event; then the event that dominates every pure mechanism is used.
+            if there is no such event; then an event that dominates every epsilon-DP mechanism is
+            used.
         event_norm: the norm of the sensitivity in this event.
-        lattice: draws it exactly. None for noise in floats, which has no guarantee.
+        lattice: the exact noise. None for noise in floats, which has no guarantee.
 
     Formal guarantees:
-        None of its own: a mechanism pairs it with a norm and a scale.
+        None of its own: a mechanism combines the noise with a norm and a scale.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Noise:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is noise for integers alone."""
+        """Whether the noise is only for integers."""
         return False
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
@@ -83,10 +84,11 @@ class Noise:
         return jnp.round(scale * self.sample(key, shape, scale.dtype))
 
     def log_mass(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
-        """Log of the probability of an integer, where integers get noise of this scale."""
+        """Log of the probability that the noise of an integer is this integer."""
         error, half = whole / scale, 0.5 / scale
         mass = self.log_interval(error - half, error + half)
-        # In float32 the ends of a narrow interval coincide: there, the density times the width.
+        # In float32, both ends of a narrow interval may round to the same number. So for narrow
+        # intervals, the probability is the density times the width.
         return jnp.where(half < _NARROW, self.log_density(error) - jnp.log(scale), mass)
 
     def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
@@ -94,7 +96,7 @@ class Noise:
         return self.log_cdf((whole + 0.5) / scale)
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """An integer that the noise of integers exceeds no more often than |Z| this quantile."""
+        """A bound on the noise of integers, given a quantile of |Z| at scale 1."""
         return _numpy_of(scale).floor(scale * quantile + 0.5)
 
     def log_interval(self, lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -108,13 +110,13 @@ class Noise:
 class DiscreteLaplace(Noise):
     """Noise of integers, with a probability proportional to exp(-|k| / scale).
 
-    At a scale s, let a = exp(-1 / s). Then k has the probability (1 - a) / (1 + a) a^|k|. The tail
-    beyond t has 2 a^(t + 1) / (1 + a). docs/proofs/exact-noise.md has the proofs.
+    At a scale s, let a = exp(-1 / s). Then k has the probability (1 - a) / (1 + a) a^|k|, and
+    P(|k| > t) = 2 a^(t + 1) / (1 + a). docs/proofs/exact-noise.md has the proofs.
     """
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is noise for integers alone."""
+        """Whether the noise is only for integers."""
         return True
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
@@ -132,10 +134,10 @@ class DiscreteLaplace(Noise):
         return jnp.where(whole < 0, beyond, jnp.log1p(-jnp.exp(beyond)))
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """The least integer that the noise exceeds no more often than |Z| this quantile."""
+        """The least bound t on the noise of integers, given a quantile q of |Z| at scale 1."""
         numpy = _numpy_of(scale)
-        # |Z| exceeds q with probability exp(-q), which must be at least 2 a^(t + 1) / (1 + a). The
-        # result at the scale 0, without noise, is 0.
+        # The noise must exceed t with probability at most P(|Z| > q). This means that
+        # 2 a^(t + 1) / (1 + a) is at most exp(-q). At scale 0, which means no noise, t is 0.
         both = math.log(2) - numpy.log1p(numpy.exp(-1 / numpy.where(scale == 0, 1.0, scale)))
         return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
 
@@ -146,7 +148,7 @@ def _numpy_of(number: ArrayLike) -> ModuleType:
 
 
 def _log_both(scale: jax.Array) -> jax.Array:
-    """log(1 + a) with a = exp(-1 / scale): the weights of both tails, which share the 0."""
+    """log(1 + a) with a = exp(-1 / scale), a factor in the probabilities of discrete Laplace."""
     return jnp.log1p(jnp.exp(-1 / scale))
 
 

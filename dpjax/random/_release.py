@@ -1,7 +1,8 @@
-"""Draws all published noise; no other file does.
+"""Functions that draw all published noise, and add it to values.
 
-Exact noise is integer noise on a grid (see `_grid_fit`). The sum of value and noise becomes a float
-at the very end, which is post-processing. Noise in floats is for sweeps that publish nothing.
+No other file draws published noise. Exact noise is integer noise on a grid (see `_grid_fit`). The
+sum of value and noise is converted to a float at the very end, which is post-processing. Noise in
+floats is for sweeps, which publish nothing.
 """
 
 from functools import partial
@@ -26,24 +27,24 @@ from dpjax.random._keys import key_for_each
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
-# A factor on the scale of noise in floats. It covers the few roundings of a draw.
+# A factor on the scale of noise in floats, which covers the rounding errors of a draw.
 OUTWARD = 1 + 2.0**-21
 
-# Sizes of programs that serve several shapes. Drawing the least size takes no longer than drawing
-# one number.
+# The least and the largest size to which values are padded. Drawing the least size takes no longer
+# than drawing one number.
 _LEAST_PADDED, _MOST_PADDED = 2**6, 2**16
 
-# Integer values and releases are clamped here, by bytes of the dtype. The dtype's least integer
-# marks a failure, so no release may take it.
+# The bounds to which integer values and releases are clamped, by the bytes of the dtype. The least
+# integer of the dtype marks a failure, so no release may be equal to it.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
 
 
 def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noise) -> Value:
     """Adds independent noise to every coordinate of a pytree.
 
-    NaN becomes 0, and values out of range are clamped. So the numbers in a private value never
-    decide whether or how it is released. Integers get integer noise. If the scale is NaN, infinite
-    or not positive, the result is NaN, or the least integer of its dtype.
+    NaN becomes 0, and values out of range are clamped. So whether and how a private value is
+    released does not depend on its numbers. Integers get integer noise. If the scale is NaN,
+    infinite or not positive, the result is NaN, or the least integer of its dtype.
 
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
@@ -54,7 +55,7 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     elif _checks.any_traced(key, leaves, calibration):
-        # Padding lets calls share a program. Inside of the caller's program it would share nothing.
+        # Padding would have no benefit here, because the draw is part of the caller's program.
         released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:
         return PaddedNoise(calibration, noise.lattice)(key, value)
@@ -63,13 +64,14 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
 
 
 class PaddedNoise:
-    """Adds noise to padded arrays, so that values of many shapes share a program.
+    """Adds noise to padded arrays, so that values of many shapes share a compiled program.
 
-    The noise at a place does not depend on the number of places, so padding changes no release.
+    The noise of an entry does not depend on the number of entries, so padding does not change a
+    release.
     """
 
     def __init__(self, calibration: Calibration, lattice: Lattice):
-        """Flattens the calibration once, since that takes time; nothing in it may be traced."""
+        """Flattens the calibration once, to save time. It must not contain tracers."""
         self._calibration, self._lattice = calibration, lattice
         self._numbers, self._structure = jax.tree.flatten(calibration)
 
@@ -88,7 +90,7 @@ class PaddedNoise:
 
 
 def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:
-    """The noise of one number for each key, drawn before the numbers are known."""
+    """Draws the noise of one number for each key, before the numbers are known."""
     lattice = noise.lattice
     assert lattice is not None
     return jax.vmap(lambda key: lattice.sample(key, ()))(keys)
@@ -97,16 +99,17 @@ def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:
 def add_drawn(
     drawn: LatticeNoise, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
-    """Adds noise that was drawn before to one array, as `add_noise` does."""
+    """Adds noise from `noise_ahead` to one array, as `add_noise` does."""
     assert noise.lattice is not None
     return _unless_zero(_add_to_array(drawn, x, calibration, noise.lattice), x, calibration)
 
 
 def shares_programs(value: Value) -> bool:
-    """Whether a value should be padded, to share the program of its noise with other shapes.
+    """Whether a value should be padded, to share a compiled program with values of other shapes.
 
-    Scalars have a smaller program of their own. Large values would be drawn more slowly, and
-    float32 could not hold their charge for rounding exactly. Sharded values would be gathered.
+    Scalars are not padded, because they have a smaller program. Large values are not padded,
+    because drawing would be slower, and float32 could not represent their sizes exactly. Sharded
+    values are not padded, because they would be gathered on one device.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
@@ -114,13 +117,13 @@ def shares_programs(value: Value) -> bool:
 
 
 def _padded(x: jax.Array) -> jax.Array:
-    """A flat copy, padded to the next power of two: its size depends on the public shape alone."""
+    """A flat copy, padded to the next power of two. Its size depends only on the public shape."""
     size = max(_LEAST_PADDED, 2 ** (x.size - 1).bit_length())
     return resized(x, size=size, shape=(size,))
 
 
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Pads with zeros, or cuts. On a CPU NumPy does it, because compiling a program takes .05 s."""
+    """Pads with zeros, or truncates. On a CPU, NumPy does this, because compilation takes .05 s."""
     is_known = not _checks.is_traced(x)
     if is_known and all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
@@ -144,7 +147,7 @@ def _add_to_padded(
     structure: TreeDef,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """Adds noise; `starts` is traced, so all shapes with the same padding share this program."""
+    """Adds noise. `starts` is not static, so all shapes with the same padding share a program."""
     calibration = jax.tree.unflatten(structure, numbers)
     return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
 
@@ -156,10 +159,10 @@ def _add_one_draw(
     calibration: Calibration,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """Draws the noise of all leaves at once. `starts` are the places of leaves in it."""
+    """Draws the noise of all leaves as one vector. `starts` has the offset of each leaf."""
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
-    # In a shared program the starts are traced, so the slices are dynamic.
+    # `starts` may be traced, so the slices are dynamic.
     for start, x in zip(starts, leaves, strict=True):
 
         def piece(limb: jax.Array, start: Any = start, x: jax.Array = x) -> jax.Array:
@@ -216,7 +219,8 @@ def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
     limits = float_limits(dtype)
-    # XLA flushes subnormal floats to 0. From tiny / eps on, a rounding unit of the scale is normal.
+    # XLA flushes subnormal floats to 0. If the scale is at least tiny / eps, its rounding unit is
+    # not subnormal.
     usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
     return jnp.where(usable, scale, jnp.nan)
 
@@ -258,7 +262,7 @@ def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> S
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # This may overflow to infinity. Then values are clamped at `largest_release`.
+    # If this overflows to infinity, values are clamped to `largest_release`.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 
@@ -287,10 +291,11 @@ def keep_or_lie(
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
-    # Lie j owns the `weight` words from j weight on. All words beyond the last lie tell the truth.
+    # The words from j weight to (j + 1) weight - 1 give lie j. Words beyond the last lie give the
+    # truth.
     lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
-    # Skips the truth, so that lies are the other categories.
+    # Lies are numbered without the true category, so numbers from `truth` on are raised by 1.
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
 
@@ -316,7 +321,7 @@ def in_range(categories: jax.Array, count: int) -> jax.Array:
     return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)
 
 
-# The bits of a private scale, in steps of its grid. See `private_fit`.
+# A private scale is below 2^SCALE_BITS steps of its grid, see `private_fit`.
 SCALE_BITS = 25
 
 
@@ -350,22 +355,22 @@ def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
 
 
 def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Steps of a grid as a float. All earlier steps are in integers: this is post-processing."""
+    """Converts grid steps to a float. This is post-processing of integers."""
     return _limbs.to_float(steps, dtype) * power_of_two(exponent, dtype)
 
 
 class ComparisonNoise(NamedTuple):
-    """Two scales of Laplace noise on one grid: for every number, and for the threshold."""
+    """The fits of two Laplace noises on one grid: for the numbers, and for the threshold."""
 
     numbers: GridFit
     threshold: GridFit
 
     @classmethod
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
-        """Fits both to the grid of the numbers, which have more noise and need the coarser grid.
+        """Fits both noises to the grid of the numbers, which is coarser because of more noise.
 
-        The grid is found in JAX's default float, because queries may come one by one in several
-        dtypes, and all of them need the same grid.
+        The grid is computed in JAX's default float dtype. Queries may come one by one in different
+        dtypes, and all queries need the same grid.
         """
         dtype = jnp.result_type(float)
         fit = numbers.fit(LAPLACE_LATTICE, dtype)
@@ -390,10 +395,10 @@ def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
 def first_above(
     key: jax.Array, numbers: jax.Array, threshold: ArrayLike, noise: ComparisonNoise, count: int
 ) -> jax.Array:
-    """The first `count` places whose noisy number is at least the noisy threshold, in order.
+    """The indices of the first `count` noisy numbers that are at least the noisy threshold.
 
-    If fewer numbers are above, the remaining places are len(numbers). For a bad scale all are -1.
-    All numbers are compared, even after the last place, so the time reveals nothing.
+    If there are fewer such numbers, the remaining indices are len(numbers). For a bad scale, all
+    indices are -1. All numbers are compared, so the running time reveals nothing.
     """
     drawn = lattice_noise(key, (numbers.size + 1,))
     line = noisy_units(threshold, Limbs(drawn.high[0], drawn.low[0]), noise.threshold)
@@ -401,6 +406,7 @@ def first_above(
     above = ~_limbs.less(noisy, line)
     rank = jnp.cumsum(above, dtype=jnp.int32) - 1
     places = jnp.full((count,), numbers.size, jnp.int32)
-    kept_at = jnp.where(above, rank, count)  # Beyond the end, where `mode="drop"` ignores it.
+    # Numbers that are not above get the index `count`, which `mode="drop"` ignores.
+    kept_at = jnp.where(above, rank, count)
     places = places.at[kept_at].set(jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
     return jnp.where(noise.is_usable, places, -1)

@@ -1,23 +1,23 @@
-"""Samples of a key, made of uniform words. The first few words nearly always decide.
+"""Exact samples from uniform words, with as few blocks of ChaCha20 as possible.
 
 An exact sample may need many words, but its first few words nearly always determine it. So in large
-draws, several samples take their first words from one shared block of ChaCha20. If these words do
-not determine a sample, it is *open*: it is drawn again from all of its words, and has the same
-value as if it had been drawn from all words at first.
+draws, several samples take their first words from one shared block of ChaCha20. A sample is *open*
+if its first words do not determine it. Then it is drawn again from all of its words. The result is
+the same as if every sample had been drawn from all words.
 
-    nonce 3    counter i is the sample's own block, for the sample at place i
+    nonce 3    counter i is the sample's own block, for sample i
     nonce 4    blocks that several samples share, for their first words
 
-The second word of a nonce is the round. The first `ALONE` places take all words from their own
-blocks, so a small draw needs no shared block. Further places form groups, each a table with a few
-rows and `ALONE` columns. The samples of a column share one block, and each row takes other words of
-it. All other words, also those of later rounds, come from the sample's own block. The sample at a
-place depends on key, round and place alone. So n samples are the first n of any larger draw.
+The second word of a nonce is the round. The first `ALONE` samples take all words from their own
+blocks, so a small draw needs no shared block. Further samples form groups. A group is a table with
+a few rows and `ALONE` columns. The samples of a column share one block, and each row uses different
+words of this block. All other words, also in later rounds, come from the sample's own block. Sample
+i depends only on the key, the round and i. So n samples are the first n samples of any larger draw.
 
 The running time reveals nothing about open samples, with one exception. In each part of 257
-columns, two columns are always drawn again, even if none is open. Less than once in 6 * 10^9
+columns, two columns are always drawn again, even if no column is open. Less than once in 6 * 10^9
 samples, three columns of a part are open. Then the loop makes another iteration, which an observer
-can see in the running time.
+can notice by the running time.
 """
 
 import dataclasses
@@ -46,10 +46,10 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# The number of first places that use only their own block. Another number would change the noise of
-# every key. This one is the fastest on a CPU.
+# The number of first samples that use only their own blocks. This number is the fastest on a CPU.
+# Another number would change the noise of every key.
 ALONE = CHUNK
-# The number of parts in which the columns of a group are searched for open ones.
+# The number of parts of a group's columns. Each part is searched for open columns.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
@@ -62,14 +62,16 @@ Draw: TypeAlias = Callable[[jax.Array], Words]
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How samples are made of words. Caches look it up by its functions, so none is a lambda.
+    """A rule that computes samples from words.
+
+    It is a key of caches, so its functions must be module-level functions, not lambdas.
 
     Attributes:
-        first: the number of words that nearly always decide.
-        width: the number of words in a round, including the first ones.
-        from_first: maps first words to samples, and to booleans: whether they leave a sample open.
-        from_all: `from_all(draw, zeros)` gives samples. `draw(r)` gives the words of round r = 0,
-            1, ..., arrays of the shape of the zeros.
+        first: the number of first words, which nearly always determine a sample.
+        width: the number of words in a round, including the first words.
+        from_first: maps first words to samples, and to booleans: which samples are open.
+        from_all: `from_all(draw, zeros)` returns samples. `draw(r)` returns the words of round
+            r = 0, 1, ..., as arrays of the shape of `zeros`.
     """
 
     first: int
@@ -85,7 +87,7 @@ class Sampler:
     def first_words(self, block: Words, row: int) -> Words:
         """The first words of the sample in a row, from a shared block.
 
-        In a sample's own block, they are at the place of the last row.
+        In a sample's own block, the first words are those of the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
@@ -98,9 +100,9 @@ def sample(sampler: Sampler, key_data: jax.Array, round_number: ArrayLike, count
     """Independent samples: a pytree of arrays of shape (count,).
 
     Args:
-        sampler: makes them of words.
-        key_data: uint32 of shape (8,). A batch of keys under `vmap` gives the same bits.
-        round_number: uint32, the round that the sampler calls 0.
+        sampler: the rule that computes samples from words.
+        key_data: uint32 of shape (8,). The bits are the same under `vmap` over keys.
+        round_number: uint32; round 0 of the sampler is this round of the key.
         count: number of samples.
     """
     return _of_keys(sampler, count)(key_data, jnp.asarray(round_number, jnp.uint32))
@@ -153,7 +155,7 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 
 
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The same samples on a CPU: from all words only if the first ones leave a sample open."""
+    """The same samples on a CPU: from first words, and from all words only for open samples."""
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
@@ -170,7 +172,7 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
         return drawn, left_open, jnp.any(left_open)
 
     # One iteration is nearly always enough. It runs even if no column is open, so that the running
-    # time does not show whether one is.
+    # time does not reveal whether a column is open.
     start = drawn, left_open, jnp.any(left_open) | True
     drawn, _, _ = lax.while_loop(lambda state: state[2], draw_again, start)
     return drawn
@@ -191,13 +193,13 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Counters and nonces of the blocks of columns. The first group uses own blocks."""
+    """Counters and nonces of columns. The first group uses the own blocks of samples."""
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
 
 
 def _first_and_last(left_open: jax.Array) -> jax.Array:
-    """The first and last open column in each part of a group; `ALONE`, beyond the end, if none."""
+    """The first and last open column in each part of a group; `ALONE` if no column is open."""
     parts = left_open.reshape(len(left_open), _PARTS, -1)
     column = jnp.arange(ALONE, dtype=jnp.int32).reshape(1, *parts.shape[1:])
     first = jnp.min(jnp.where(parts, column, ALONE), axis=2)
@@ -226,7 +228,7 @@ def _columns_from_all(
     counters, nonces = own_and_shared(places, shared), own_and_shared(_OWN, nonces)
 
     def draw(round_number: jax.Array) -> Words:
-        # One call for both kinds of blocks compiles once. Later rounds do not use shared blocks.
+        # One call for both kinds of blocks saves compilation. Later rounds ignore shared blocks.
         both = own_and_shared(rounds + round_number, rounds)
         blocks = _blocks(keys, counters, nonces, both)
         blocks = [x.reshape(*shape[:2], -1) for x in blocks]
@@ -252,7 +254,7 @@ def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arr
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Zeros with the sharding type of the data: loops under `shard_map` must start with them."""
+    """Zeros that vary over devices as the data does, which loops under `shard_map` require."""
     return ((keys[:, :1] ^ places) & np.uint32(0)).reshape(-1)
 
 

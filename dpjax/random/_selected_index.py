@@ -1,8 +1,8 @@
-"""Private selection among scores, in integers: every option keeps a positive probability.
+"""Private selection of an option by its score, in exact integer arithmetic.
 
 A base measure multiplies the probabilities by public weights. The negative logarithms of these
-weights are rounded to the noise's lattice first. They are public, so no private number is rounded
-when they are added to the gaps.
+weights are first rounded to the noise's lattice, which is harmless because they are public. Then
+they are added to the gaps as integers, without rounding a private number.
 """
 
 import math
@@ -28,11 +28,11 @@ from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scal
 
 # Log weights of options, one for each.
 LogBase: TypeAlias = tuple[float, ...]
-# The next round, and the index that was selected, or -1 if every try has failed so far.
+# The next round, and the selected index, or -1 if every try has failed so far.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# Public gaps, in points of the noise's lattice. The first is the largest gap of an option with a
-# positive weight; no noise reaches it. The second is the gap of an option with weight 0; it exceeds
-# any gap of scores plus any gap of the first kind.
+# Public gaps for weights, in points of the noise's lattice. The first is the largest gap of an
+# option with a positive weight; no noise is as large. The second is the gap of an option with
+# weight 0; it exceeds any gap of scores plus any gap of a positive weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -57,7 +57,8 @@ def permute_and_flip_index(
         scores: shape (K,).
         calibration: the calibration of the noise.
         log_base: log weights of the options.
-        taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
+        taken: public booleans of shape (K,): options that must not be selected. At least one entry
+            is False.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     left_out = without_weight(log_base) if taken is None else taken
@@ -85,7 +86,8 @@ def exponential_index(
         scores: shape (K,).
         calibration: the calibration of the noise.
         log_base: log weights of the options.
-        taken: public booleans of shape (K,): options that cannot be chosen. At least one can.
+        taken: public booleans of shape (K,): options that must not be selected. At least one entry
+            is False.
     """
     fit = calibration.fit(EXPONENTIAL, scores.dtype)
     taken = without_weight(log_base) if taken is None else taken
@@ -96,7 +98,7 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # A zero with the sharding type of the data: a loop under `shard_map` must start with it.
+    # A zero that varies over devices as the data does, which a loop under `shard_map` requires.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
@@ -119,8 +121,8 @@ def tried_index(
 
 def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Array | None) -> _Tries:
     options = gaps.low.size
-    # A try succeeds with probability at least 1 / K. So all of 2 K tries fail with probability at
-    # most e^-2.
+    # A try succeeds with probability at least 1 / K. So the probability that all 2 K tries fail is
+    # at most e^-2.
     round_number, word, drawn = exponential_rounds(key, round_number, 2 * options)
     # Lemire (2019): words below the threshold would favor some options.
     product = _limbs.full_product(word, jnp.uint32(options))
@@ -138,8 +140,7 @@ def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
     """The scores, with the worst score for taken options."""
     if taken is None:
         return scores
-    # Clamp before taking the minimum, because XLA's minimum on a CPU may ignore NaN in a large
-    # batch.
+    # Scores are clamped before the minimum, because XLA's minimum on a CPU may ignore NaN.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -157,7 +158,8 @@ def float_index(
     if flip:
         noise = jax.random.exponential(key, scores.shape, scale.dtype)
     else:
-        # Mode "high" resolves the upper tail, where unlikely options win.
+        # Mode "high" draws the upper tail accurately, which determines the probabilities of
+        # unlikely options.
         noise = jax.random.gumbel(key, scores.shape, scale.dtype, mode="high")
     worse = score_gaps(remaining_scores(scores, without_weight(log_base))) / (OUTWARD * scale)
     worse = worse if log_base is None else worse - jnp.asarray(log_base, worse.dtype)
@@ -182,7 +184,7 @@ def _selected(
 
 
 def without_weight(log_base: LogBase | None) -> jax.Array | None:
-    """The options of weight 0; None if there are none."""
+    """Booleans: which options have weight 0; None if no option has."""
     if log_base is None or min(log_base) > -math.inf:
         return None
     return jnp.asarray(np.asarray(log_base) == -math.inf)
@@ -204,21 +206,22 @@ def _points_of_base(log_base: LogBase) -> Limbs:
 
 
 def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
-    """Exact gaps of all scores to the best one, in points of the noise's lattice.
+    """Exact gaps between the best score and all scores, in points of the noise's lattice.
 
     With a base measure, its public gaps are added, and the smallest sum becomes 0.
 
-    Gaps are clamped at 2^61 points, which no noise reaches. So each score s becomes max(s, best -
-    bound), and one record moves this number no further than it moves the scores.
+    Gaps are clamped to 2^61 points, and noise is always smaller. So each score s becomes max(s,
+    best - bound). One record changes this number by at most as much as it changes the scores.
     """
-    # XLA may compute a score twice with different roundings. Then the gap of the best option could
-    # be negative and wrap around, and the option would never be selected. `written` prevents that.
+    # XLA may compute a score twice with different rounding. Then the gap of the best option could
+    # be negative and wrap around, and the option would never be selected. `written` prevents this.
     scores = written(scores)
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         best = jnp.max(finite)
         points = (round_modulo(x, fit.exponent) for x in (best, finite))
-        # Differences modulo 2^64 are exact up to 2^63 steps. Larger ones are found in floats.
+        # Differences modulo 2^64 are exact up to 2^63 steps. Larger differences are recognized in
+        # floats.
         far = best - finite > power_of_two(fit.exponent + 62, finite.dtype)
         gaps = _limbs.where(far, _limbs.constant(2**62), _limbs.subtract(*points))
     else:
@@ -234,12 +237,12 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """Grid steps in 2^61 points of the noise's lattice."""
+    """The largest gap, 2^61 points of the noise's lattice, in grid steps."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 
 def largest_gap(fit: GridFit, dtype: DTypeLike) -> jax.Array:
-    """The gap at which larger gaps are clamped, in a float dtype."""
+    """The gap to which larger gaps are clamped, in a float dtype."""
     gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
     return jnp.minimum(gap, float(float_limits(dtype).max))
 
@@ -252,7 +255,7 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:
-    """Gaps of all scores to the best one: exact for integers, infinite if floats overflow."""
+    """The best score minus all scores: exact for integers; infinite if floats overflow."""
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         return jnp.max(finite) - finite
@@ -260,9 +263,10 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 
 
 def clamped_scores(scores: jax.Array) -> jax.Array:
-    """Finite float scores; NaN becomes the lowest.
+    """Clamps float scores to finite numbers; NaN becomes the lowest score.
 
-    Finite scores stay as they are. A tighter clamp would change gaps if all scores rose alike.
+    Finite scores do not change. With a tighter clamp, gaps could change if the same number is added
+    to all scores.
     """
     dtype = compute_dtype(scores.dtype)
     limit = float(float_limits(dtype).max)
@@ -271,7 +275,7 @@ def clamped_scores(scores: jax.Array) -> jax.Array:
 
 
 def _integer_gaps(scores: jax.Array) -> jax.Array:
-    """The difference of two integers of a dtype always fits the unsigned dtype of that width."""
+    """The largest score minus all scores, in the unsigned dtype of the same width, which fits."""
     if scores.dtype == bool:
         scores = scores.astype(jnp.int32)
     unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")
@@ -296,7 +300,8 @@ def peeled_indices(
         index = exponential_index(one_key, scores, calibration, taken=taken)
         return taken.at[index].set(True), index
 
-    # All false, with the sharding type of the data: a loop under `shard_map` must start with it.
+    # All entries are False, computed from the data, so that they vary over devices as the data
+    # does, which a loop under `shard_map` requires.
     none_taken = (scores > scores) & (jax.random.key_data(key)[0] == 0)
     _, indices = lax.scan(peel, none_taken, jax.random.split(key, count))
     return indices

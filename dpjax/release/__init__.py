@@ -1,1 +1,1 @@
-"""From a mechanism and a database to a release."""
+"""`privatize`, the base class of mechanisms, and the steps of a release."""

@@ -1,7 +1,7 @@
-"""Converts the database of a release to the dtypes that its target reads.
+"""Converts the database of a release to the dtypes that its target expects.
 
-Only the target and the dtypes of the columns decide how columns are converted. Their numbers, which
-are private, never do. docs/how-to/pandas.md explains the rules to users.
+The conversion depends only on the target and on the dtypes of columns. It never depends on the
+numbers in the columns, which are private. docs/how-to/pandas.md explains the rules to users.
 """
 
 import jax
@@ -20,7 +20,7 @@ _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 
 
 def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
-    """Converts a database to records for the target; its structure alone decides on refusals."""
+    """Converts a database to records for the target. Errors depend on its structure alone."""
     known = knowing(target)
     # Neighbors may differ in their number of rows, because people have different numbers of rows.
     of_people = known is not None and known.privacy_unit != RECORD
@@ -30,8 +30,8 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
     records, n = exact_records("database", database)
     if sensitivity.n is not None and n != sensitivity.n:
         raise ValueError(
-            f"database must have n={sensitivity.n} records, the number that the sensitivity was"
-            f" made for, got {n}"
+            f"database must have n={sensitivity.n} records, the number for which the sensitivity"
+            f" was made, got {n}"
         )
     if sensitivity.records is not None:
         return _as_sampled(records, sensitivity.records)
@@ -52,15 +52,15 @@ def released_records(target: Target, database: Database, sensitivity: Sensitivit
 
 def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
     return (
-        f"{place_of('database', path)} must have a dtype that JAX holds, got {leaf.dtype}: without"
-        " x64 a function would get int32, with larger numbers clamped to its range. Pass floats,"
-        ' by .astype("float64"), or integers within public bounds, by .clip(low,'
-        ' high).astype("int32"), or leave it out; or release a query of dpjax, which gets all'
+        f"{place_of('database', path)} must have a dtype that JAX has without x64, got"
+        f" {leaf.dtype}: your function would get int32, with larger numbers clamped to its range."
+        ' Pass floats, by .astype("float64"), or integers within public bounds, by .clip(low,'
+        ' high).astype("int32"), or leave the column out. Queries of dpjax accept all dtypes'
     )
 
 
 def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
-    """Converts records to the dtypes of the oracle, and clamps them to the range of these."""
+    """Converts records to the dtypes of the oracle, and clamps them to the dtypes' ranges."""
     arrays = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
         records,
@@ -70,7 +70,10 @@ def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
     if got.structure != sampled.structure or any(
         x.shape != y.shape for x, y in zip(got.leaves, sampled.leaves, strict=True)
     ):
-        raise ValueError(f"database must be like the oracle's, {sampled}, got {got}")
+        raise ValueError(
+            f"database must have the structure and shapes of the oracle's databases, {sampled}, got"
+            f" {got}"
+        )
 
     def cast(sampled: jax.ShapeDtypeStruct, leaf: jax.Array | Numbers) -> jax.Array:
         integers = leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.integer)

@@ -1,8 +1,8 @@
-"""The draw of a mechanism for one kind of value: checked once, compiled once, then kept.
+"""`Draw`: the compiled draw of a mechanism for values of given shapes, cached for later releases.
 
-Checking a value and flattening a mechanism take longer than drawing noise. A mechanism is frozen.
-So both are done once for all values of one structure, with the same shapes and dtypes. Nothing is
-kept for a mechanism that holds tracers, because they are invalid after their trace.
+Checking a value and flattening a mechanism take longer than drawing noise. Mechanisms cannot
+change, so both are done once for all values of one structure, with the same shapes and dtypes.
+Nothing is cached for a mechanism that contains tracers, because tracers are invalid after tracing.
 """
 
 import functools
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 
 class Compiled:
-    """One compiled function that draws for all mechanisms of one structure.
+    """A compiled function that all mechanisms with the same pytree structure share.
 
     Attributes:
-        draw: maps the numbers of a mechanism, a key and a value to the noisy value.
-        ahead: the kinds of keys and values that it is already compiled for.
+        draw: maps the leaves of a mechanism, a key and a value to the noisy value.
+        ahead: the dtypes of keys and kinds of values for which it is already compiled.
     """
 
     def __init__(self, structure: TreeDef):
-        """Takes the tree structure of a mechanism, as `jax.tree.flatten` returns it."""
+        """Takes the pytree structure of a mechanism, as `jax.tree.flatten` returns it."""
 
         def draw(numbers: list[Any], key: Key, value: Value) -> Value:
-            # Inside another program the numbers may be constants. XLA would fold them while it
-            # compiles, and might round a quotient differently. The barrier prevents folding.
+            # Inside another program the numbers may be constants. XLA would fold constants at
+            # compile time, and might round a quotient differently. The barrier prevents folding.
             mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
             return mechanism._draw(key_for_each(key, value), value)
 
@@ -52,27 +52,27 @@ class Compiled:
         self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
 
 
-# `jax.jit` would compare structures of nested dataclasses at every draw. That takes longer than the
-# draw, so `Draw` keeps its compiled function.
+# `jax.jit` would compare structures of nested dataclasses at every call. This takes longer than
+# drawing, so `Draw` stores its compiled function.
 _compiled = functools.lru_cache(Compiled)
 
 
 class Draw:
-    """The draw of one mechanism for one kind of value.
+    """The draw of one mechanism for values of one structure, with given shapes and dtypes.
 
-    It holds the numbers of the mechanism, but no reference to the mechanism. So `_DRAWS`, whose
-    keys are weak references to mechanisms, drops the draw together with the mechanism.
+    It contains the numbers of the mechanism, but no reference to the mechanism. So when the
+    mechanism is deleted, the cache `_DRAWS`, whose keys are weak references, deletes the draw, too.
     """
 
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
-        """Refuses a kind of value that the mechanism does not take."""
+        """Refuses values that the mechanism does not accept."""
         leaves = refuse_batch(mechanism)
         self.is_traced = _checks.any_traced(leaves)
         arrays = kind.tree()
         mechanism._check_like_sampled(kind)
         _with_host_numbers(mechanism, leaves)._check_value(arrays)
-        # The draw does not depend on m, gamma or the identity of the samples. They are left out,
-        # because each of their values would compile another program.
+        # The draw does not depend on m, gamma or the identity of the samples. They are removed,
+        # because otherwise each new value would compile another program.
         whole = mechanism.sensitivity
         bare = Sensitivity(
             whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
@@ -81,25 +81,25 @@ class Draw:
         self._compiled, self._kind = _compiled(self._structure), kind
         self._pieces = None
         if not self.is_traced:
-            with computing_now():  # Nothing traced is kept.
+            with computing_now():  # No tracer may be cached.
                 self._pieces = mechanism._in_pieces(kind)
         self._guarantees = dict[Any, Guarantee]()
         self._accuracy: Accuracy | None = None
 
     def __call__(self, key: Key, value: Value) -> Value:
-        """Draws the noisy value; tells no ledger."""
+        """Draws the noisy value, without notifying ledgers."""
         if self._pieces is not None and _can_be_cut(key, jax.tree.leaves(value)):
             return self._pieces(key, value)
         if _checks.is_staging():
-            # In one program with the target, XLA could compute the value again for each of its
-            # uses, and round it differently. Noise does not hide the difference of two roundings.
+            # If the target is in the same program, XLA could compute the value twice and round it
+            # differently. The noise does not hide the difference of two roundings.
             value = jax.tree.map(written, value)
         return self._compiled.draw(self.numbers, key, value)
 
     def outline(self, key: Key, value: Value) -> Value:
-        """The draw as a program that is traced for its operations and shapes, and never run.
+        """The draw, for tracing its operations and shapes; this program never runs.
 
-        It has the operations of the programs that are run, so JAX traces them once.
+        It has the same operations as the programs that run, so JAX traces each operation once.
         """
         with jax.debug_nans(False), jax.debug_infs(False):
             return (self if self._pieces is None else self._pieces)(key, value)
@@ -110,12 +110,12 @@ class Draw:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
         if kind not in self._guarantees:
-            with computing_now():  # Nothing traced is kept.
+            with computing_now():  # No tracer may be cached.
                 self._guarantees[kind] = guarantee_under(key, mechanism.guarantee)
         return self._guarantees[kind]
 
     def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
-        """How far a release may be off. `mechanism` is the mechanism of this draw."""
+        """The accuracy of a release. `mechanism` is the mechanism of this draw."""
         if self._accuracy is None:
             self._accuracy = mechanism.accuracy(self._kind)
         return self._accuracy
@@ -127,7 +127,7 @@ class Draw:
             return
         left = None
         if self._pieces is not None:
-            # This draw only compiles programs. Its result is dropped.
+            # The result of this draw is dropped. Its only purpose is to compile the programs.
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
             self(key, jax.tree.unflatten(self._kind.structure, zeros))
         else:
@@ -136,12 +136,12 @@ class Draw:
             self.accuracy(mechanism)
         finally:
             if left is not None:
-                left.result()  # Raises if XLA fails, before the release is paid for.
+                left.result()  # If XLA fails, this raises before the release is paid for.
         self._compiled.ahead.add(kind)
 
 
 class DrawOfAnother:
-    """The draw of a mechanism of another library, which has the methods of `Mechanism` only."""
+    """The draw of a mechanism of another library, which has only the methods of `Mechanism`."""
 
     def __init__(self, mechanism: Mechanism, kind: TreeSpec):
         """The mechanism checks its values itself."""
@@ -158,19 +158,20 @@ class DrawOfAnother:
         return guarantee_under(key, mechanism.guarantee)
 
     def accuracy(self, mechanism: Mechanism) -> Accuracy:
-        """How far a release may be off, if the mechanism says so."""
+        """The accuracy of a release, if the mechanism has a method `accuracy`."""
         knows = getattr(mechanism, "accuracy", None)
         return UNKNOWN if knows is None else knows(self._kind)
 
 
-# Keyed by mechanism, then by whether JAX has float64: without it, numbers are rounded outward.
+# A cache of draws by mechanism, and then by kind of value and whether x64 is enabled. Without x64,
+# numbers are rounded outward to float32.
 _DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
-    """The draw of a mechanism for a kind of value, made once and then reused."""
+    """The draw of a mechanism for a kind of value, from the cache if possible."""
     if mechanism._calls_user:
         mechanism = mechanism._frozen(kind)
     known = _DRAWS.get(mechanism, {})
@@ -185,7 +186,7 @@ def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
 
 
 def refuse_batch(mechanism: object) -> list[Any]:
-    """Returns the numbers of one mechanism, and refuses a batch that `vmap` returned."""
+    """Returns the leaves of a mechanism; refuses a batch of mechanisms that `vmap` returned."""
     leaves = jax.tree.leaves(mechanism)
     if shapes := {np.shape(leaf) for leaf in leaves} - {()}:
         raise ValueError(
@@ -196,10 +197,10 @@ def refuse_batch(mechanism: object) -> list[Any]:
 
 
 def _with_host_numbers(mechanism: "SensitivityMechanism", leaves: list[Any]) -> Any:
-    """The mechanism with known arrays of JAX as NumPy numbers, for checks.
+    """The mechanism with NumPy numbers in place of concrete JAX arrays, for checks.
 
-    A mechanism that `jit` returned holds such arrays. Inside another `jit`, JAX would trace
-    comparisons of them, and Python could not decide on the result.
+    A mechanism that `jit` returned contains JAX arrays. Inside of another `jit`, JAX would trace
+    comparisons of these arrays, and Python could not use the results in `if`.
     """
     if not any(isinstance(x, jax.Array) and not _checks.is_traced(x) for x in leaves):
         return mechanism
@@ -213,30 +214,31 @@ def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
 
 
 def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
-    """Whether target and draw can be compiled before the release, and do not call the host."""
+    """Whether target and draw can be compiled before the release is paid for."""
     if draw.is_traced:
         return False
     if not program.is_concrete or program.calls_host or _checks.any_traced(used):
         return False
-    # Ahead of time, a program is compiled for the default device. Committed arrays may be on
-    # another.
+    # Compilation ahead of time is for the default device. Committed arrays may be on another one.
     return not any(leaf.committed for leaf in used[1:])
 
 
 def compile_ahead(
     draw: Draw, mechanism: "SensitivityMechanism", program: Program, key: Key, records: TreeSpec
 ) -> None:
-    """Compiles target and draw: while XLA compiles one, Python traces the other.
+    """Compiles target and draw at the same time: XLA compiles one while Python traces the other.
 
     Only the implementation of the key matters, not its words.
     """
-    # A release runs under these settings. With others, it would not find the programs in the cache.
+    # A release runs under the same settings. Under other settings, JAX would not find the compiled
+    # programs in its cache.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         target = _compiling(program, records)
         try:
             draw.compile(mechanism, _key_of_zeros(key))
         finally:
-            target.exception()  # Waits. If XLA fails, the release will raise the same error.
+            # Wait for the compilation. If it fails, the release will raise the same error.
+            target.exception()
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,7 +260,7 @@ def compiling(lowered: jax.stages.Lowered) -> Future[None]:
 
 
 def _key_of_zeros(key: Key) -> Key:
-    """A public key of the same kind."""
+    """A key of the same implementation whose words are zeros, and so public."""
     words = jax.eval_shape(jax.random.key_data, key)
     zeros = jax.device_put(np.zeros(words.shape, words.dtype))
     return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(key))

@@ -1,7 +1,8 @@
 """Checks that the noise of a mechanism is large enough for a target of known sensitivity.
 
-A mechanism promises its epsilon for pairs of values within its own sensitivity. If one record moved
-the target further, the guarantee of the release would be false. Only public facts decide.
+The guarantee of a mechanism is for pairs of values within its own sensitivity. If one record could
+change the target more, the guarantee of the release would be false. The checks depend only on
+public facts.
 """
 
 import dataclasses
@@ -18,31 +19,32 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# `needed` rounds bounds up. A user may give the bound rounded to nearest, which is smaller by at
-# most this factor. The drawn scale has a larger margin than that.
+# `needed` rounds bounds up. A user may pass the bound rounded to nearest, which is smaller by at
+# most this factor. The scale of the drawn noise has a larger margin.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses a sensitivity that a query computed, if the target is not a query."""
+    """Refuses a sensitivity made by a query's method, if the target is not a query."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, but the target is another function:"
-            f" release that {sensitivity.known_by} itself, on the columns that it takes. For a"
-            " function of your own, prove a bound by dpjax.prove_sensitivity, or state one by"
+            f" release the {sensitivity.known_by} itself, on the columns that it needs. For a"
+            " function of your own, prove a bound by dpjax.prove_sensitivity, or state a bound by"
             " dpjax.assume_sensitivity"
         )
 
 
 def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float:
-    """How far one record may move the target, in the norm and relation of a sensitivity.
+    """The target's known sensitivity, in the norm and relation of the given sensitivity.
 
-    For a sampled or proved sensitivity this is 0, because `privatize` compares traced programs
-    instead. A sampled sensitivity may be smaller than the known one; its gamma accounts for that.
+    For a sampled or proved sensitivity the result is 0, because `privatize` compares traced
+    programs instead. A sampled sensitivity may be smaller than the known sensitivity; its gamma
+    accounts for this.
 
     Returns:
-        A number, rounded up; 0 where no sensitivity is known, so that any noise is accepted.
+        A number, rounded up; 0 if no sensitivity is known, so that any noise is accepted.
 
     Raises:
         ValueError: if the target knows its sensitivity, but not in this norm under this relation.
@@ -73,8 +75,8 @@ def covering(mechanism: M, needed: float) -> M:
     """Checks that the noise of a mechanism covers the sensitivity that a target needs.
 
     Returns:
-        The mechanism itself. If its sensitivity is traced, all its numbers become NaN where that is
-        too small.
+        The mechanism itself. If its sensitivity is traced, all numbers of the mechanism become NaN
+        if the sensitivity is too small.
 
     Raises:
         ValueError: if the sensitivity is too small.
@@ -83,14 +85,13 @@ def covering(mechanism: M, needed: float) -> M:
     if _checks.is_traced(value):
         enough = value >= jnp.asarray(needed, jnp.result_type(value))
         return jax.tree.map(lambda leaf: _or_nan(enough, leaf), mechanism) if needed else mechanism
-    # In NumPy: inside `jit`, JAX traces comparisons of its arrays, even of arrays with known
-    # values.
+    # NumPy is needed here: inside of `jit`, JAX traces comparisons even of concrete arrays.
     least = float(np.min(np.asarray(value)))
     if not least * _TO_NEAREST >= needed:
         raise ValueError(
             f"sensitivity is too small for this target: one record may move it by {needed!r} in"
-            f" {norm_name(sensitivity.norm)} under {sensitivity.relation}, got noise for"
-            f" {least!r}: make the mechanism with target.sensitivity(...)"
+            f" {norm_name(sensitivity.norm)} under {sensitivity.relation}, but the mechanism adds"
+            f" noise for {least!r}: make the mechanism with target.sensitivity(...)"
         )
     return mechanism
 
@@ -98,8 +99,8 @@ def covering(mechanism: M, needed: float) -> M:
 def plan_of(target: Target, mechanism: Mechanism) -> Inside:
     """How a mechanism releases a target.
 
-    A query may first run another function, such as sums of integers, whose value gets the noise. It
-    then maps the noisy value to the published one.
+    For a query, the noise may be added to the value of another function, such as sums of integers.
+    Then the query maps the noisy value to the published value.
     """
     known = knowing(target)
     if known is None:
@@ -112,7 +113,7 @@ def plan_of(target: Target, mechanism: Mechanism) -> Inside:
 
 
 def knowing(target: object) -> KnowsSensitivity | None:
-    """Finds the query or target of known sensitivity in a function; None if there is none."""
+    """Unwraps a query or another target that knows its sensitivity; None for other functions."""
     if isinstance(target, Unchanging):
         return knowing(target.function)
     if type(target) is _COMPILED:

@@ -1,4 +1,4 @@
-"""The base of all mechanisms: data, a pure draw, and releases."""
+"""The base class of mechanisms: guarantee, checks of values, draws and releases."""
 
 import abc
 import dataclasses
@@ -38,8 +38,8 @@ from dpjax.release._transaction import pay_and_draw
 class SensitivityMechanism(abc.ABC):
     """A mechanism that is private on every pair within its sensitivity (Definition 9).
 
-    Subclasses are frozen pytrees with these attributes; they define the abstract methods.
-    Lower-case factories make them, and do the checks and the calibration.
+    Subclasses are frozen pytrees with these attributes, and define the abstract methods. Factory
+    functions with lower-case names check arguments, calibrate the noise and make mechanisms.
 
     Attributes:
         sensitivity: the sensitivity that the noise is calibrated to.
@@ -48,32 +48,32 @@ class SensitivityMechanism(abc.ABC):
         norm: the norm in which the sensitivity is measured.
 
     Formal guarantees:
-        A subclass promises (epsilon, delta)-indistinguishable releases of any two values within
-        the sensitivity; (epsilon, delta, gamma)-random DP follows.
+        A subclass promises that the releases of any two values within the sensitivity are
+        (epsilon, delta)-indistinguishable. This implies (epsilon, delta, gamma)-random DP.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     sensitivity: Sensitivity
     epsilon: Scalar
     delta: Scalar = 0.0
-    _calls_user: ClassVar[bool] = False  # Whether it holds a function of the user.
+    _calls_user: ClassVar[bool] = False  # Whether it contains a function of the user.
     _scales: ClassVar[tuple[str, ...]] = ()  # Fields that grow with the sensitivity.
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:
-        """The noisy value: a pure function, whose program is the same for every epsilon.
+        """Draws the noisy value. This is a pure function, compiled once for all epsilons.
 
-        It is called on a copy of the mechanism. The sensitivity of that copy has a value, norm,
-        relation and `zero_allowed`, and defaults otherwise: m and gamma do not affect the noise.
+        It is called on a copy of the mechanism. The copy's sensitivity has only value, norm,
+        relation and `zero_allowed`. Other attributes, such as m and gamma, do not affect the noise.
         """
 
     @abc.abstractmethod
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        """Log density, or log probability where outputs are discrete, of releasing an output.
+        """The log density of an output, or the log probability if outputs are discrete.
 
         Args:
             output: the value of a release.
-            value: the target's value that it would be a release of.
+            value: the target's value, without noise.
 
         Returns:
             A scalar.
@@ -81,25 +81,25 @@ class SensitivityMechanism(abc.ABC):
 
     @abc.abstractmethod
     def clamped(self, value: Value) -> Value:
-        """The value that the mechanism releases in place of this one: finite and in range."""
+        """The value after clamping, to which the mechanism adds noise: finite and in range."""
 
     def grids(self, value: Value) -> PyTree:
-        """The spacing of each array of a release; an empty tree if the mechanism states none."""
+        """The grid spacing of each array of a release; an empty pytree if it is unknown."""
         del value
         return ()
 
     @property
     def dp_event(self) -> Any:
-        """The epsilon-delta part of one release as an event of dp-accounting, without gamma.
+        """One release as an event of the package dp-accounting, without gamma.
 
-        By default it is the Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) / 2), which
-        dominates every epsilon-DP mechanism. Proof: among all epsilon-DP mechanisms, binary
-        randomized response has the largest hockey-stick divergence (Kairouz, Oh and Viswanath
-        2015). Let x = e^(t/2) for t >= 0. The divergence of this Laplace mechanism at t is larger,
-        by (1 - x)^2 / (1 + e^epsilon).
+        By default it is the event of the Laplace mechanism at epsilon' = 2 log((1 + e^epsilon) /
+        2), which dominates every epsilon-DP mechanism. Proof: among all epsilon-DP mechanisms,
+        binary randomized response has the largest hockey-stick divergence (Kairouz, Oh and
+        Viswanath 2015). Let x = e^(t/2) for t >= 0. The divergence of this Laplace mechanism at t
+        is larger by (1 - x)^2 / (1 + e^epsilon).
 
-        dp-accounting uses the event under its default relation, like those of Laplace and Gaussian
-        noise. So all of them compose in one accountant.
+        dp-accounting uses the event under its default relation, as it uses the events of Laplace
+        and Gaussian noise. So one accountant can compose all of these events.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         if self.sensitivity.zero_allowed or not self._is_exact:
@@ -163,7 +163,7 @@ class SensitivityMechanism(abc.ABC):
         return self.risk.reconstruction_bound(prior)
 
     def pair_loss(self, value: Value) -> PairLoss:
-        """How much a release loses on one pair of databases, for `dpjax.privacy_profile`.
+        """The privacy loss of a release on one pair of databases, for `dpjax.privacy_profile`.
 
         Args:
             value: a pytree of arrays or `jax.ShapeDtypeStruct`s, like the target's value.
@@ -172,30 +172,31 @@ class SensitivityMechanism(abc.ABC):
             A `PairLoss`.
 
         Raises:
-            TypeError: if the loss is not known, or the noise is in floats.
+            TypeError: if the loss is unknown, or the noise is in floats.
         """
         del value
         raise TypeError(
-            f"the privacy loss of a {type(self).__name__} on one pair is not known: it is for exact"
-            " Laplace and Gaussian noise, `exponential` and `permute_and_flip`, with a public scale"
-            " above 0"
+            f"the privacy loss of a {type(self).__name__} on one pair is not known: it is only"
+            " known for exact Laplace and Gaussian noise, `exponential` and `permute_and_flip`,"
+            " with a public scale above 0"
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """A draw for use outside of `jit` whose programs serve many shapes; None for one program.
+        """A draw for use outside of `jit` whose compiled programs serve many shapes; or None.
 
-        It computes with JAX arrays, not with Python floats, so that numbers round as in `jit`.
+        It computes with JAX arrays, not with Python floats, so that rounding is the same as in
+        `jit`.
         """
         del value
         return None
 
     def _accuracy(self, value: Value) -> Accuracy:
-        """How far a release of a value of these shapes and dtypes may be off."""
+        """The accuracy of the release of a value with these shapes and dtypes."""
         del value
         return UNKNOWN
 
     def accuracy(self, value: TreeSpec) -> Accuracy:
-        """What `Release.interval` needs to know about the error. Empty if a parameter is traced.
+        """The accuracy of a release, for `Release.interval`; unknown if a parameter is traced.
 
         Args:
             value: describes the target's value.
@@ -209,8 +210,8 @@ class SensitivityMechanism(abc.ABC):
         return found.having(mechanism=type(self).__name__, norm=norm_name(self.sensitivity.norm))
 
     def _check_value(self, value: Value) -> None:
-        """Refuses values of a shape or dtype that the mechanism cannot take."""
-        del value  # Most mechanisms take any.
+        """Refuses values of a shape or dtype that the mechanism does not accept."""
+        del value  # By default, all values are accepted.
 
     @property
     def _is_exact(self) -> bool:
@@ -219,7 +220,7 @@ class SensitivityMechanism(abc.ABC):
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of one release; NaN throughout where a traced parameter was bad."""
+        """The guarantee of one release. All numbers are NaN if a traced parameter was bad."""
         sensitivity = self.sensitivity
         if not self._is_exact:
             return nothing_promised(self.epsilon, sensitivity.relation, sensitivity.privacy_unit)
@@ -248,23 +249,23 @@ class SensitivityMechanism(abc.ABC):
         """Releases a value of the target under the mechanism's guarantee.
 
         Args:
-            key: a typed key from `dpjax.random.secure_key`, used for nothing else: two releases of
-                one value under one key, at two epsilons, reveal the value. An open ledger
+            key: a typed key from `dpjax.random.secure_key`, used for nothing else. Two releases of
+                the same value with the same key, at two epsilons, reveal the value. An open ledger
                 (`dpjax.Ledger`, `dpjax.random.KeyLedger`) records the key as used.
-            value: a pytree of real arrays. Its contents never decide whether a release happens:
-                NaN and values out of range become fixed public values and get noise.
+            value: a pytree of real arrays. Whether a release happens never depends on its contents:
+                NaN and values out of range are replaced by public values, and get noise.
 
         Returns:
             A `Release`. If the key came from a seed, its guarantee says so.
 
         Raises:
-            TypeError: if the key is not a typed key, the value does not hold real arrays, or a
-                ledger is open inside `jit` or `vmap`.
+            TypeError: if the key is not a typed key, the value does not consist of real arrays, or
+                a ledger is open inside of `jit` or `vmap`.
             ValueError: if the value's structure or shapes differ from the sampled ones; if the
                 mechanism is a batch that `vmap` returned; if `vmap` maps over values (or
-                `shard_map` shards them) but not over keys, so that all values would get the same
-                noise; or if a ledger knows the key.
-            BudgetExceededError: if an open `dpjax.Ledger` has too little left.
+                `shard_map` shards values) but not over keys, so that all values would get the same
+                noise; or if a ledger has recorded the key before.
+            BudgetExceededError: if the remaining budget of an open `dpjax.Ledger` is too small.
         """
         check_key(key)
         arrays = _checks.real_arrays("value", value)
@@ -281,10 +282,10 @@ class SensitivityMechanism(abc.ABC):
         return Release(release.value, release.guarantee, draw.accuracy(self))
 
     def unpaid_draw(self, key: Key, value: Value) -> Value:
-        """A draw that tells no ledger, for code that has already paid for it.
+        """Draws a noisy value without notifying ledgers, for code that has already paid.
 
-        It serves larger releases, which pay once for all of their draws. All other code calls the
-        mechanism itself.
+        It is for releases that consist of several draws and pay once for all draws. All other code
+        should call the mechanism itself.
 
         Args:
             key: a typed key, used for nothing else.
@@ -294,13 +295,13 @@ class SensitivityMechanism(abc.ABC):
             The same as `mechanism(key, value).value`.
 
         Raises:
-            TypeError: as a release does.
-            ValueError: as a release does.
+            TypeError: as for `mechanism(key, value)`.
+            ValueError: as for `mechanism(key, value)`.
         """
         check_key(key)
         arrays = _checks.real_arrays("value", value)
         draw = draw_of(self, TreeSpec.of(arrays))
-        # A NaN in a private value is not an error to stop at.
+        # A NaN in a private value must not raise an error, which would reveal it.
         with jax.debug_nans(False), jax.debug_infs(False):
             return draw(key, arrays)
 
@@ -313,22 +314,22 @@ class SensitivityMechanism(abc.ABC):
         return changed(self, sensitivity=sensitivity, **scales)
 
     def _check_unclamped(self) -> None:
-        """Refuses a mechanism outside of `privatize` if its sensitivity holds only inside of it."""
+        """Refuses a direct call if the sensitivity is only valid inside of `privatize`."""
         if self.sensitivity.inside:
             raise ValueError(
-                "the sensitivity holds for the exact integers that dpjax.privatize computes, not"
-                f" for the rounded floats that a {self.sensitivity.known_by} returns: release by"
+                "the sensitivity is about the exact integers that dpjax.privatize computes, not"
+                f" about the rounded floats that a {self.sensitivity.known_by} returns: release by"
                 " dpjax.privatize(query, mechanism)"
             )
         if self.sensitivity.bounds is not None:
             raise ValueError(
                 "the sensitivity was proved for clamped records, and this value may come from"
                 " records that were not clamped: release by dpjax.privatize(target, mechanism),"
-                " which clamps"
+                " which clamps the records"
             )
 
     def _check_like_sampled(self, value: TreeSpec) -> None:
-        """Refuses values of another kind than those that were sampled."""
+        """Refuses values whose structure, shapes or dtypes differ from the sampled values."""
         sampled = self.sensitivity.outputs
         if sampled is not None and (
             value.structure != sampled.structure
@@ -342,8 +343,9 @@ class SensitivityMechanism(abc.ABC):
     def _frozen(self, value: TreeSpec) -> Self:
         """The mechanism with traced programs in place of functions of the user.
 
-        Compiled draws are looked up by the mechanism. A user's function cannot be part of the key:
-        it may compute something else later, and may equal another function.
+        The mechanism is a key in the cache of compiled draws. A user's function must not be part of
+        this key, because it may compute something else later, and may compare equal to another
+        function.
         """
         del value
         return self

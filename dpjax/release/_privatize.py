@@ -1,4 +1,4 @@
-"""From a target and a mechanism to a private function of the database."""
+"""`privatize`: makes a private function of a database from a target and a mechanism."""
 
 import contextlib
 import dataclasses
@@ -36,19 +36,19 @@ from dpjax.release._known_sensitivity import check_maker, covering, knowing, nee
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import pay_and_draw, request_of
 
-# On these platforms, XLA's tests allow errors of 40 units of rounding in exp, log, tanh and others;
-# on a TPU they allow far more.
+# Platforms that a proved sensitivity covers. On these, XLA's tests allow errors of 40 rounding
+# units in exp, log, tanh and other functions; on a TPU they allow far more.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
-_MOST_KEPT = 256  # Kinds of databases, programs and requests that a private function keeps.
+_MOST_KEPT = 256  # The largest number of entries in the cache of a private function.
 
 
 class _Kind(NamedTuple):
-    """The facts that all databases of one structure, with the same shapes and dtypes, share.
+    """Facts about all databases of one structure, with the same shapes and dtypes.
 
     Attributes:
-        records: their structure, shapes and dtypes.
-        shapes: the same as a tree.
-        plan: how a release of them is made.
+        records: the structure, shapes and dtypes.
+        shapes: the same, as a pytree of `jax.ShapeDtypeStruct`.
+        plan: how such databases are released.
     """
 
     records: TreeSpec
@@ -57,7 +57,7 @@ class _Kind(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One release: the records, the program that runs on them, and the draw that follows."""
+    """One release: key, records, the program of the target, and the draw of the mechanism."""
 
     key: Key
     records: Database | Unsummed
@@ -73,19 +73,19 @@ class PrivateFunction:
     Attributes:
         target: the function of the database.
         mechanism: the mechanism that releases its value.
-        ledger: a ledger that pays in addition to open ones; None for no other.
+        ledger: a ledger that pays, besides open ledgers; None if there is no such ledger.
 
     Formal guarantees:
-        Those of `dpjax.privatize`.
+        As for `dpjax.privatize`.
     """
 
     target: Target
     mechanism: Mechanism
     ledger: OpenLedger | None
     _program: Program | None  # The traced target, if it was sampled or proved.
-    _accepting: Mechanism  # The mechanism, which accepts values of clamped records.
-    # Results of earlier releases. Keys begin with the kind of result: "kind" (of databases),
-    # "users" (functions in the target), "target", "request", or "compiled".
+    _accepting: Mechanism  # The mechanism without the check that records were clamped.
+    # A cache of results of earlier releases. The first entry of a key says what is cached: "kind"
+    # (of databases), "users" (functions in the target), "target", "request", or "compiled".
     _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -99,9 +99,9 @@ class PrivateFunction:
 
     @functools.cached_property
     def _keeps(self) -> bool:
-        """Whether results may be kept.
+        """Whether results may be cached.
 
-        Results with tracers may not: tracers are invalid after their trace.
+        Results with tracers may not, because tracers are invalid after tracing.
         """
         return not _checks.any_traced(self.mechanism)
 
@@ -120,8 +120,8 @@ class PrivateFunction:
             A `Release`.
 
         Raises:
-            TypeError: as `dpjax.privatize` says.
-            ValueError: as `dpjax.privatize` says.
+            TypeError: as for `dpjax.privatize`.
+            ValueError: as for `dpjax.privatize`.
         """
         check_key(key)
         records, kind = self._read(database)
@@ -152,10 +152,10 @@ class PrivateFunction:
         return Release(value, release.guarantee, accuracy)
 
     def _read(self, database: Database | Parts) -> tuple[Database | Unsummed, _Kind]:
-        """Converts a database to the records that the target gets.
+        """Converts a database to the records that are passed to the target.
 
-        Structure, shapes and dtypes alone decide on refusals and conversions. So once arrays of a
-        kind needed no conversion, later arrays of this kind are returned as they are.
+        Errors and conversions depend only on structure, shapes and dtypes. So if arrays of some
+        kind needed no conversion, later arrays of this kind are returned unchanged.
         """
         if isinstance(database, Parts):
             return self._read_parts(database)
@@ -168,7 +168,7 @@ class PrivateFunction:
                 return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        # This setting matters: without float64, a known sensitivity is rounded outward.
+        # x64 is part of the key, because without float64, a known sensitivity is rounded outward.
         alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
         if (kind := self._kept.get(alike)) is None:
             kind = _Kind(described, described.tree(), self._plan(described))
@@ -179,17 +179,18 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """The pass over the parts, made only once it is paid for, and the kind of its totals."""
+        """The pass over the parts, which runs only after payment, and the kind of its totals."""
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(
-                "target must be a query of dpjax if records come in parts, because it adds up the"
-                f" totals of parts, got {self._name}"
+                "target must be a query of dpjax if records come in parts, because only queries can"
+                f" add up totals of parts, got {self._name}"
             )
         if sensitivity.privacy_unit != RECORD and not parts.holds_whole_people:
             raise TypeError(
-                "target must be a query of records if these come in parts, because a person may be"
-                f" in several parts, got one per {sensitivity.privacy_unit}"
+                "target must be a query with the privacy unit record if records come in parts,"
+                " because a person may be in several parts, got a query per"
+                f" {sensitivity.privacy_unit}"
             )
         if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
             raise ValueError(
@@ -203,19 +204,16 @@ class PrivateFunction:
     def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
             if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()  # Safe with threads: every look-up handles a missing key.
+                self._kept.clear()  # This is thread-safe, because look-ups handle missing keys.
             self._kept[key] = value
 
     def _plan(self, records: TreeSpec) -> Inside:
-        """How records of a kind are released; refuses a mechanism whose noise is too small."""
+        """How such records are released; refuses a mechanism whose noise is too small."""
         least = needed(self.target, self.mechanism.sensitivity, records)
         return plan_of(self.target, covering(self._accepting, least))
 
     def _traced(self, kind: _Kind) -> Program:
-        """The program of the target as it is now.
-
-        A user's function may have changed since the last call.
-        """
+        """The current program of the target. A user's function may have changed since last time."""
         if self._program is not None:
             self._program.check_unchanged("target")
             return self._program
@@ -223,17 +221,17 @@ class PrivateFunction:
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
-        # The trace is new, so it shows changes in traced code. Code on the host needs its own
-        # check.
+        # The trace is new, so it contains all changes of traced code. But code on the host was
+        # copied earlier, so it needs a check.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
 
     def _unchanging(self, target: Target) -> Target:
-        """The target with kept programs, if nothing in it can have changed since it was traced.
+        """The target with cached programs, if nothing in it can have changed since it was traced.
 
-        Objects that dpjax made are frozen. But they may hold a user's predicate, which closes over
-        a variable that has changed. Then the target is returned as it is, and traced anew.
+        Objects that dpjax made are frozen. But they may contain a user's predicate that closes over
+        a variable, which may have changed. Then the target is returned unchanged, and traced again.
         """
         users = self._kept.get(("users", target), "unknown")
         if users == "unknown":
@@ -250,14 +248,14 @@ class PrivateFunction:
     def _request(self, step: _Step, name: str | None) -> Request | None:
         """The request under a name, for a ledger; None without a name.
 
-        With or without a name, it raises the errors that the draw would raise, before anything is
-        paid.
+        In both cases, this raises the errors that the draw would raise, before anything is paid.
         """
         if name is None and self._compiled_ahead(step):
             return None
         program, kind = step.program, step.kind
         asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        # A mechanism may hold a user's function, which may have changed since the request was kept.
+        # A mechanism may contain a user's function, which may have changed since the request was
+        # cached.
         may_change = getattr(self.mechanism, "_calls_user", True)
         if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
@@ -268,7 +266,7 @@ class PrivateFunction:
         return found
 
     def _compiled_ahead(self, step: _Step) -> bool:
-        """Compiles the programs of a release before it is paid for, and says whether it could."""
+        """Compiles the programs of a release before it is paid for; returns whether it could."""
         if not step.program.is_concrete:
             return False
         programs = "compiled", step.key.dtype, step.program, step.kind.records
@@ -299,58 +297,62 @@ def _summed(records: Database | Unsummed) -> Database:
 def privatize(
     target: Target, mechanism: Mechanism, *, ledger: OpenLedger | None = None
 ) -> PrivateFunction:
-    """A private version of a target: `private(key, database, *, name=None) -> Release`.
+    """Makes a private version of a target: `private(key, database, *, name=None) -> Release`.
 
-    Computes f(D) and releases it: the last step of Algorithm 2 (Sample-Then-Respond).
+    The private function computes f(D) and releases it. This is the last step of Algorithm 2
+    (Sample-Then-Respond).
 
     Args:
         target: the function that was sampled.
-        mechanism: calibrated to its sensitivity, as `dpjax.laplace(sensitivity, epsilon)`. If the
-            target has a method `sensitivity`, as a query does, the mechanism's sensitivity must be
-            at least as large as the known one.
+        mechanism: a mechanism that is calibrated to the target's sensitivity, for example
+            `dpjax.laplace(sensitivity, epsilon)`. If the target has a method `sensitivity`, as
+            queries have, the mechanism's sensitivity must be at least the known sensitivity.
         ledger: a `dpjax.Ledger`, whose budget pays for every release before its noise is drawn, or
             a `dpjax.random.KeyLedger`. It need not be open. With a ledger, releases cannot run
             inside of `jit`.
 
     Returns:
         A `PrivateFunction` of a typed key and a database. The database is a pytree of arrays with
-        leading axis n, where a DataFrame counts as the dict of its columns. Without x64, a query
-        reads columns of 64 bits exactly, and a sampled function reads them in the oracle's dtype,
-        clamped to its range. `jax.jit` can compile it, and `jax.vmap` can map it over keys.
+        leading axis n, and a DataFrame counts as the dict of its columns. Without x64, a query
+        reads 64-bit columns exactly. A sampled function reads them in the oracle's dtype, clamped
+        to its range. `jax.jit` can compile the private function, and `jax.vmap` can map it over
+        keys.
 
-        `name` is a public name of these records, such as a column or a group. A `dpjax.Ledger` that
-        has paid for a release under a name returns it again for the same request, under any key,
-        free of charge. Without a name, every release is drawn anew and paid for. Without a ledger,
-        the name has no effect.
+        `name` is a public name of these records, such as a column or a group. If a `dpjax.Ledger`
+        has paid for a release under a name, it returns this release again for the same request,
+        with any key, free of charge. Without a name, every release is drawn again and paid for.
+        Without a ledger, the name has no effect.
 
     Raises:
-        TypeError: if an argument is of the wrong kind; at a release, if the key is not a typed key,
-            the name is not a text, the database does not hold arrays of the kinds that were
-            sampled, or it holds integers of 64 bits without x64 and the target is a function with
-            an assumed sensitivity.
+        TypeError: if an argument is of the wrong type; at a release, if the key is not a typed key,
+            the name is not a string, the database does not consist of arrays of the kinds that were
+            sampled, or it contains 64-bit integers without x64 and the target is a function with an
+            assumed sensitivity.
         ValueError: if the target is not the one that was sampled (the traced programs and their
             constants are compared), or the sensitivity was computed by another query or target; at
-            a release, if the sensitivity is smaller than the known one, the database has another
-            size or structure, its size is private and it is not padded, or the ledger knows the
-            key.
-        BudgetExceededError: at a release, if the ledger has too little left.
+            a release, if the sensitivity is smaller than the known sensitivity, the database has
+            another size or structure, its size is private and it is not padded, or the ledger has
+            recorded the key before.
+        BudgetExceededError: at a release, if the remaining budget of the ledger is too small.
         LedgerError: at a release, if the ledger cannot be trusted or cannot be written.
 
     Formal guarantees:
-        Each release has `mechanism.guarantee`. If the sensitivity was sampled, this holds if the
-        database is a draw from the same oracle, and the target was chosen without looking at it.
+        Each release has the guarantee `mechanism.guarantee`. If the sensitivity was sampled, this
+        assumes that the database is a draw from the same oracle, and that you chose the target
+        without looking at the database.
 
-        The numbers in the database never decide whether a release happens. Its structure, dtypes
-        and size do, and count as public. So fix the dtypes when you read a file, instead of
-        inferring them from its contents. Under add-or-remove-one the size is private: the database
-        must be `dpjax.queries.PaddedRecords`, unless the sensitivity has an n, the number of slots.
+        Whether a release happens never depends on the numbers in the database. It depends on the
+        structure, dtypes and size of the database, which count as public. So specify the dtypes
+        when you read a file, instead of inferring them from its contents. Under add-or-remove-one
+        the size is private. Then the database must be `dpjax.queries.PaddedRecords`, unless the
+        sensitivity has an n, the number of slots.
 
         If you assumed the sensitivity, you promise that it bounds this target on databases of this
-        size. If the target knows its own sensitivity, the two are compared. A traced sensitivity
-        that is too small gives NaN. A sampled sensitivity may be smaller than the known one: gamma
-        bounds how often that fails. You also promise that two releases under one name are about the
-        same records, because a ledger does not compare records. Choose names without looking at
-        records.
+        size. If the target knows its own sensitivity, both are compared. A traced sensitivity that
+        is too small gives NaN. A sampled sensitivity may be smaller than the known sensitivity,
+        because gamma bounds how often it is exceeded. You also promise that two releases under the
+        same name are about the same records, because a ledger does not compare records. Choose
+        names without looking at records.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -382,7 +384,7 @@ def privatize(
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
-    """The target as a release evaluates it: on clamped records, if its bound was proved so."""
+    """The target as a release evaluates it: on clamped records, if a proof assumes the clamp."""
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
 
 
@@ -393,7 +395,7 @@ def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
 
 
 def _accepting_values(mechanism: Mechanism) -> Mechanism:
-    """The mechanism without the check that records were clamped: the target clamps them here."""
+    """The mechanism without the check that records were clamped, because the target does it."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:
         return mechanism
@@ -405,8 +407,8 @@ def _accepting_values(mechanism: Mechanism) -> Mechanism:
 def _check_platform(records: Database, *, convolves: bool = False) -> None:
     """Refuses devices whose rounding errors may exceed the bounds in a proof.
 
-    For convolutions it refuses all GPUs: their libraries may choose an algorithm, such as
-    Winograd's, whose rounding the proof does not cover.
+    For convolutions, all GPUs are refused: their libraries may choose an algorithm, such as
+    Winograd's, whose rounding errors the proof does not cover.
     """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}
@@ -416,7 +418,8 @@ def _check_platform(records: Database, *, convolves: bool = False) -> None:
         known = "CPUs alone, for a convolution" if convolves else "CPUs and GPUs"
         raise ValueError(
             f"a proved sensitivity covers the rounding of {known}, but the database is on"
-            f" {', '.join(unknown)}: move it to one of them, as by jax.device_put"
+            f" {', '.join(unknown)}: move the database to another device, for example by"
+            " jax.device_put"
         )
 
 

@@ -1,4 +1,4 @@
-"""The transaction of a release: every open ledger records and pays it before noise is drawn."""
+"""The transaction of a release: open ledgers record it and pay for it before noise is drawn."""
 
 import dataclasses
 import enum
@@ -43,17 +43,17 @@ def pay_and_draw(
     """Pays for a release from all open ledgers and draws it, or returns an earlier equal one.
 
     Args:
-        draw: draws the value of the release. It uses `mechanism.unpaid_draw`, which tells no
-            ledger, because a release of several draws pays only once.
+        draw: draws the value of the release. It uses `mechanism.unpaid_draw`, which does not notify
+            ledgers, because a release of several draws pays only once.
         key: a typed key.
-        used: all other inputs of the release. If one of them is traced, the key may serve many
-            releases, so an open ledger refuses it.
+        used: all other inputs of the release. If an input is traced, the key may be used for many
+            releases, so an open ledger refuses the release.
         guarantee: the guarantee of the release.
-        what: describes the release in the history.
+        what: a description of the release for the history.
         name: the user's name for the records. Without a name, no earlier release is returned.
         request: makes the request under a name. It is also called without a name, because it raises
             the errors of the draw before anything is paid.
-        ledger: a further ledger to pay from.
+        ledger: an additional ledger that pays.
         drawing: the draw, if the release is a single draw of a mechanism.
         exact: how the release is made, and the exact value, for simulations of public databases.
             None if the probability of a release is not known.
@@ -77,13 +77,13 @@ def pay_and_draw(
     accounts = [one for one in ledgers if isinstance(one, Account)]
     if len(accounts) > 1:
         raise ValueError(
-            f"one ledger pays for a release, got {len(accounts)} open: {accounts}; close the"
-            " others. In a thread, open the ledger that pays, or pass it to dpjax.privatize(...,"
-            " ledger=...)"
+            f"only one ledger pays for a release, got {len(accounts)} open ledgers: {accounts}."
+            " Close the other ledgers. In a thread, open the ledger that pays, or pass it to"
+            " dpjax.privatize(..., ledger=...)"
         )
     account = accounts[0] if accounts else None
 
-    # Name the request, and look it up. An answer that was already paid for is returned again, free
+    # Name the request, and look it up. A release that was already paid for is returned again, free
     # of charge.
     asked = None if account is None or request is None else request(name)
     if account is not None and asked is not None:
@@ -91,22 +91,24 @@ def pay_and_draw(
         if before is not None:
             return before
 
-    # Pay. Ledgers of keys come first: a refused key costs no budget. The debit reaches the disk
-    # before anything is computed, so a crash from here on loses budget and reveals nothing.
+    # Pay. Ledgers of keys come first, so that a refused key costs no budget. The debit is written
+    # to the disk before anything is computed. So if the program crashes later, budget is lost, but
+    # nothing is revealed.
     for one in sorted(ledgers, key=lambda one: one is account):
         one.record(Payment(key, guarantee, what, asked, drawing))
 
-    # Compute and draw; the draw itself tells no ledger. A NaN in a private value must not raise,
-    # because an error would reveal it.
+    # Compute and draw. The draw itself does not notify ledgers. A NaN in a private value must not
+    # raise an error, which would reveal it.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         release = Release(draw(), guarantee)
 
-    # Keep, and return. If two processes drew for one request, the first release counts.
+    # Store the release, and return it. If two processes have drawn releases for the same request,
+    # both return the first one.
     return release if account is None or asked is None else account.keep(asked, release)
 
 
 def tell_of_training(key: Key) -> None:
-    """Records the key of a training in open ledgers of keys, because its steps tell no ledger."""
+    """Records the key of a training run in open ledgers of keys; its steps do not notify them."""
     refuse_unpaid_steps()
     if ledgers := told():
         refuse_traced(key)
@@ -115,16 +117,17 @@ def tell_of_training(key: Key) -> None:
 
 
 def refuse_unpaid_steps() -> None:
-    """Refuses a training step inside of `with ledger`: it does not know the total cost."""
+    """Refuses a training step inside of `with ledger`, because its total cost is unknown."""
     if any(isinstance(one, Account) for one in told()):
         raise ValueError(
-            "a training pays for all of its steps at once: call ledger.charge with their"
-            " guarantee, such as that of accounting.dp_sgd, and train outside of `with ledger`"
+            "a training run pays for all of its steps at once: call ledger.charge with the"
+            " guarantee of all steps, for example by accounting.dp_sgd, and train outside of"
+            " `with ledger`"
         )
 
 
 def guarantee_under(key: Key, guarantee: Guarantee) -> Guarantee:
-    """The guarantee of a release under a key. It notes if the key came from a seed."""
+    """The guarantee of a release, with the note "seeded key" if the key came from a seed."""
     if not is_seeded(key):
         return guarantee
     return dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
@@ -139,16 +142,16 @@ def request_of(
 ) -> Request | None:
     """The request for the value that `draw(key, value)` releases; None without a name.
 
-    The fingerprint covers the name, the traced program of `draw`, and `asked`. It does not cover
-    the records: two databases of one structure under one name count as the same. Without a name,
-    `draw` is traced too, so that its errors come before anything is paid.
+    The fingerprint is a hash of the name, the traced program of `draw`, and `asked`. It does not
+    depend on the records: two databases of one structure under one name count as the same. Even
+    without a name, `draw` is traced, so that its errors are raised before anything is paid.
 
     Args:
         name: the user's name for the records, or None.
         draw: draws the value.
-        key: the key of the kind that is used; its bits do not matter.
+        key: a key of the same implementation as the key of the release; its bits do not matter.
         value: describes the second argument of `draw`.
-        *asked: fingerprints of programs, descriptions of records, and mechanisms, by their numbers.
+        *asked: fingerprints of programs, descriptions of records, and mechanisms.
     """
     drawn, released = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
     if name is None:
@@ -161,7 +164,7 @@ def request_of(
 def _parameters(value: object) -> object:
     """The numbers and strings in a mechanism and its sensitivity.
 
-    Functions are left out, because the traced program has them.
+    Functions are omitted, because the traced program contains them.
     """
     if isinstance(value, tuple):
         return tuple(map(_parameters, value))
