@@ -1,4 +1,4 @@
-"""Useful targets: pure JAX functions of a database, most of them with a known sensitivity."""
+"""Ready-made targets: functions of a database, most of them with a known sensitivity."""
 
 from dpjax.sensitivity._sums import Summable
 from dpjax.targets._command_line import command_line

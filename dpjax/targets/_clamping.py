@@ -1,4 +1,4 @@
-"""Public intervals and balls, to which private records are clamped."""
+"""Functions that clamp private records to public intervals and balls."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from dpjax._exact._numerics import compute_dtype
 
 
 def check_known(name: str, value: object) -> None:
-    """Refuses a traced number if a target or its bound needs the number's value."""
+    """Refuses a traced parameter whose value is needed when the target is made."""
     if _checks.is_traced(value):
         raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
 
 
 def check_interval(lower: float, upper: float) -> tuple[float, float]:
-    """Two finite public numbers, in order."""
+    """Checks that two public numbers are finite and in order."""
     check_known("lower", lower)
     check_known("upper", upper)
     low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
@@ -33,10 +33,10 @@ def middle_and_half(low: float, high: float) -> tuple[float, float]:
 
 
 def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
-    """Numbers as floats in [lower, upper]; NaN counts as lower.
+    """Converts numbers to floats and clamps them to [lower, upper]; NaN counts as lower.
 
-    The ends are rounded inward to the dtype. Rounded to nearest, they could span more than
-    upper - lower, and a bound computed from these two numbers would be wrong.
+    The ends are rounded inward to the dtype. If they were rounded to nearest, their difference
+    could exceed upper - lower, and a sensitivity computed from these numbers would be wrong.
     """
     numbers = comparable(x)
     low, high = _round_inward(lower, upper, numbers.dtype)
@@ -46,12 +46,12 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
 def clip_and_replace_nan(
     x: jax.Array, lower: ArrayLike, upper: ArrayLike, *, nan: ArrayLike = 0
 ) -> jax.Array:
-    """Floats clipped to [lower, upper], with a given number for NaN."""
+    """Clips floats to [lower, upper], and replaces NaN by a given number."""
     return jnp.clip(jnp.where(jnp.isnan(x), nan, x), lower, upper)
 
 
 def comparable(numbers: jax.Array) -> jax.Array:
-    """Numbers as floats without subnormals, which threads and devices may compare differently."""
+    """Converts to floats without subnormals, whose comparison depends on threads and devices."""
     return without_subnormals(numbers.astype(compute_dtype(numbers.dtype)))
 
 
@@ -65,14 +65,17 @@ def without_subnormals(numbers: jax.Array) -> jax.Array:
 
 
 def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int) -> np.ndarray:
-    """At least `least` increasing numbers, in float64; `wanted` begins the error message."""
+    """Checks that there are at least `least` increasing numbers; returns them in float64.
+
+    `wanted` is the beginning of the error message.
+    """
     try:
         array = np.array(numbers, float)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{wanted}, got {_checks.shown(numbers)}") from error
     if array.ndim != 1 or array.size < least or not np.all(array[1:] > array[:-1]):
         raise ValueError(f"{wanted}, got {_checks.shown(numbers)}")
-    array.setflags(write=False)  # Read-only, so that programs that contain it can be kept.
+    array.setflags(write=False)  # Programs that contain a read-only array can be cached.
     return array
 
 
@@ -84,7 +87,7 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
             low = np.nextafter(low, np.asarray(np.inf, dtype))
         if float(high) > upper:
             high = np.nextafter(high, np.asarray(-np.inf, dtype))
-    # Some devices flush a subnormal end to 0, and 0 may lie outside of the interval.
+    # Some devices flush a subnormal end to 0, and 0 may be outside of the interval.
     tiny = np.finfo(dtype).tiny
     if 0 < abs(low) < tiny:
         low = np.asarray(tiny if low > 0 else 0, dtype)
@@ -98,12 +101,13 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
 
 
 def into_unit_ball(x: jax.Array) -> jax.Array:
-    """Vectors along the last axis, scaled to length 1 where they are longer; NaN counts as 0.
+    """Scales vectors along the last axis down to length 1; NaN counts as 0.
 
-    Lengths are rounded up, so no result is longer than 1. Results are float32 or wider.
+    Vectors of length at most 1 do not change. Lengths are rounded up, so no result is longer than
+    1. Results are float32 or wider.
     """
-    # The clip is far beyond any useful feature, and its square is finite. Without it, an infinite
-    # feature would give infinity / infinity.
+    # The limit is far beyond any useful feature, and its square is finite. Without this clip, an
+    # infinite feature would give infinity / infinity.
     x = clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), -1e15, 1e15)
     length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
     margin = 1 + (x.shape[-1] + 8) * float(np.finfo(x.dtype).eps)

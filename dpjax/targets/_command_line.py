@@ -1,7 +1,7 @@
-"""Targets that are command-line programs.
+"""`command_line`: targets that are command-line programs.
 
-How much a program prints may depend on private records. So its output is read piece by piece, and
-no more than the expected numbers are kept in memory.
+The amount of output of a program may depend on private records. So the output is read in chunks,
+and no more than the expected numbers are stored in memory.
 """
 
 import contextlib
@@ -35,8 +35,9 @@ _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
 _NAP = 0.05  # Seconds between two checks whether the program has ended.
 Process = subprocess.Popen[bytes]
-# The shell sets two limits, then execs the program. `ulimit -f` caps every file at 524288 blocks of
-# 512 bytes (256 MiB), and the OOM score makes Linux kill this process first if memory runs out.
+# The shell sets two limits, and then executes the program in its place. `ulimit -f` limits every
+# file to 524288 blocks of 512 bytes (256 MiB). The OOM score makes Linux kill this process first if
+# memory runs out.
 _LIMITED = (
     "/bin/sh",
     "-c",
@@ -71,7 +72,7 @@ def command_line(
         jobs: how many programs run at a time, see `host`.
 
     Returns:
-        A target: takes a database, a pytree of arrays with leading axis n, to the output.
+        A target, which maps a database, a pytree of arrays with leading axis n, to the output.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -81,16 +82,16 @@ def command_line(
         ModuleNotFoundError: if joblib is not installed.
 
     Formal guarantees:
-        Those of `host`. A program fails if it exits with a status other than 0, prints anything
+        As for `host`. A program fails if it exits with a status other than 0, prints anything
         except the numbers, or takes longer than the timeout. A crash or hang of the program is a
-        failure like any other. An extra number, or a word of more than 1024 bytes, is a failure at
-        once, so output does not fill the memory. A file that the program writes holds 256 MiB at
-        most. If memory runs out, Linux kills the program and not its caller. Ctrl-C is not a
-        failure, and kills the program. The database is written to no file. `privatize` compares the
-        arguments, the program and the files among the arguments. We assume that everything else on
-        which the program depends, such as libraries and the environment, stays the same, also on
-        other machines that run workers. We assume that the program leaves nothing behind: neither
-        many files, nor a process in its own session.
+        failure like any other. If the program prints too many numbers, or a word of more than 1024
+        bytes, it fails at once, so that its output cannot fill the memory. Each file that the
+        program writes has at most 256 MiB. If memory runs out, Linux kills the program, not its
+        caller. Ctrl-C is not a failure, and kills the program. The database is not written to a
+        file. `privatize` compares the arguments, the program and the files among the arguments. We
+        assume that everything else on which the program depends, such as libraries and the
+        environment, stays the same, also on other machines that run workers. We assume that the
+        program leaves neither many files behind, nor a process in another session.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -128,7 +129,7 @@ class NumbersRead:
         self._numbers = list[int | float]()
 
     def take(self, piece: bytes) -> None:
-        """Reads the next piece; raises if it holds anything but numbers, or too many of them."""
+        """Reads the next chunk; raises if it contains anything but numbers, or too many numbers."""
         text = self._rest + piece.replace(b",", b" ")
         *words, self._rest = (
             [b"", *text.split()] if not text[-1:].isspace() else [*text.split(), b""]
@@ -139,7 +140,7 @@ class NumbersRead:
             self._add(word)
 
     def all(self) -> list[int | float]:
-        """All numbers, once the output has ended."""
+        """All numbers. Call it after the end of the output."""
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):
@@ -160,20 +161,21 @@ def converse(
     *,
     timeout: float,
 ) -> str:
-    """Writes the input of a program, and passes its output on until it ends.
+    """Writes the input of a program and reads its output, until the program ends.
 
     Args:
         process: the program's process, with unbuffered pipes.
-        told: the input. The program may stop reading it early.
-        take: takes each piece of the output; raises to end the conversation.
-        end: kills all that the program has started, which may hold its pipes open.
-        timeout: in seconds.
+        told: the input. The program need not read all of it.
+        take: is called with each chunk of the output; an error that it raises ends the
+            conversation.
+        end: kills all processes that the program has started, which may keep its pipes open.
+        timeout: the time limit in seconds.
 
     Returns:
-        The end of its standard error.
+        The last characters of the program's standard error.
 
     Raises:
-        TimeoutError: if it takes longer.
+        TimeoutError: if the program takes longer than the time limit.
     """
     deadline = time.monotonic() + timeout
     left, complaint = memoryview(told), b""
@@ -250,7 +252,7 @@ class _Program:
             stderr=pipe,
             start_new_session=True,
         )
-        # The process group is killed after success, too, because the program may have started other
+        # The process group is killed even after success, because the program may have started other
         # processes.
         with ended_when_stopped(start, _kill) as process:
             complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)

@@ -1,4 +1,4 @@
-"""Targets that are not JAX code: functions of NumPy arrays, evaluated on the host."""
+"""`host`: targets that are functions of NumPy arrays, evaluated on the host."""
 
 import contextlib
 import dataclasses
@@ -30,32 +30,34 @@ def host(
 ) -> Target:
     """A target that is not JAX code, such as a learner of scikit-learn or a compiled library.
 
-    JAX hands whole chunks of databases to the host, where joblib spreads them over processes. To
-    spread them over a cluster, call the sampler inside `joblib.parallel_config` with the backend of
-    Dask or Ray. The target can be part of JAX code, under `jit` and `vmap`.
+    JAX passes whole chunks of databases to the host, where joblib distributes the databases over
+    processes. To distribute them over a cluster, call the sampler inside of
+    `joblib.parallel_config` with the backend of Dask or Ray. The target can be part of JAX code,
+    under `jit` and `vmap`.
 
     Args:
-        function: takes a database, a pytree of read-only NumPy arrays with leading axis n, to a
+        function: maps a database, a pytree of read-only NumPy arrays with leading axis n, to a
             pytree of arrays. It must not call JAX, which may be waiting for this call. When the
-            target is traced, the function is frozen together with everything that it refers to, and
+            target is traced, the function is copied together with everything that it refers to, and
             every call, in any process, starts from a fresh copy. Your own code and objects are
-            frozen by value; Python and installed packages are frozen by name and version.
+            copied by value; Python and installed packages are identified by name and version.
         output: shapes and dtypes of the result: arrays or `jax.ShapeDtypeStruct` in dicts, lists
             and tuples. Results are cast to these dtypes if they are of the same kind (boolean,
             integer, float). Without x64, 64-bit dtypes become 32-bit ones.
-        failure: the value to release if the function fails on the private database: public, fixed
-            in advance, a pytree like the output; None for zeros.
-        jobs: how many databases are evaluated at a time; -1 for the number of cores. None takes it
-            from `joblib.parallel_config`, else 1. A single database stays in the calling process.
+        failure: the value to release if the function fails on the private database. It is a public
+            pytree like the output, chosen in advance; None for zeros.
+        jobs: how many databases are evaluated at a time; -1 for the number of cores. None takes the
+            number from `joblib.parallel_config`, or 1. A single database is always evaluated in the
+            calling process.
         version: a string such as "name 1.2", which you change whenever the code changes. Use it for
-            a function that cannot be frozen or is slow to copy: the version identifies the
-            function, which is then called without a copy.
+            a function that cannot be copied, or for which copying is slow. Then the version
+            identifies the function, which is called without a copy.
 
     Returns:
-        A target: takes a database to the output.
+        A target, which maps a database to the output.
 
     Raises:
-        TypeError: if `function` is not a function, or reaches something that cannot be frozen (a
+        TypeError: if `function` is not a function, or refers to something that cannot be copied (a
             lock, a generator, an open file, a pointer, your compiled code); or if jobs is not an
             integer.
         ValueError: if `failure` does not have the structure of the output, or jobs is 0 or below
@@ -66,21 +68,21 @@ def host(
         A failure is an exception, an exit, or a result that does not match `output`. During
         sampling, a failure raises an error that names the pair. On the private database, `failure`
         is released as if the function had returned it: without a message, and with the same noise
-        and guarantee. Pairs on which the function fails are among those that gamma leaves
+        and guarantee. Pairs on which the function fails count among the pairs that gamma leaves
         uncovered. Every database outside of the sampler counts as private. `privatize` refuses a
         function if any part of it has changed since it was sampled.
 
-        We assume that the function returns the same for equal databases (fixed seeds, solvers run
-        to convergence). We assume that it does not depend on things outside of a copy: files, the
-        environment, settings of installed packages, modules looked up by name at run time. With a
-        version, we assume that it identifies the whole function in every process. Running time,
-        printed output, and a crash or hang of the process are not hidden: use `command_line` for a
-        program that may crash or hang.
+        We assume that the function returns equal values for equal databases: it uses constant
+        seeds, and its solvers converge. We assume that it does not depend on anything outside of
+        the copy, such as files, the environment, settings of installed packages, or modules looked
+        up by name at run time. If you pass a version, we assume that it identifies the whole
+        function in every process. Running time, printed output, and a crash or hang of the process
+        are not hidden: use `command_line` for a program that may crash or hang.
 
-        An interruption of the caller (Ctrl-C, a signal handler that exits) is not a failure:
-        nothing is released, but the budget stays spent. The function continues in its own thread,
-        and its result is ignored. It always runs in a thread of its own, so it cannot install
-        signal handlers.
+        An interruption of the caller, by Ctrl-C or a signal handler that exits, is not a failure.
+        Nothing is released, but the budget remains spent. The function continues in its own thread,
+        and its result is ignored. It never runs in the main thread, so it cannot install signal
+        handlers.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -95,7 +97,9 @@ def host(
     """
     _checks.function("function", function)
     if version is not None and (type(version) is not str or not version):
-        raise TypeError(f'version must be a text such as "name 1.2", got {_checks.shown(version)}')
+        raise TypeError(
+            f'version must be a string such as "name 1.2", got {_checks.shown(version)}'
+        )
     return host_target(lambda: HostCode(function, version), output, failure, jobs)
 
 
@@ -114,7 +118,8 @@ def host_target(
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
     declared = jax.tree.map(spec_of, output)
     public = _public_value(failure, declared)
-    freeze()  # Raises early if something cannot be frozen; the copy is made when traced.
+    # This raises early if the function cannot be copied. Tracing will make another copy.
+    freeze()
 
     def target(database: Database) -> Value:
         # JAX may call back on a thread of its own, which does not see the caller's configuration.
@@ -140,10 +145,10 @@ T = TypeVar("T")
 
 
 class _Workers:
-    """Where databases are evaluated: a configuration for joblib.
+    """A configuration of joblib, which determines where databases are evaluated.
 
-    Workers do not change values, so fingerprints must not contain this configuration. Therefore
-    this class is not a dataclass, and its repr is fixed.
+    Workers do not affect values, so fingerprints must not depend on this configuration. Therefore
+    this class is not a dataclass, and its repr is constant.
     """
 
     def __init__(self, configuration: dict[str, object]):
@@ -161,17 +166,18 @@ class _Workers:
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
             # Only process backends need the lock. With one job, a call that was abandoned after
-            # Ctrl-C would keep holding the lock, and other calls would wait.
+            # Ctrl-C would not release the lock, and other calls would wait forever.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
 
-# Several devices may call back at once, but a process backend of joblib serves one call at a time.
+# Several devices may call the host at the same time, but a process backend of joblib can process
+# only one call at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
 class _Failure(str):
-    """Why a function failed, in one line."""
+    """The reason why a function failed, in one line."""
 
 
 def _failure(error: BaseException) -> _Failure:
@@ -229,7 +235,7 @@ class _Evaluation(HostCall):
             return self.workers.map(attempt, (task for task in tasks if wanted()))
         except _host_calls.HostError:
             raise
-        except Exception as error:  # An error of the workers: for example, a process was killed.
+        except Exception as error:  # The workers failed; for example, a process was killed.
             failure = _failure(error)
             if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
@@ -240,8 +246,8 @@ def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
     """The leaves of the value, in their declared dtypes. A failure on a sampled database raises."""
-    # Signals arrive in the main thread. In a worker process this code runs in the main thread, so
-    # the function runs in another one.
+    # Signals arrive in the main thread, so the function must run in another thread. In a worker
+    # process, this code runs in the main thread.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:

@@ -33,30 +33,30 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
     """Kernel density estimation with a Gaussian kernel, as a function-valued target.
 
     f(t) = 1/(n h^dims) sum_i K((t - x_i) / h), where K is the density of dims independent standard
-    normals. A record with a coordinate that is NaN or infinite weighs nothing.
+    normals. A record with a coordinate that is NaN or infinite has weight 0.
 
     Args:
         bandwidth: h, above 0, in the units of the records.
-        dims: coordinates of a record. With None, no sensitivity is known.
+        dims: the number of coordinates of a record. With None, no sensitivity is known.
 
     Returns:
-        A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to a function
-        of points of shape (dims,). Use it through `dpjax.evaluate_on_lattice`.
+        A target with a known `sensitivity`, in linf. It maps records of shape (n, dims) to a
+        function of points of shape (dims,). Use it with `dpjax.evaluate_on_lattice`.
         `kernel_density_on_lattice` computes the same values faster.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range; on a database, if it does not have shape
-            (n, dims), or its dtype does not hold 1/h^dims; on a point, if it does not have shape
-            (dims,).
+            (n, dims), or 1/h^dims is out of the range of its dtype; on a point, if it does not have
+            shape (dims,).
 
     Formal guarantees:
         The linf sensitivity under replace-one, on any lattice, is (2 pi)^(-dims/2) / (n h^dims).
-        Every value of the kernel lies between 0 and K(0) = (2 pi)^(-dims/2), and so does every
-        computed value. So replacing a record moves the estimate at a point by at most K(0) / (n
-        h^dims). The bound is attained if the record moves from the point to infinity. Kernels are
-        added up in fixed point, so the order of the records does not matter. Rounding adds at most
-        9 eps K(0) / h^dims.
+        Every value of the kernel is between 0 and K(0) = (2 pi)^(-dims/2), and so is every computed
+        value. So replacing a record changes the estimate at a point by at most K(0) / (n h^dims).
+        The bound is attained if a record at the point is replaced by a record at infinity. Kernels
+        are added up in fixed point, so the order of the records does not matter. Rounding adds at
+        most 9 eps K(0) / h^dims.
 
     Source:
         Rosenblatt (1956); Parzen (1962); Rubinstein and Aldà (2017), Section 7.3.
@@ -95,9 +95,9 @@ def kernel_density(*, bandwidth: float, dims: int | None = None) -> BoundedTarge
 def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> BoundedSum:
     """The values of `kernel_density` on the lattice of a Bernstein polynomial, as a target.
 
-    The same as `dpjax.evaluate_on_lattice(kernel_density(bandwidth=h), degree=degree, dims=dims)`,
-    up to rounding, but faster. A Gaussian kernel is a product over coordinates, so a record needs
-    only dims (degree + 1) exponentials for all lattice points.
+    Up to rounding, the target is the same as `dpjax.evaluate_on_lattice(kernel_density(
+    bandwidth=h), degree=degree, dims=dims)`, but faster. A Gaussian kernel is a product over
+    coordinates, so a record needs only dims (degree + 1) exponentials for all lattice points.
 
     Args:
         bandwidth: h, above 0, in the units of the records.
@@ -105,9 +105,9 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
         dims: coordinates of a record, at least 1.
 
     Returns:
-        A target with a known `sensitivity`, in linf: takes records of shape (n, dims) to densities
-        of shape (degree + 1,) * dims, coordinate i along axis i. Release it by `dpjax.bernstein`
-        with the same degree and dims.
+        A target with a known `sensitivity`, in linf. It maps records of shape (n, dims) to
+        densities of shape (degree + 1,) * dims, where axis i is coordinate i. Release it by
+        `dpjax.bernstein` with the same degree and dims.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -146,7 +146,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 
 
 def _bound(h: float, dims: int | None) -> Bound:
-    """The bound of both targets. `kernel_density` has the proof."""
+    """The bound of both targets. The docstring of `kernel_density` has the proof."""
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
         del norm  # linf.
@@ -154,7 +154,7 @@ def _bound(h: float, dims: int | None) -> Bound:
         _peak(h, d, dtype)
         less_than_pi = Fraction(math.pi)  # `math.pi` is below pi, so the peak is rounded up.
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
-        # The last term covers the rounding of the peak and of its product with an average.
+        # The term with `unit` covers the rounding of the peak and of its product with an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
         return round_up(
             peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))
@@ -164,14 +164,14 @@ def _bound(h: float, dims: int | None) -> Bound:
 
 
 def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
-    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2), and 0 where x is NaN."""
+    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2); 0 if x is NaN."""
     return clip_and_replace_nan(jnp.exp(-jnp.square((t - x) / h) / 2), 0, 1)
 
 
 def _peak(h: float, dims: int, dtype: np.dtype) -> float:
-    """K(0) / h^dims, if the dtype holds it."""
+    """K(0) / h^dims; raises if it is out of the range of the dtype."""
     largest = float(np.finfo(dtype).max)
-    # Compared in logarithms, which do not overflow.
+    # The comparison is in logarithms, which do not overflow.
     if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
         raise ValueError(
             "bandwidth must be larger, dims smaller, or the dtype wider: the peak of a density,"
@@ -184,14 +184,14 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Database], Callable[[jax.Ar
     """Priestley-Chao kernel regression with a Gaussian kernel, as a function-valued target.
 
     With records sorted by x, f(t) = (1/h) sum_{i >= 2} (x_i - x_{i-1}) K((t - x_i) / h) y_i. If
-    records have the same x, only the one with the least y counts.
+    several records have the same x, only the record with the least y counts.
 
     Args:
         bandwidth: h, above 0, in the units of x.
 
     Returns:
-        A target: takes {"x": (n,), "y": (n,)} to a function of points of shape (1,) in [0, 1]. Use
-        it through `dpjax.evaluate_on_lattice`.
+        A target, which maps {"x": (n,), "y": (n,)} to a function of points of shape (1,) in [0, 1].
+        Use it with `dpjax.evaluate_on_lattice`.
 
     Raises:
         TypeError: if the bandwidth is not a number.
@@ -236,12 +236,12 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
     Args:
         bandwidth: h, above 0, in the units of x.
-        regularization: lambda, above 0. The denominator grows by lambda n K(0), which bounds the
-            influence of a record where there are few.
+        regularization: lambda, above 0. It adds lambda n K(0) to the denominator, which bounds the
+            influence of a record at points with few records nearby.
 
     Returns:
-        A target with a known `sensitivity`, in linf: takes {"x": (n,), "y": (n,)} to a function of
-        points of shape (1,) in [0, 1]. Use it through `dpjax.evaluate_on_lattice`.
+        A target with a known `sensitivity`, in linf. It maps {"x": (n,), "y": (n,)} to a function
+        of points of shape (1,) in [0, 1]. Use it with `dpjax.evaluate_on_lattice`.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -249,11 +249,11 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
     Formal guarantees:
         The linf sensitivity under replace-one, on any lattice, is min(2, 4 / (1 + lambda n)) plus
-        rounding. The curve lies between -1 and 1. Removing a record moves it by at most 2 K(0) /
-        (K(0) + lambda n K(0)), and adding another record moves it by at most as much. The proof
-        only needs that a response times its kernel is at most the kernel, also after rounding.
-        Rounding the two averages, their sum and quotient adds at most 20 eps if lambda and 1 / n
-        are well above eps. Kernels are added up in fixed point, exactly, so the order of the
+        rounding. The curve is between -1 and 1. Removing a record changes it by at most 2 K(0) /
+        (K(0) + lambda n K(0)), and adding another record changes it by at most as much. The proof
+        needs only that a response times its kernel is at most the kernel, even after rounding.
+        Rounding of the two averages, their sum and quotient adds at most 20 eps if lambda and 1 / n
+        are well above eps. Kernels are added up exactly, in fixed point, so the order of the
         records does not matter.
 
     Source:
@@ -298,9 +298,9 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
 @jax.jit  # JAX caches the trace of this function, so targets trace faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sorted x, and for each x, the gap below it times its least y (0 for the first)."""
-    # On a CPU, XLA sorts plain integers six times faster than floats with a payload. So only the
-    # bits of x are sorted, as integers, and a binary search finds the place of each y.
+    """The sorted x; and for each x, the distance to the previous x times the least y at x."""
+    # On a CPU, XLA sorts integers six times faster than pairs of floats. So only the bits of x are
+    # sorted, as integers, and a binary search finds the position of each y.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
     keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
     in_order = lax.sort(keys)

@@ -1,4 +1,4 @@
-"""Targets that know how far one record moves their value."""
+"""Base classes of targets with a known sensitivity, and exact arithmetic for bounds."""
 
 import abc
 import dataclasses
@@ -60,12 +60,12 @@ def sqrt_up(exact: Fraction) -> float:
     return round_up(Fraction(root, 2**shift))
 
 
-# Maps the norm, n (None if not given) and the dtype of the computation to the bound.
+# A function that maps the norm, n (None if not given) and the dtype of the computation to a bound.
 Bound = Callable[[VectorNorm, int | None, np.dtype], float]
 
 
 class KnownSensitivity(KnowsSensitivity):
-    """A target with a known sensitivity: call it on a database, or ask it for the bound.
+    """A target with a method `sensitivity`, which returns a proven bound.
 
     Attributes:
         norms: the norms in which a bound is known. The first one is the default of `sensitivity`.
@@ -93,32 +93,37 @@ class KnownSensitivity(KnowsSensitivity):
         """The bound for a mechanism, as in `dpjax.laplace(target.sensitivity(), epsilon)`.
 
         Args:
-            norm: one of `norms`; None for the first of them.
-            relation: which databases are neighbors: one of `relations`. None for the relation of an
-                open ledger, else replace-one.
-            n: number of records; a release then refuses databases of another size. An average
-                needs it. Under add-or-remove-one it is the number of slots.
-            dtype: float dtype of the records. A bound for float32 holds for float64 as well.
+            norm: one of `norms`; None for the first one.
+            relation: which databases are neighbors: one of `relations`. None takes the relation of
+                an open ledger, or replace-one if no ledger is open.
+            n: the number of records. If it is given, a release refuses databases of another size.
+                Averages need it. Under add-or-remove-one it is the number of slots.
+            dtype: the float dtype of the records. A bound for float32 is also valid for float64.
 
         Returns:
             A `Sensitivity` in the units of the value, with gamma 0.
 
         Raises:
-            TypeError: if n is not an integer where the bound needs it, or the dtype is not of
-                floats.
-            ValueError: if no bound is known in this norm, under this relation or for this n, or
-                no record moves the value.
+            TypeError: if the bound needs n and n is not an integer, or if the dtype is not a float
+                dtype.
+            ValueError: if no bound is known in this norm, under this relation or for this n, or if
+                no record can change the value.
         """
         norm = self.norms[0] if norm is None else norm
         _checks.choice("norm", norm, self.norms)
         relation = relation_or_inherited(relation)
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
-            raise ValueError(f"relation must be {known}: no other bound is known, got {relation}")
+            raise ValueError(
+                f"relation must be {known}, because no other bound is known, got {relation}"
+            )
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)
         if bound == 0:
-            raise ValueError(f"the value is public: no record changes it under {relation}")
+            raise ValueError(
+                f"the value is public, because no record can change it under {relation}: publish it"
+                " without a mechanism"
+            )
         made = assume_sensitivity(bound, norm=norm, n=n, relation=relation)
         return dataclasses.replace(
             made,
@@ -176,5 +181,5 @@ def check_dims(dims: int | None, found: int) -> None:
 def known_dims(dims: int | None) -> int:
     """The number of coordinates, for a bound that depends on it."""
     if dims is None:
-        raise ValueError("dims must be given to the target: its bound depends on it, got None")
+        raise ValueError("dims must be given to the target, because its bound depends on it")
     return dims

@@ -1,4 +1,4 @@
-"""Letter counts over texts: scores for selecting the most frequent letter."""
+"""`letter_counts`: counts of letters in texts, as scores for selecting a frequent letter."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -14,14 +14,14 @@ from dpjax.targets._known_sensitivity import BoundedSum, VectorNorm, norm_up
 
 
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
-    """Texts as the records of a database: the codes of their first letters.
+    """Encodes texts as the records of a database: the codes of their first letters.
 
-    Upper case counts as lower case. Characters other than the letters a to z are left out. Letters
-    after the first `width` are cut off, which bounds the influence of a text.
+    Upper case counts as lower case. Characters other than the letters a to z are ignored. Letters
+    after the first `width` letters are dropped, which bounds the influence of a text.
 
     Args:
         texts: n strings. Anything else, such as a missing value, counts as an empty text.
-        width: how many letters of a text count, at least 1, public.
+        width: the number of letters of a text that are used, at least 1, public.
 
     Returns:
         Shape (n, width), uint8: 1 for a to 26 for z, and 0 after the end of a text.
@@ -50,29 +50,29 @@ def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
 
 
 def letter_counts(*, width: int) -> BoundedSum:
-    """How often each letter occurs in all texts together, as a target.
+    """A target that counts how often each letter occurs in all texts together.
 
-    f(D)_j is the number of codes j + 1 over all records. With these counts as scores,
-    `dpjax.exponential` selects a frequent letter: index 0 is a, 25 is z.
+    f(D)_j is how many entries of the database equal j + 1, for j = 0, ..., 25. With these counts as
+    scores, `dpjax.exponential` selects a frequent letter: index 0 means a, and index 25 means z.
 
     Args:
-        width: how many letters of a text count, at least 1.
+        width: the number of letters of a text that are used, at least 1.
 
     Returns:
-        A target with a known `sensitivity`, by default in linf: takes integer codes of shape
-        (n, width), from `encode_text`, to integer counts of shape (26,). Other codes than 1 to 26
-        are not counted.
+        A target with a known `sensitivity`, by default in linf. It maps integer codes of shape
+        (n, width), from `encode_text`, to integer counts of shape (26,). Codes outside of 1 to 26
+        are ignored.
 
     Raises:
-        TypeError: if the width is not an integer; on a database, if it does not hold integers.
+        TypeError: if the width is not an integer; on a database, if it does not contain integers.
         ValueError: if the width is below 1; on a database, if it does not have shape (n, width), or
             n times the width exceeds the range of JAX's integers: 2^31 without x64.
 
     Formal guarantees:
-        Replacing a text moves the counts by at most width in linf, 2 width in l1 and sqrt(2) width
-        in l2, because the counts of a text are at least 0 and add up to at most width. Texts that
-        repeat one letter attain these bounds. The counts are integers, so they have no rounding
-        error and ignore the order of the records exactly.
+        Replacing a text changes the counts by at most width in linf, 2 width in l1 and sqrt(2)
+        width in l2, because the counts of a text are at least 0 and add up to at most width. Two
+        texts that each repeat a single letter attain these bounds. The counts are integers, so
+        there is no rounding error, and the order of the records does not matter.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), the
@@ -95,20 +95,20 @@ def letter_counts(*, width: int) -> BoundedSum:
             raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        # In a narrower dtype, the codes of letters could wrap.
+        # In a narrow dtype, the codes of letters could wrap around.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del n, dtype  # Counts are integers, and the bound holds for any number of texts.
+        del n, dtype  # Counts are integers, and the bound is valid for any number of texts.
         return norm_up([Fraction(width)] * 2, norm)
 
     return _Counts(count, lambda x: x, False, bound=bound, norms=("linf", "l1", "l2"))
 
 
 class _Counts(BoundedSum):
-    reads = "integers"  # Integers that are not codes of letters are not counted.
+    reads = "integers"  # 64-bit integers are clamped to int32, where they are no codes, either.
 
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max

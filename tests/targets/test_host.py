@@ -536,7 +536,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(TypeError, match="function must be a function"):
         targets.host(3, output=VALUE)
     for version in (1.2, ""):
-        with pytest.raises(TypeError, match="version must be a text"):
+        with pytest.raises(TypeError, match="version must be a string"):
             targets.host(column_means, output=VALUE, version=version)
     with pytest.raises(ValueError, match="jobs must be at least 1, or -1"):
         targets.host(column_means, output=VALUE, jobs=0)
