@@ -316,15 +316,15 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
         raise ValueError(
-            "parameters and clip_norm must be the same on all shards, got some that vary over"
-            f" {sorted(shared)}: give them in_specs=PartitionSpec(); for separate trainings use"
-            " jax.vmap"
+            "parameters and clip_norm must be the same on all shards, got values that vary over"
+            f" the mesh axes {sorted(shared)}: pass them with in_specs=PartitionSpec(); for"
+            " separate trainings use jax.vmap"
         )
     axes = _shards.varying_axes((examples, mask))
     if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
         raise ValueError(
-            f"examples must all be sharded over {sorted(axes)}, as the mask or some of them are:"
-            " an array that is not sharded would count once on every shard"
+            f"examples must all be sharded over {sorted(axes)}, because the mask or some examples"
+            " are: an array that is not sharded would count once on every shard"
         )
     return axes
 

@@ -235,13 +235,13 @@ def _with_noise(
 
 
 def _refuse_shards(key: Key, others: PyTree) -> None:
-    """Refuses values that vary over shards: all shards must add the same noise to the sum."""
+    """Refuses values that differ between shards, because all shards must add the same noise."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
             raise ValueError(
-                f"{name} must be the same on all shards, got some that vary over {sorted(axes)}:"
-                " give the state in_specs=PartitionSpec(), without jax.lax.pcast; for separate"
-                " trainings use jax.vmap"
+                f"{name} must be the same on all shards, got values that vary over the mesh axes"
+                f" {sorted(axes)}: pass the state with in_specs=PartitionSpec(), without"
+                " jax.lax.pcast; for separate trainings use jax.vmap"
             )
 
 
