@@ -46,7 +46,7 @@ def posterior(
         private: the private function that made the release: `dpjax.privatize(target, mechanism)`;
             or a function of a key and a database that asks one private statistic of `dpjax.queries`
             or of a `dpjax.PrivateTable`; or a list of such functions. It runs on simulated
-            databases in JAX, so it must not look at their numbers.
+            databases in JAX, so its Python code must not depend on their numbers.
         prior: `prior(key)` draws the parameters of a population, a pytree of real arrays, from
             the public belief before the release.
         model: `model(key, theta, n)` draws n records of a population.
@@ -70,7 +70,7 @@ def posterior(
         ValueError: if a size is out of range, the release or the databases of the model are not
             like those of the private function, the release shows another scale, bound or public
             number of records, no simulated database comes near the release, the effective size is
-            below 100, or prior or model use their keys in other ways than tempering can follow.
+            below 100, or prior or model use their keys in a way that tempering does not support.
 
     Formal guarantees:
         Post-processing: prior, model, target and mechanism are public, and only the release comes
@@ -80,9 +80,10 @@ def posterior(
         failures of host programs become the same public values. So the weighted draws converge to
         the exact posterior, for every f. The density is that of the ideal noise at the drawn scale:
         the tables of the noise and the grid of the release change probabilities by less than 1e-3.
-        An average or a regression is computed from noisy sums. The release keeps these, and the
-        density is that of the sums. If the nearest of all simulated databases would need noise that
-        is drawn less than once in a million times, the release is refused.
+        An average or a regression is computed from noisy sums. The release keeps these sums, and
+        the posterior uses their density. The release is refused if it is far from all simulated
+        databases: even from the nearest one, its noise would be drawn less than once in a million
+        times.
 
         Tempered draws converge to the same posterior. All random numbers that `jax.random` draws
         for a population become functions of normal numbers. The Markov moves of these numbers leave

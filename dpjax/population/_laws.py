@@ -1,4 +1,4 @@
-"""The law of a release: the exact value on a database, and the density of the release."""
+"""The distribution of a release: its exact value on a database, and its density."""
 
 import dataclasses
 import functools
@@ -26,10 +26,10 @@ Releases: TypeAlias = Callable[[Key, Database], Release]
 
 OneOrSeveral: TypeAlias = Releases | Sequence[Releases]
 
-_PROBES = 3  # How often a private function must hand on the numbers that it is given.
+_PROBES = 3  # The number of tests that a private function returns the drawn numbers unchanged.
 _DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from others.
-_CLOSE = 1e-3  # Public facts of two releases that differ by less count as equal.
-# Errors of JAX if Python asks for a number of a database that is only traced.
+_CLOSE = 1e-3  # Public facts with a smaller relative difference count as equal.
+# Errors of JAX if Python asks for the value of a traced number.
 _ASKED_FOR_NUMBERS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -38,7 +38,7 @@ _ASKED_FOR_NUMBERS = (
 
 
 class _StoppedError(Exception):
-    """Ends a private function where it would draw: the exact value is known by then."""
+    """Stops a private function before it draws noise. The exact value is known at that point."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,9 +49,10 @@ class Law:
         private: the function.
         plan: how its noise is drawn.
         published: structure, shapes and dtypes of the noisy numbers.
-        values: the same of the exact value.
+        values: structure, shapes and dtypes of the exact value.
         held: structure, shapes and dtypes of the noisy numbers as a release holds them.
-        accuracy: of its releases; its public facts show other bounds, scales or numbers of records.
+        accuracy: the accuracy of its releases. Its public facts include bounds, scale and number of
+            records, so they are compared with those of a given release.
     """
 
     private: Releases
@@ -65,7 +66,7 @@ class Law:
     def of(
         cls, private: Releases, key: Any, database: Callable[..., Database], *given: PyTree
     ) -> "Law":
-        """Reads the kind of databases that a function draws; refuses those of another kind.
+        """Makes the law for the databases that `database` draws.
 
         Args:
             private: the function.
@@ -125,7 +126,7 @@ class Law:
             held = _numbers_in(release)
         wanted = self.published
         if jax.tree.map(np.shape, held) != jax.tree.map(np.shape, wanted.tree()):
-            wanted = self.held  # Bare numbers may be as they are drawn.
+            wanted = self.held  # Numbers without a release may have the structure of the draw.
         if jax.tree.structure(held) != wanted.structure:
             raise ValueError(_unlike(name, wanted, held))
 
@@ -147,11 +148,11 @@ class Law:
         return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
 
     def _as_held(self, database: Database) -> "Law":
-        """The law, after a check that releases hold the noisy numbers. It runs the function once.
+        """Checks that releases hold the noisy numbers, and adds their structure to the law.
 
         Functions of dpjax that compute a statistic keep the noisy numbers beside it. For any other
-        function the value must be the noisy numbers themselves. So it runs on numbers of any size,
-        and must hand them on as they are.
+        function the value must be the noisy numbers themselves. To check this, the function gets
+        arbitrary numbers in place of the draw, and must return them unchanged.
         """
         release = self._run(database, None)
         numbers = _numbers_in(release)
@@ -176,7 +177,7 @@ class Law:
         return law
 
     def _run(self, database: Database, given: Value | None) -> Release:
-        """The release of a simulated database, drawn or with given numbers in place of the draw."""
+        """Releases a simulated database; `given` numbers, if any, take the place of the draw."""
         draws: list[Inside] = []
 
         def draw(plan: Inside, value: Value) -> Value:
@@ -190,7 +191,7 @@ class Law:
         if len(draws) != 1 or not isinstance(release, Release):
             raise TypeError(
                 f"private must draw one release, but {self.name} draws {len(draws)}, and its result"
-                f" is {_checks.shown(release)}: ask for them one by one, or use"
+                f" is {_checks.shown(release)}: pass one function for each release, or use"
                 " dpjax.confidence_set"
             )
         return release
@@ -205,13 +206,13 @@ class Law:
                 f" the kind {accuracy.kind!r}"
             )
         here, there = ({**x.facts, **_public_n(x)} for x in (self.accuracy, accuracy))
-        # Those that a caller gives come first.
+        # Facts that a caller chose are compared first, because the error names the first one.
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
                     f"{name} must be made as {self.name} is on databases of the model, with"
                     f" {fact}={_short(here.get(fact))}, got {fact}={_short(there.get(fact))}:"
-                    " give the private function, n and capacity that made the release"
+                    " pass the private function, n and capacity that made the release"
                 )
 
 
@@ -276,13 +277,13 @@ def _numbers_in(release: Release) -> Value:
 
 
 def _in_order(held: Value, published: TreeSpec) -> Value:
-    """Numbers that are held by name, in the order of the fields of the draw."""
+    """Sorts numbers that a release holds by name into the order of the draw's fields."""
     fields = getattr(published.tree(), "_fields", None)
     return [held[field] for field in fields] if fields and isinstance(held, dict) else held
 
 
 def _any_numbers(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Numbers of all signs and sizes."""
+    """Random numbers of both signs and many sizes."""
     rng = np.random.default_rng(seed)
     if jnp.issubdtype(like.dtype, jnp.bool_):
         return jnp.asarray(rng.integers(0, 2, like.shape).astype(bool))
@@ -320,8 +321,8 @@ def _short(fact: Any) -> str:
 def _lost(name: str) -> str:
     return (
         f"private must return the numbers that were drawn, but the value of {name} is computed from"
-        " them, and they are not kept beside it: give the function that draws them, with its"
-        " release, or use dpjax.confidence_set"
+        " them, and the release does not keep them: pass the function that draws the numbers, and"
+        " its release, or use dpjax.confidence_set"
     )
 
 
@@ -353,6 +354,6 @@ def _takes_key_and_database(private: Any) -> bool:
         inspect.signature(private).bind("key", "database")
     except TypeError:
         return False
-    except ValueError:  # Without a signature, as some functions of C.
+    except ValueError:  # Some functions written in C have no signature.
         return True
     return True

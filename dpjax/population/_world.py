@@ -84,11 +84,11 @@ class World:
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
 
     def check_explained(self, log_density: float) -> None:
-        """Refuses releases that are far from all simulated ones, so that another model made them.
+        """Refuses releases that are far from all simulated ones, as those of another model are.
 
-        Takes the largest log density among simulated databases. Additive noise has a log-concave
-        density. In k dimensions, such a density falls below its largest value by x or more in the
-        logarithm with probability at most that of a Gamma(k) variable to exceed x.
+        `log_density` is the largest log density among simulated databases. Additive noise has a
+        log-concave density. In k dimensions, the log of such a density is below its maximum by x or
+        more with at most the probability that a Gamma(k) variable exceeds x.
         """
         additive = [isinstance(x.plan.mechanism, CoordinatewiseMechanism) for x in self.laws]
         if not all(additive):
@@ -98,13 +98,13 @@ class World:
         if scipy.special.gammaincc(numbers, max(fall, 0.0)) < _RARE:
             raise ValueError(
                 "release is far from all simulated ones: even from the nearest database, its noise"
-                f" would be drawn less than once in {1 / _RARE:,.0f} times. Prior, model, n or"
-                " private function are not those of the release"
+                f" would be drawn less than once in {1 / _RARE:,.0f} times. Use the n and the"
+                " private function of the release, and a prior and model that can explain it"
             )
 
     @functools.cached_property
     def _largest(self) -> jax.Array:
-        """The largest log density of releases with additive noise, which is that of no noise."""
+        """The largest log density of releases with additive noise: the density at noise 0."""
         zeros = [
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x.values.tree()) for x in self.laws
         ]

@@ -218,7 +218,7 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     if x.is_known and x.low.size == 1 and exponent.dtype == dtype:
         return _exponential(float(x.low.flat[0]), stretched(exponent, x.shape or exponent.shape))
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
-        raise RefusalError("a power has a rule where its exponent or base is one public float")
+        raise RefusalError("a power has a rule only if its exponent or base is one public float")
     y = float(exponent.low.flat[0])
     if exponent.shape or exponent.low.size != 1 or not abs(y) <= _LARGEST_EXPONENT:
         raise RefusalError(f"a power of this form has no rule, with exponent {y:.3g}")
@@ -277,7 +277,7 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
 
 
 def _exponential(base: float, x: Abstract) -> Abstract:
-    """b^x for a public b > 0, as exp(x log b): steepest where it is largest."""
+    """b^x for a public b > 0, as exp(x log b), whose slope is largest where its value is."""
     if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
         raise RefusalError(f"a power of the base {base:.3g} has no rule: use one in [1e-9, 1e9]")
     slope = abs(math.log(base))

@@ -21,7 +21,7 @@ from dpjax.proving._value import (
 )
 
 _MOST_ROWS = 128
-# A public index may be known up to so many places.
+# The largest difference between the places that are possible for a public index.
 _MOST_OPEN = 4
 
 
@@ -85,9 +85,8 @@ def _take(
 ) -> Abstract:
     """All entries at public indices of an axis, such as order statistics of sorted records.
 
-    An index may be known up to a few places, because the program computes it in floats. It is the
-    same on both databases. If an entry is taken m times, moves grow m times in l1, and sqrt(m)
-    times in l2.
+    If the program computes an index in floats, a few places are possible. The index is the same on
+    both databases. If an entry is taken m times, moves grow m times in l1, and sqrt(m) times in l2.
     """
     axes = tuple(dimension_numbers.start_index_map)
     sizes = [1 if k in axes else s for k, s in enumerate(x.shape)]
@@ -104,7 +103,7 @@ def _take(
     check_inside(first.min(), last.max(), x.shape[axis])
     width = int((last - first).max())
     if width > _MOST_OPEN:
-        raise RefusalError("a public index is not known: compute it by NumPy")
+        raise RefusalError("the value of a public index is not known: compute it by NumPy")
     if x.axis == axis:
         x = as_dense(x)
     where = set(range(rank)) - set(rows)
@@ -135,7 +134,7 @@ def _take(
 def _check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
-    """The shape of a row that each record brings, and the number of places.
+    """The shape of the row of each record, and the shape of the places.
 
     Raises:
         RefusalError: if it is no scatter of one number or row of each record to one place.
@@ -176,9 +175,9 @@ def scatter_extremum(
 ) -> Abstract:  # fmt: skip
     """The largest or least number of the records at each place, as in `jax.ops.segment_max`.
 
-    A record that leaves its place changes the extremum there, and one that joins another place
-    changes that. So at most two rows move, each within its range. If the place stays, a row moves
-    by at most as much as the record.
+    If the place of a record changes, the extrema of its old and its new place may move. So at most
+    two rows move, each within its range. If the place is the same, only its row moves, by at most
+    as much as the record.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
@@ -218,7 +217,10 @@ def scatter_set(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
     unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """One public number, written at a place of each record. Of two numbers either might be last."""
+    """Writes one public number at a place of each record.
+
+    Different numbers are refused, because the order of writes to one place is not defined.
+    """
     known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
     if not known or not start.is_known:
         raise RefusalError(
@@ -229,7 +231,7 @@ def scatter_set(
     kept: dict[str, Any] = {"dimension_numbers": dimension_numbers, "mode": mode}
     kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
-    # A row holds its start or the number. So it moves within `ends`, as a row of extrema does.
+    # A row keeps its start or becomes the number. So it moves within `ends`, like an extremum.
     reach = dataclasses.replace(start, low=ends[0], high=ends[1])
     return scatter_extremum(reach, places, updates, largest=True, **kept)
 

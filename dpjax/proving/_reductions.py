@@ -239,9 +239,9 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
 
 
 def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: Any) -> Abstract:
-    """The index of a largest or least entry. It may be any other one if an entry moves."""
+    """The index of the largest or least entry. If an entry moves, the index may be any other."""
     if x.axis in axes:
-        raise RefusalError("the number of a record has no rule")
+        raise RefusalError("the index of the record with an extremum has no rule")
     shape, axis = axes_after(x, axes)
     dtype = np.dtype(index_dtype)
     last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
@@ -295,7 +295,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
-    """The k largest numbers are the first ones of sorted numbers; their indices may be any."""
+    """The k largest numbers are the first of the sorted numbers; nothing bounds their indices."""
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)
     last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)

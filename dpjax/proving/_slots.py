@@ -166,7 +166,7 @@ def reduced(op: Applied) -> Slots:
 
 
 def chosen(op: Applied) -> Slots:
-    """The index of an extremum. Among records it would be the number of a slot."""
+    """The index of an extremum. Among records it would be the index of a slot."""
     return op.first.slots.without([k % len(op.shape) for k in op.parameters["axes"]])
 
 

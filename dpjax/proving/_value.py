@@ -338,7 +338,7 @@ def make(
 ) -> Abstract:
     """An abstract value. The width of its range also bounds all differences, and `apart`.
 
-    `counts` bounds how many entries differ: in the changed row, and in another one.
+    `counts` bounds the number of entries that differ in the changed row, and in any other row.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -505,7 +505,7 @@ def aligned(*values: Abstract) -> list[Abstract]:
 
 
 def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
-    """An array, repeated, with an axis of records. A row that is repeated moves in each copy."""
+    """A repeated array, with an axis of records. If a row moves, each of its copies moves."""
     copied = len(x.shape) == len(repeated.shape) and x.shape[axis] == 1 < repeated.shape[axis]
     if repeated.axis == axis or not copied or repeated.is_public:
         return as_rows(repeated, axis)
@@ -520,8 +520,8 @@ def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
 def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
     """The result of an elementwise operation: an entry moves only if an entry of an operand does.
 
-    A compiler may start a sum at the other summand. Then the terms of an entry count, which may
-    move where their sum does not. So results of such sums are left as they are.
+    But if an operand is a sum, a compiler may start this sum at the other operand. Then the result
+    may move, because terms move, even where their sum does not. So such results are not changed.
     """
     if not found.whole and any(x.pending.starts for x in operands):
         return found
