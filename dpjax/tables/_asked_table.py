@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dpjax._core import _checks
 from dpjax._core._labels import Axis, Labels
 from dpjax._core._open_ledgers import Account, simulation, told
 from dpjax._core._records import PaddedRecords, Parts
@@ -32,9 +31,7 @@ from dpjax.queries._query import IntegerQuery
 from dpjax.queries._second_moments import Moments, second_moments_query
 from dpjax.random._keys import secure_key
 from dpjax.release._privatize import privatize
-from dpjax.tables._bounds import Bounds
 from dpjax.tables._box import Box
-from dpjax.tables._cells import AnyCells, Buckets, cells_of, holds_booleans
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._frame import Frame
 from dpjax.tables._groups import By, Cells, cells_by
@@ -164,32 +161,6 @@ class AskedTable:
         payer = self._payer()
         budget = payer.budget if isinstance(payer, Ledger) else (Decimal(0), Decimal(0))
         return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
-
-    def _cells(
-        self,
-        columns: Sequence[str] | None,
-        keys: Mapping[str, Any],
-        bounds: Bounds | None,
-        buckets: Buckets,
-        keeps_missing: bool,
-    ) -> list[AnyCells]:
-        """The public cells of the given columns, or of all columns that have cells."""
-        described = {*keys}
-        for given in (bounds, buckets):
-            described |= {*given} if isinstance(given, Mapping) else set()
-        if columns is None:
-            columns = [
-                name
-                for name in self._frame.columns
-                if name in described or holds_booleans(self._frame, name)
-            ]
-        if isinstance(columns, str) or not columns or len({*columns}) < len(columns):
-            raise ValueError(
-                "columns must be distinct names, at least one of them, each with keys, bounds or"
-                f" edges, got {_checks.shown(columns)}"
-            )
-        how = (keys, bounds, buckets, keeps_missing)
-        return [cells_of(name, self._frame, *how) for name in columns]
 
     def _check_left(self, what: str, first: Question, epsilon: float) -> None:
         """Refuses two payments if the ledger's budget is enough only for the first."""

@@ -19,7 +19,7 @@ from dpjax.queries._sums import sum_query
 from dpjax.release._privatize import privatize
 from dpjax.tables._asked_table import identity
 from dpjax.tables._bounds import Bounds, bounds_of
-from dpjax.tables._cost import Cost
+from dpjax.tables._cost import PARTS, Cost
 from dpjax.tables._counts import CountsOfTable
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
@@ -27,8 +27,6 @@ from dpjax.tables._question import Question
 from dpjax.tables._where import Where
 
 Probabilities = float | Fraction | Sequence[float | Fraction]
-
-_PARTS = 4  # With bounds=None, one of this many equal parts of epsilon is spent to find bounds.
 
 
 class Asked(NamedTuple):
@@ -234,7 +232,7 @@ class AveragesOfTable(CountsOfTable):
             return self._released(question, draw, key, axes)
         if cost.epsilon is None:
             raise ValueError("bounds must be given for an error: the noise depends on them")
-        part, rest = cost.split(_PARTS)
+        part, rest = cost.split(PARTS)
         ask(0.0, 1.0, rest)  # Refuses an invalid statistic before bounds are paid for.
         self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))

@@ -9,9 +9,11 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._frames import moments_of
+from dpjax._core._values import Release
 from dpjax.tables._bounds import Bounds, End, bounds_of
 from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import codes_of, keys_of
+from dpjax.tables._range import LEAST
 from dpjax.targets._clamping import increasing
 
 Buckets: TypeAlias = int | Mapping[str, int | Sequence[End]]
@@ -108,14 +110,16 @@ def cells_of(
     buckets: Buckets,
     missing: bool,
 ) -> AnyCells:
-    """The cells of a column, from its keys, its bounds or edges, or from a dtype of booleans."""
+    """The cells of a column: by its keys, its bounds or edges, or by its dtype."""
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
         return Categories(name, keys_of(name, keys[name]), missing)
-    if not column.is_text and column.entries.dtype.kind == "b":
+    if holds_booleans(column):
         return Categories(name, (0, 1), missing)
-    column.numbers()  # Refuses texts, which need keys.
+    if (listed := keys_of_dtype(frame, name)) is not None:
+        return Categories(name, listed, missing)
+    column.numbers()  # Refuses texts, which have keys.
     whole = column.entries.dtype.kind in "iu" or _are_days(frame, name)
     chosen = buckets.get(name, _BUCKETS) if isinstance(buckets, Mapping) else buckets
     if isinstance(chosen, Sequence):
@@ -138,9 +142,50 @@ def cells_of(
     return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
 
 
-def holds_booleans(frame: Frame, name: str) -> bool:
-    """Whether the dtype of a column is boolean. It converts nothing."""
-    return str(getattr(frame.columns[name], "dtype", "")) in ("bool", "boolean", "Boolean")
+def keys_of_dtype(frame: Frame, name: str) -> tuple[str, ...] | None:
+    """The keys that the dtype of a column lists, as an Enum of polars does; None for others.
+
+    The categories of pandas and Arrow are no such list: these libraries make it of the entries.
+    """
+    column = frame.columns[name]
+    if not hasattr(column, "to_native") or not column.implementation.is_polars():
+        return None
+    found = getattr(column.dtype, "categories", None)
+    return tuple(found) if found else None
+
+
+def holds_booleans(column: Column) -> bool:
+    """Whether the dtype of a column is of booleans."""
+    return not column.is_text and column.entries.dtype.kind == "b"
+
+
+def has_cells(
+    column: Column, frame: Frame, keys: Mapping[str, Any], bounds: Bounds | None, buckets: Buckets
+) -> bool:
+    """Whether the cells of a column are public: given, or listed by its dtype."""
+    name = column.name
+    edges = isinstance(buckets, Mapping) and isinstance(buckets.get(name), Sequence)
+    within = bounds is not None and (not isinstance(bounds, Mapping) or name in bounds)
+    of_numbers = not column.is_text and (edges or within)
+    listed = holds_booleans(column) or keys_of_dtype(frame, name) is not None
+    return name in keys or listed or of_numbers
+
+
+def ends_of(bounds: Release) -> tuple[float, float] | None:
+    """The ends of a range that was found; None if there is none."""
+    low, high = np.asarray(bounds.value, np.float64).tolist()
+    # All numbers may be nearer to 0 than the least power of two.
+    return (low - LEAST, high + LEAST) if low == high else (low, high) if low < high else None
+
+
+def found_in(name: str, found: Release) -> str:
+    """Which keys or bounds of a column were found, in words."""
+    if isinstance(found.value, tuple):
+        return f"{name} in {_checks.shown(found.value)}" if found.value else f"no {name} found"
+    if ends_of(found) is None or found.labels is None:
+        return f"no {name} found"
+    low, high = found.labels.texts(np.asarray(found.value, np.float64))
+    return f"{name} in [{low}, {high}]"
 
 
 def _are_days(frame: Frame, name: str) -> bool:

@@ -20,6 +20,7 @@ from dpjax.tables._distinct import DistinctCount
 
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
+PARTS = 4  # Bounds or keys that are not given are found by one of this many parts of epsilon.
 _CONFIDENCE = 0.95
 # If an error is given, the computed epsilon is rounded up to this many digits.
 _DIGITS = 4
@@ -67,6 +68,21 @@ class Cost:
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
         part = math.floor(whole / parts / unit) * unit
         return _down(part), dataclasses.replace(self, epsilon=_down(whole - part))
+
+    def to_find(self, columns: int) -> tuple["Cost", "Cost"]:
+        """The cost of finding the cells of each of some columns, and a `Cost` with the rest.
+
+        Together the columns take one of `PARTS` equal parts of epsilon, and of a given delta.
+        """
+        each, _ = self.split(PARTS * columns)
+        left = Fraction(repr(self.epsilon)) - columns * Fraction(repr(each))
+        found, rest = (dataclasses.replace(self, epsilon=x) for x in (each, _down(left)))
+        if self.delta is None:
+            return found, rest
+        whole = Fraction(repr(float(_checks.fraction("delta", self.delta))))
+        part = _down(whole / (PARTS * columns))
+        left = _down(whole - columns * Fraction(repr(part)))
+        return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
         """For an epsilon, the mechanism with the smaller noise; for an error, the least epsilon."""

@@ -9,6 +9,7 @@ from dpjax.tables._frame import Column
 
 _EXPONENTS = range(-20, 64)
 # The middle bucket holds all numbers closer to 0 than the least power of two.
+LEAST = 2.0 ** _EXPONENTS[0]
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
 # The probability that no empty bucket is mistaken for a bucket with numbers.

@@ -22,7 +22,7 @@ from dpjax.queries._aim import Plan, aim, check_budget, plan_of
 from dpjax.queries._estimation import Estimator
 from dpjax.queries._graphical_model import Columns
 from dpjax.release._transaction import guarantee_under, pay_and_draw
-from dpjax.tables._cells import AnyCells
+from dpjax.tables._cells import AnyCells, Categories
 from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 
@@ -57,8 +57,17 @@ def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, flo
     return found
 
 
+def restricted(wanted: Mapping[Columns, float], columns: Sequence[str]) -> dict[Columns, float]:
+    """A workload of fewer columns: each set without the others."""
+    found = dict[Columns, float]()
+    for given, weight in wanted.items():
+        if one := tuple(name for name in given if name in columns):
+            found[one] = found.get(one, 0.0) + weight
+    return found or {(name,): 1.0 for name in columns}
+
+
 def plan_of_cells(
-    cells: Sequence[AnyCells], workload: Workload, most_cells: int, asked: Question
+    cells: Sequence[AnyCells], wanted: Mapping[Columns, float], most_cells: int, asked: Question
 ) -> Plan:
     """The marginals that a synthetic table may measure."""
     sizes = {one.name: one.size for one in cells}
@@ -70,7 +79,6 @@ def plan_of_cells(
             f"most_cells must be at least {largest}, the largest number of cells of a column, got"
             f" {most_cells}"
         )
-    wanted = workload_of(list(sizes), workload)
     return plan_of(sizes, wanted, most_cells, asked.relation, asked.of_people)
 
 
@@ -154,18 +162,35 @@ class _Counts:
         return self._known[columns]
 
 
-def table_like(frame: Frame, cells: Sequence[AnyCells], drawn: Mapping[str, Any]) -> Any:
-    """Synthetic rows as a table of the library of the frame, or as a dict of arrays."""
+def table_like(
+    frame: Frame, names: Sequence[str], cells: Sequence[AnyCells], drawn: Mapping[str, Any]
+) -> Any:
+    """Synthetic rows as a table of the library of the frame, or as a dict of arrays.
+
+    A column without cells is all missing.
+    """
     found = dict[str, Any]()
     for place, one in enumerate(cells):
         chosen, bits = (np.asarray(drawn[part])[:, place] for part in (CELLS, BITS))
         entries, known = one.entries(chosen, bits)
         found[one.name] = _in_dtype(frame, one, entries, known)
+    rows = len(drawn[CELLS])
+    found = {name: found.get(name, _all_missing(frame, name, rows)) for name in names}
     if not all(hasattr(frame.columns[name], "to_native") for name in found):
         return found
     nw = _checks.extra("narwhals", "table")
     series = [_series(nw, frame.columns[name], name, array) for name, array in found.items()]
     return nw.concat([one.to_frame() for one in series], how="horizontal").to_native()
+
+
+def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
+    """Missing entries in the dtype of a column; floats, if it has none of integers or booleans."""
+    column = frame[name]
+    cells = Categories(name, (), True)
+    entries, known = np.zeros(rows), np.zeros(rows, bool)
+    if column.is_text or column.may_miss or moments_of(frame.columns[name]) is not None:
+        return _in_dtype(frame, cells, entries, known)
+    return np.full(rows, np.nan)
 
 
 def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -211,7 +236,8 @@ def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:
 
 def _pandas_series(like: Any, name: str, array: np.ndarray) -> Any:
     pandas, dtype = _checks.extra("pandas", "sweep"), like.dtype
-    if isinstance(dtype, pandas.CategoricalDtype):
+    without_missing = isinstance(dtype, np.dtype) and dtype.kind in "iub"
+    if isinstance(dtype, pandas.CategoricalDtype) or (without_missing and array.dtype.kind == "f"):
         dtype = None
     if array.dtype.kind == "M" and (zone := getattr(dtype, "tz", None)) is not None:
         return (

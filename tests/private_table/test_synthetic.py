@@ -3,6 +3,8 @@
 import datetime
 import itertools
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ import pytest
 import dpjax
 from dpjax.tables import _synthesis
 from dpjax.tables._cells import Categories, Ranges, cells_of
+from dpjax.tables._cost import cost_of
 from dpjax.tables._frame import Frame
 
 REPLACE, ADD = dpjax.NeighboringRelation
@@ -117,6 +120,79 @@ def test_a_drawn_number_is_finite_in_a_short_dtype():
         found = ask(frame, keys={}, bounds=None, buckets={"x": [6e4, 7e4]}).value["x"]
     assert found.dtype == np.float16
     assert np.isfinite(found).all()
+
+
+def unknown(n=4000):
+    """A table whose keys and bounds nobody gives; nothing can be found of its last three."""
+    return {
+        "site": pd.Series(np.array(["A", "B"], object)[np.arange(n) % 2], dtype="str"),
+        "flag": np.arange(n) % 2 == 0,
+        "age": np.arange(n) % 50 + 20,
+        "zero": np.zeros(n),
+        "empty": np.full(n, np.nan),
+        "category": pd.Categorical([None] * n, categories=["u", "v"]),
+        "id": pd.Series([f"p{i}" for i in range(n)], dtype="str"),
+    }
+
+
+def test_cells_that_nobody_gives_are_found_or_their_column_is_missing(tmp_path):
+    """What is found is in hundreds of rows; noise is below 60 with a probability of 1 - 1e-6."""
+
+    def run():
+        with dpjax.Ledger(tmp_path / "ledger.db", epsilon=8, delta=1e-6) as ledger:
+            table = dpjax.PrivateTable(pd.DataFrame(unknown()), most_rows=5000, ledger=ledger)
+            release = table.synthetic(rows=30, workload=1, share=0.75)
+        return release, ledger.spent
+
+    (release, spent), (again, after) = run(), run()
+    rows = release.value
+    assert release.labels.statistic == (
+        "synthetic of site and flag and age and zero; site in ('A', 'B'); no category found;"
+        " no id found; age in [16, 128]; zero in [0, 0]; no empty found"
+    )
+    assert list(rows) == list(unknown())
+    assert rows["flag"].dtype == bool
+    assert rows["age"].between(16, 128).all()
+    assert rows["zero"].abs().max() <= 2.0**-20
+    assert set(rows["site"]) == {"A", "B"}
+    assert rows[["empty", "category", "id"]].isna().all(axis=None)
+    assert release.guarantee.epsilon <= spent.epsilon <= 6
+    assert spent == after  # Nothing is paid twice.
+    pd.testing.assert_frame_equal(rows, again.value)
+
+
+def test_an_enum_of_polars_lists_its_keys_and_other_categories_are_found():
+    many = pl.DataFrame({"site": ["A", "B"] * 500, "flag": [True] * 1000})
+    listed = many.with_columns(pl.col("site").cast(pl.Enum(["A", "B", "never"])))
+    found = ask(listed, keys={}, bounds=None, buckets=4, workload=1)
+    assert found.labels.statistic == "synthetic of site and flag"
+    counted = many.with_columns(pl.col("site").cast(pl.Categorical))
+    found = ask(counted, keys={}, bounds=None, buckets=4, workload=1)
+    assert found.labels.statistic == "synthetic of site and flag; site in ('A', 'B')"
+
+
+@pytest.mark.parametrize("delta", [None, 1e-6])
+@pytest.mark.parametrize("epsilon", [1.0, 0.3, 1e-3 / 3])
+def test_what_finds_cells_and_the_rest_cost_no_more_than_was_asked(epsilon, delta):
+    budget = Decimal(2), Decimal("1e-5")
+    cost = cost_of(epsilon, None, delta=delta, budget=budget, relation=ADD)
+    for columns in (1, 3, 7):
+        each, rest = cost.to_find(columns)
+        for part in ("epsilon", "delta"):
+            asked, one, left = (
+                Fraction(repr(getattr(x.price(), part))) for x in (cost, each, rest)
+            )
+            assert asked * Fraction(999, 1000) <= columns * one + left <= asked
+            assert one <= asked / (4 * columns)
+
+
+def test_people_need_keys_of_texts_before_anything_is_paid(tmp_path):
+    frame = {"id": np.arange(9), "site": np.array(["A"] * 9), "x": np.zeros(9)}
+    table = dpjax.PrivateTable(frame, most_rows=9, person="id", rows=1)
+    with dpjax.Ledger(tmp_path / "ledger.db", epsilon=1, delta=1e-6) as ledger:
+        with pytest.raises(ValueError, match="keys must be asked of a table without person="):
+            table.synthetic(rows=3, epsilon=0.5)
+        assert ledger.spent.epsilon == 0
 
 
 def test_a_seeded_key_repeats_the_table():
@@ -310,7 +386,6 @@ def refused(match, error=ValueError, **how):
 def test_what_is_wrong_is_refused_by_name():
     refused("delta must be above 0 for a synthetic table", delta=None)
     refused("exactly one of epsilon, share and error", TypeError, epsilon=None)
-    refused("bounds must hold the ends of column 'x'", columns=["x"], buckets=4)
     refused("keys of column 'k' must be numbers", TypeError, keys={**CELLS["keys"], "k": ["a"]})
     refused("rows must be an integer of at least 1", rows=0)
     refused("workload must hold sets of the columns", workload=[("site", "z")])
@@ -325,8 +400,9 @@ def test_what_is_wrong_is_refused_by_name():
     refused("finite edges", buckets={"x": [0, np.inf]})
     refused("less than the largest float apart", bounds={"x": (-1e308, 1e308)}, buckets=4)
     table = dpjax.PrivateTable({"x": np.zeros(3)}, most_rows=3)
-    with pytest.raises(ValueError, match="columns must be distinct names, at least one"):
-        table.synthetic(rows=3, **COST)
+    for columns in ([], "x", ["x", "x"]):
+        with pytest.raises(ValueError, match="columns must be distinct names, at least one"):
+            table.synthetic(columns, rows=3, **COST)
     large = dpjax.PrivateTable(lambda: iter([mixed(4)]), most_rows=9)
     with pytest.raises(TypeError, match="frame must fit into memory"):
         large.synthetic(rows=3, keys=CELLS["keys"], **COST)
