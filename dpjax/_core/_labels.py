@@ -72,13 +72,30 @@ def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dic
         raise TypeError("the value of the release is already a table: use release.value")
     for leaf in jax.tree.leaves(value):
         _checks.host_only("to_frame", leaf, "the value")
-    if isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value):
+    if _is_ranking(value):
         return [{"rank": rank, "value": key} for rank, key in enumerate(value, 1)]
+    if isinstance(value, dict) and all(map(_is_ranking, value.values())):
+        names = [name for name, _ in labels.groups] if labels else []
+        return [
+            {**_words(names, group), "rank": rank, "value": key}
+            for group, keys in value.items()
+            for rank, key in enumerate(keys, 1)
+        ]
     named, _ = jax.tree_util.tree_flatten_with_path(_numbers(value, accuracy))
     found: list[dict[str, Any]] = []
     for (path, leaf), ends in zip(named, _ends(value, accuracy, len(named)), strict=True):
         found += _rows_of_array(_name(path), np.asarray(leaf), ends, labels or Labels(""))
     return found
+
+
+def _is_ranking(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(x, (int, str)) for x in value)
+
+
+def _words(names: Sequence[str], group: Any) -> dict[str, Any]:
+    """The keys of a group by their columns."""
+    keys = group if isinstance(group, tuple) else (group,)
+    return dict(zip(names or [f"axis {i}" for i in range(len(keys))], keys, strict=True))
 
 
 def _numbers(value: Value, accuracy: Accuracy) -> PyTree:

@@ -34,7 +34,7 @@ from dpjax.release._privatize import privatize
 from dpjax.tables._box import Box
 from dpjax.tables._cost import Cost, cost_of
 from dpjax.tables._frame import Frame
-from dpjax.tables._groups import By, Cells, cells_by
+from dpjax.tables._groups import By, Cells, cells_by, entries_in_groups, keys_in_groups
 from dpjax.tables._large_frame import LargeFrame, in_parts, structure_of
 from dpjax.tables._people import People, check_of_people
 from dpjax.tables._question import Question, question_name
@@ -206,7 +206,7 @@ class AskedTable:
         return dataclasses.replace(release, guarantee=together, labels=labels)
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
-        """The keys that occur in enough rows, and their noisy counts."""
+        """The keys that occur in enough rows of each group, and their noisy counts."""
         check_of_people(self._people, "keys that are not public")
         epsilon, delta = cost.price()
         if delta is None:
@@ -217,8 +217,14 @@ class AskedTable:
         added = self.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         how = {"epsilon": epsilon, "delta": delta, "relation": self.relation, "name": asked.name}
         entries = self._frame.entries_of(column, asked.present)
-        capacity = self.most_rows if added else None
-        return self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
+        capacity, cells, used = self.most_rows if added else None, asked.cells, self._frame[column]
+        if cells.axes:
+            entries = entries_in_groups(cells, used, entries, asked.present)
+        found = self._paid(lambda key: known_groups(key, entries, capacity=capacity, **how), key)
+        value = (
+            keys_in_groups(cells, found.value, used.is_text) if cells.axes else {(): found.value}
+        )
+        return dataclasses.replace(found, value=value)
 
     def _counted(
         self,

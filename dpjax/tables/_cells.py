@@ -114,7 +114,7 @@ def cells_of(
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
-        return Categories(name, keys_of(name, keys[name]), missing)
+        return Categories(name, keys_of(name, keys[name], frame), missing)
     if holds_booleans(column):
         return Categories(name, (0, 1), missing)
     if (listed := keys_of_dtype(frame, name)) is not None:

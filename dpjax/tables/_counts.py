@@ -183,6 +183,7 @@ class CountsOfTable(AskedTable):
         k: int,
         *,
         keys: Any = None,
+        by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
         share: float | None = None,
@@ -196,6 +197,7 @@ class CountsOfTable(AskedTable):
             k: how many keys, at least 1.
             keys: the public keys to choose from. None finds the keys that occur in enough rows, as
                 `keys` does, and needs a delta; then the result may have fewer than k keys.
+            by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
@@ -203,36 +205,38 @@ class CountsOfTable(AskedTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of a tuple of keys.
+            A `Release` of a tuple of keys; with `by`, of a dict with such a tuple for each group.
         """
         k = _checks.integer("k", k, least=1)
+        cost = self._cost(epsilon, share, delta=delta)
         if keys is None:
-            asked = self._asked("top", [column], where=where)
-            found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
-            known, counts = found.value
+            asked = self._asked("top", [column], by=by, where=where)
+            found = self._known_groups(asked, column, cost, key)
+            value = {group: _most(*some, k=k) for group, some in found.value.items()}
         else:
-            known = keys_of(column, keys)
-            asked = self._asked("top", [column], where=where, about=known)
-            axes = ((column, known),)
+            structure = structure_of(self._frame)
+            known = keys_of(column, keys, structure)
+            asked = self._asked("top", [column], by=by, where=where, about=known)
+            axes = (*asked.cells.axes, (column, known))
 
             def cells_of(table: AskedTable, asked: Question) -> Cells:
-                del asked
-                return Cells(axes, codes_of(table._frame[column], known))
+                return asked.cells.split(column, known, codes_of(table._frame[column], known))
 
-            found = self._counted(
-                asked, axes, cells_of, self._cost(epsilon, share, delta=delta), key
-            )
-            counts = np.asarray(found.value)
-        # Each row is in one cell, so all noisy counts together cost one epsilon, and sorting them
-        # costs nothing. Selecting the k keys one by one would split epsilon into k parts.
-        places = np.argsort(-counts, kind="stable")[:k]
-        value = tuple(known[int(place)] for place in places)
-        return Release(value, found.guarantee, labels=Labels(asked.statistic))
+            found = self._counted(asked, axes, cells_of, cost, key)
+            counts = np.asarray(found.value).reshape(-1, len(known))
+            # Each row is in one cell, so all noisy counts together cost one epsilon, and sorting
+            # them costs nothing. Selecting the k keys one by one would split epsilon into k parts.
+            value = {
+                group: _most(known, each, k)
+                for group, each in zip(asked.cells.groups, counts, strict=True)
+            }
+        return _by_group(value, found, asked)
 
     def keys(
         self,
         column: str,
         *,
+        by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
         share: float | None = None,
@@ -243,6 +247,7 @@ class CountsOfTable(AskedTable):
 
         Args:
             column: the name of a column of texts or integers.
+            by: columns and their keys.
             where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
@@ -251,16 +256,18 @@ class CountsOfTable(AskedTable):
 
         Returns:
             A `Release` of a tuple of keys in increasing order, for `by=`; see
-            `dpjax.queries.group_keys`.
+            `dpjax.queries.group_keys`. With `by`, a dict with such a tuple for each group.
         """
-        asked = self._asked("keys", [column], where=where)
+        asked = self._asked("keys", [column], by=by, where=where)
         found = self._known_groups(asked, column, self._cost(epsilon, share, delta=delta), key)
-        return Release(found.value[0], found.guarantee, labels=Labels(asked.statistic))
+        value = {group: known for group, (known, _) in found.value.items()}
+        return _by_group(value, found, asked)
 
     def bounds(
         self,
         column: str,
         *,
+        by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
         share: float | None = None,
@@ -274,16 +281,18 @@ class CountsOfTable(AskedTable):
 
         Args:
             column: the name of a column of numbers.
-            where: a predicate on a row; see `PrivateTable`.
+            by: columns and their keys.
+            where: a predicate on a row; `PrivateTable` explains all arguments.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of the lower and the upper end; NaN if there are too few numbers.
+            A `Release` of the lower and the upper end, in all or in each group; NaN if there are
+            too few numbers.
 
         Formal guarantees:
-            The guarantee of a histogram. With probability .999 the first and the last bucket of the
+            The guarantee of a histogram. With probability .999 the first and the last bucket of a
             range both contain a number. Numbers may be outside the range: with k buckets, about
             ln(1000 k) / epsilon of them at either end.
 
@@ -291,18 +300,34 @@ class CountsOfTable(AskedTable):
             Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
             SQL with bounded user contribution" (2020), for approximate bounds.
         """
-        asked = self._asked("bounds", [column], where=where)
+        asked = self._asked("bounds", [column], by=by, where=where)
         price = self._cost(epsilon, share, delta=None).price()
-        query = asked.of_people(histogram_query(BUCKETS))
+        query = asked.of_people(histogram_query(asked.cells.size * BUCKETS))
         sensitivity = query.sensitivity("l1", relation=self.relation)
         mechanism = discrete_laplace(sensitivity, price.epsilon)
         private = privatize(Unchanging("bounds", query), mechanism)
-        database = self._records(
-            asked,
-            lambda table, asked: PaddedRecords(powers_of(table._frame[column]), asked.present),  # pyright: ignore[reportArgumentType]
-        )
+
+        def codes_in(table: AskedTable, asked: Question) -> PaddedRecords:
+            found = asked.cells.split(
+                column, tuple(range(BUCKETS)), powers_of(table._frame[column])
+            )
+            return PaddedRecords(found.codes, asked.present)  # pyright: ignore[reportArgumentType]
+
+        database = self._records(asked, codes_in)
         counts = self._paid(lambda key: private(key, database, name=asked.name), key)
-        ends = jnp.asarray(range_of(np.asarray(counts.value), mechanism), float)
+        in_groups = np.asarray(counts.value).reshape(*asked.cells.shape, BUCKETS)
+        ends = jnp.asarray(np.apply_along_axis(range_of, -1, in_groups, mechanism), float)
         axes = (("", (("end", ("lower", "upper")),)),)
-        labels = Labels(asked.statistic, (), axes, asked.moments)
+        labels = Labels(asked.statistic, asked.cells.axes, axes, asked.moments)
         return Release(ends, counts.guarantee, Accuracy.of("", {"why": _NO_INTERVAL}), labels)
+
+
+def _most(keys: Sequence[Any], counts: np.ndarray, k: int) -> tuple[Any, ...]:
+    """The k keys with the largest counts."""
+    return tuple(keys[int(place)] for place in np.argsort(-counts, kind="stable")[:k])
+
+
+def _by_group(value: Mapping[Any, tuple[Any, ...]], found: Release, asked: Question) -> Release:
+    """The keys of each group, or those of all rows."""
+    keys = dict(value) if asked.cells.axes else next(iter(value.values()))
+    return Release(keys, found.guarantee, labels=Labels(asked.statistic, asked.cells.axes))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._columns import fingerprints
+from dpjax._core._columns import as_text, fingerprints
+from dpjax._core._frames import moments_of
 from dpjax._core._labels import Axis
 from dpjax._core._values import Release
 from dpjax.queries._groups import groups
@@ -44,6 +45,12 @@ class Cells:
         """The number of cells."""
         return math.prod(self.shape)
 
+    @property
+    def groups(self) -> list[Any]:
+        """The key of each cell, or its keys of several columns."""
+        every = list(itertools.product(*(keys for _, keys in self.axes)))
+        return [one[0] for one in every] if len(self.axes) == 1 else every
+
     def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
         """These cells, each divided along another axis, which has a code for every slot."""
         inside, xp = (self.codes >= 0) & (codes >= 0), numpy_of(codes)
@@ -67,14 +74,64 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
             f" {_checks.shown(by)}"
         )
     for name, given in by.items():
-        keys = keys_of(name, given)
-        found = found.split(name, keys, codes_of(frame[name], keys))
+        keys = keys_of(name, given, frame)
+        found = found.split(name, labels_of(name, keys, frame), codes_of(frame[name], keys))
     return found
 
 
-def keys_of(name: str, given: Any) -> tuple[int, ...] | tuple[str, ...]:
-    """Public keys of a column, which may come from a release of keys."""
-    return groups(name, given.value if isinstance(given, Release) else given).keys
+def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.ndarray) -> Any:
+    """A text for each row that names its group and its entry; None for a row without one of them.
+
+    A row has one text, which depends on this row alone.
+    """
+    if column.is_text:
+        shown, known = [as_text(entry) for entry in entries], column.known
+    else:
+        numbers, known = as_int64(column)
+        shown = numbers.tolist()
+    rows = len(entries) if column.is_text else len(column.entries)
+    counts = (known & present & (cells.codes >= 0))[:rows].tolist()
+    every = zip(counts, cells.codes.tolist(), shown, strict=False)
+    found = np.array([f"{code} {entry}" if yes else None for yes, code, entry in every] + [""])
+    return found[:-1].astype(object)
+
+
+def keys_in_groups(
+    cells: Cells, found: tuple[Sequence[str], np.ndarray], are_texts: bool
+) -> dict[Any, tuple[tuple[Any, ...], np.ndarray]]:
+    """The keys of each group with their counts, of texts as `entries_in_groups` makes them."""
+    pairs = {group: list[tuple[Any, int]]() for group in cells.groups}
+    for text, count in zip(*found, strict=True):
+        code, _, entry = text.partition(" ")
+        pairs[cells.groups[int(code)]].append((entry if are_texts else int(entry), int(count)))
+    ordered = {group: sorted(each) for group, each in pairs.items()}
+    return {
+        group: (tuple(key for key, _ in each), np.array([n for _, n in each], np.int32))
+        for group, each in ordered.items()
+    }
+
+
+def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
+    """Public keys of a column, also from a release of keys; dates and times as whole numbers."""
+    keys = given.value if isinstance(given, Release) else given
+    if frame.kind_of(name):
+        keys = [_whole(name, frame.number(name, key)) for key in keys]
+    return groups(name, keys).keys
+
+
+def _whole(name: str, number: Any) -> Any:
+    if isinstance(number, float) and not number.is_integer():
+        raise ValueError(f"keys of column {name!r} must be whole days or seconds, got {number}")
+    return int(number) if isinstance(number, float) else number
+
+
+def labels_of(name: str, keys: tuple[Any, ...], frame: Frame) -> tuple[Any, ...]:
+    """What stands beside the numbers of groups: their keys, and dates and times as texts."""
+    moments = moments_of(frame.columns[name]) if frame.kind_of(name) else None
+    if moments is None or moments.kind == "durations":
+        return keys
+    unit = "D" if moments.kind == "dates" else "s"
+    return tuple(np.datetime_as_string(moments.moments(keys), unit=unit).tolist())
 
 
 def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndarray:

@@ -9,6 +9,8 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._columns import for_functions, in_64_bits
+from dpjax._core._frames import moments_of
+from dpjax._core._moments import Moments
 from dpjax._core._records import exact_records
 from dpjax._core._types import Database, PyTree
 from dpjax._tracing._fingerprints import digest
@@ -20,6 +22,43 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 """Maps one row, a dict of its columns, to a boolean."""
 
 
+@jax.tree_util.register_pytree_node_class
+class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
+    """A date, time or duration of a row: a number that can be compared with one."""
+
+    def __init__(self, number: jax.Array, moments: Moments) -> None:
+        self.number, self.moments = number, moments
+
+    def __jax_array__(self) -> jax.Array:
+        return self.number
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array], Moments]:
+        """The number is a leaf, so that functions of JAX take a moment."""
+        return (self.number,), self.moments
+
+    @classmethod
+    def tree_unflatten(cls, moments: Moments, leaves: tuple[jax.Array]) -> "_Moment":
+        """The same of other leaves."""
+        return cls(*leaves, moments)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
+        """The operation of JAX by this name; all operators come here."""
+        if method != "__call__" or how:
+            return NotImplemented
+        return getattr(jnp, ufunc.__name__)(*map(self._number, inputs))
+
+    def _number(self, other: Any) -> Any:
+        if isinstance(other, np.ndarray):  # NumPy makes an array of a time at its left.
+            other = other[()]
+        return other.number if isinstance(other, _Moment) else self.moments.number(other)
+
+
+def _of_row(frame: Frame, name: str, entry: PyTree) -> PyTree:
+    """An entry as a predicate sees it."""
+    moments = moments_of(frame.columns[name])
+    return entry if moments is None else _Moment(entry, moments)
+
+
 class _Asked(Mapping[str, PyTree]):
     """A row of zeros that records which columns a predicate uses."""
 
@@ -29,7 +68,8 @@ class _Asked(Mapping[str, PyTree]):
     def __getitem__(self, name: str) -> PyTree:
         column = self.frame[name].with_gaps()
         self.names[name] = None
-        return for_functions(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), column))
+        zeros = for_functions(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), column))
+        return _of_row(self.frame, name, zeros)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.frame.columns)
@@ -48,9 +88,12 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
     names = _columns_of(predicate, frame)
     records, _ = exact_records("where", {name: frame[name].with_gaps() for name in names})
 
+    def asked(row: dict[str, PyTree]) -> Any:
+        return predicate({name: _of_row(frame, name, entry) for name, entry in row.items()})
+
     def total(records: Database) -> jax.Array:
         with in_64_bits(records):
-            answers = of_each_record("where", predicate, records)
+            answers = of_each_record("where", asked, records)
         one_array = jax.tree_util.all_leaves([answers]) and answers.shape == (frame.slots,)
         if not one_array or answers.dtype != bool:
             raise TypeError(
@@ -61,9 +104,9 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
 
     program = Program.trace("where", total, records)
     # The program does not contain the names of the columns, so they are added to the fingerprint.
-    asked = digest(sorted(names), program.fingerprint)
+    fingerprint = digest(sorted(names), program.fingerprint)
     found = evaluate_alone(records, program=program)
-    return found if _checks.is_traced(found) else np.asarray(found), asked
+    return found if _checks.is_traced(found) else np.asarray(found), fingerprint
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:

@@ -2,6 +2,7 @@
 
 import datetime
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -94,3 +95,49 @@ def test_many_dates_print_as_the_first_ones():
     assert "...] of shape (8,) ± " in repr(found)
     assert repr(found).startswith("Release([20")
     assert "Release([2014-11-10 2059-09-19], " in repr(TABLE.bounds("day", epsilon=5.0, key=KEY))
+
+
+@pytest.mark.parametrize("library", [pd.Series, pl.Series, np.asarray])
+def test_keys_of_groups_may_be_dates(library):
+    frame = {"day": library(DAYS.astype("M8[ms]")), "site": np.arange(100) % 2}
+    table = dpjax.PrivateTable(frame, most_rows=200)
+    keys = [datetime.date(2020, 1, 1), np.datetime64("2020-01-03"), np.datetime64("2021-01-01")]
+    found = table.count(by={"day": keys}, epsilon=100.0, key=KEY)
+    assert found.value.tolist() == [2, 2, 0]
+    named = [f"{day}T00:00:00" for day in keys]
+    assert found.to_frame().index.tolist() == named
+    asked = {"day": keys, "site": [0, 1]}
+    by_site = table.crosstab(["day", "site"], keys=asked, epsilon=100.0, key=KEY)
+    assert by_site.value.tolist() == [[2, 0], [2, 0], [0, 0]]
+    with pytest.raises(ValueError, match="keys of column 'day' must be whole days or seconds"):
+        table.count(by={"day": [np.datetime64("2020-01-01T00:00:00.5")]}, epsilon=1.0)
+    days = TABLE.count(by={"day": keys}, epsilon=100.0, key=KEY).to_frame()
+    assert days.index.tolist() == [str(day) for day in keys]
+
+
+LATE = datetime.date(2020, 2, 1)
+ARE_LATE = np.datetime64(LATE) <= DAYS
+PREDICATES = {
+    "at the right": (lambda row: row["day"] >= LATE, ARE_LATE),
+    "at the left": (lambda row: LATE <= row["day"], ARE_LATE),  # noqa: SIM300
+    "of NumPy": (lambda row: np.datetime64(LATE) <= row["day"], ARE_LATE),
+    "a time": (
+        lambda row: (row["time"] != pd.Timestamp("2020-01-01 06:00")) & (row["age"] < 50),
+        (np.arange(100) % 50 > 0) & (np.arange(100) < 50),
+    ),
+    "a duration": (lambda row: row["stay"] > datetime.timedelta(1), np.arange(100) % 50 > 1),
+    "a number": (lambda row: (row["day"] - 18262) % 2 == 0, np.arange(100) % 2 == 0),
+    "by a function": (lambda row: ~jnp.isnan(row["day"]), np.ones(100, bool)),
+    "two columns": (lambda row: row["time"] > row["day"] * 86400, np.ones(100, bool)),
+}
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_a_predicate_may_compare_dates(name):
+    where, expected = PREDICATES[name]
+    assert TABLE._asked("count", (), where=where).present[:100].tolist() == expected.tolist()
+
+
+def test_a_predicate_refuses_another_kind():
+    with pytest.raises(TypeError, match="a column of dates can only be compared with dates"):
+        TABLE.count(where=lambda row: row["day"] > datetime.timedelta(3), epsilon=1.0)

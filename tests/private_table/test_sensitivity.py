@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.tables import _relations
+from dpjax.tables import _counts, _relations
+from dpjax.tables._groups import entries_in_groups
 
 REPLACE, ADD = dpjax.NeighboringRelation
 # So large that the noise is far below what one row moves. That of counts is 0, except with a
@@ -139,3 +140,44 @@ def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
         assert present.tolist() == [True, present[1], False, False]
     known = [not np.isnan(x) for x, _, _ in ROWS]
     assert [bool(database.present[1]) for database, _ in asked] == [*known, False]
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)
+def test_no_row_moves_the_counts_of_ranges_by_group_further_than_noise_covers(
+    relation, monkeypatch
+):
+    read = []
+
+    def range_of(counts, mechanism):
+        read.append((np.array(counts), float(mechanism.scale)))
+        return np.zeros(2)
+
+    monkeypatch.setattr(_counts, "range_of", range_of)
+
+    def counts(rows):
+        read.clear()
+        table(rows, relation, "drop").bounds("x", by={"g": G}, epsilon=OF_COUNTS, key=KEY)
+        return np.concatenate([one for one, _ in read])
+
+    found = [counts(BASE), *(counts([*BASE, row]) for row in ROWS)]
+    pairs = [(found[0], x) for x in found[1:]]
+    pairs = itertools.combinations(found[1:], 2) if relation is REPLACE else pairs
+    moved = max(np.abs(x - y).sum() for x, y in pairs)
+    assert moved == (2 if relation is REPLACE else 1)
+    assert read[0][1] * OF_COUNTS >= moved
+
+
+def test_a_row_is_one_key_of_one_group_whatever_the_others_are():
+    """So keys by group cost what keys cost."""
+
+    def entries(rows, column):
+        one = table(rows, ADD, "drop", slots=len(rows))
+        asked = one._asked("keys", [column], by={"g": G}, where=is_large)
+        given = one._frame.entries_of(column, asked.present)
+        return entries_in_groups(asked.cells, one._frame[column], given, asked.present).tolist()
+
+    for column in ("x", "g"):
+        together = entries(ROWS, column)
+        assert [one for row in ROWS for one in entries([row], column)] == together
+    assert entries(ROWS, "x") == ["0 10", None, None, "1 99", None, None]
+    assert entries(ROWS, "g") == ["0 a", None, None, "1 b", None, None]

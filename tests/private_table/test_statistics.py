@@ -111,6 +111,37 @@ def test_keys_are_those_that_many_rows_have(table, tmp_path):
     assert table.top("g", 1, keys=["a", "b"], epsilon=1.0, key=KEY).value == ("b",)
 
 
+def test_keys_and_ranges_by_group():
+    at = np.arange(N)
+    frame = {
+        "g": FRAME["g"],
+        "text": np.array(["u", "v w", "", None, "x"], object)[at % 4 + (at == 7)],
+        "whole": np.where(at % 4 == 0, -5, at % 3 + 10),
+        "h": at % 2,
+    }
+    table = dpjax.PrivateTable(frame, most_rows=SLOTS)
+    by, how = {"g": ["b", "a", "z"]}, {"epsilon": 9.0, "delta": 1e-6, "key": KEY}
+    assert table.keys("text", by=by, **how).value == {"b": ("", "v w"), "a": ("u",), "z": ()}
+    whole = table.keys("whole", by=by, **how)
+    assert whole.value == {"b": (10, 11, 12), "a": (-5,), "z": ()}
+    assert whole.to_frame().index.tolist() == [("b", 1), ("b", 2), ("b", 3), ("a", 1)]
+    both = table.keys("whole", by={"g": ["a"], "h": [0, 1]}, **how)
+    assert both.value == {("a", 0): (-5,), ("a", 1): ()}
+    assert both.to_frame().index.names == ["g", "h", "rank"]
+    of_some = table.keys("text", by=by, where=lambda row: row["whole"] > 10, **how)
+    assert of_some.value == {"b": ("", "v w"), "a": (), "z": ()}
+    rare = np.where((at % 4 > 0) & (at % 100 < 50), 11, frame["whole"])
+    asked = dpjax.PrivateTable({**frame, "whole": rare}, most_rows=SLOTS)
+    most = {"b": (11,), "a": (-5,), "z": ()}
+    assert asked.top("whole", 1, by=by, **how).value == most
+    public = asked.top("whole", 2, keys=[-5, 11], by={"g": ["a", "b"]}, **how)
+    assert public.value == {"a": (-5, 11), "b": (11, -5)}
+    assert "11" in public._repr_html_()
+    ranges = asked.bounds("whole", by=by, epsilon=9.0, key=KEY)
+    np.testing.assert_array_equal(ranges.value, [[8, 16], [-8, -4], [np.nan] * 2])
+    assert len(ranges.to_frame()) == 6
+
+
 def test_a_range_is_between_powers_of_two(table):
     assert table.bounds("x", epsilon=1.0, key=KEY).value.tolist() == [16, 128]
     assert table.bounds("z", epsilon=1.0, key=KEY).value.tolist() == [-2, 2]
