@@ -115,11 +115,11 @@ def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str,
     """Public keys of a column, also from a release of keys; dates and times as whole numbers."""
     keys = given.value if isinstance(given, Release) else given
     if frame.kind_of(name):
-        keys = [_whole(name, frame.number(name, key)) for key in keys]
+        keys = [_whole_key(name, frame.number(name, key)) for key in keys]
     return groups(name, keys).keys
 
 
-def _whole(name: str, number: Any) -> Any:
+def _whole_key(name: str, number: Any) -> Any:
     if isinstance(number, float) and not number.is_integer():
         raise ValueError(f"keys of column {name!r} must be whole days or seconds, got {number}")
     return int(number) if isinstance(number, float) else number
