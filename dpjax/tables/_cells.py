@@ -136,7 +136,7 @@ def cells_of(
     if not math.isfinite(high - low):
         raise ValueError(
             f"bounds of column {name!r} must be less than the largest float apart, got"
-            f" {(low, high)}: give closer ones, or the edges of buckets"
+            f" {(low, high)}: use a narrower range, or pass the edges of buckets"
         )
     edges = [low + (high - low) * (j / count) for j in range(count)] + [high]
     return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)

@@ -67,7 +67,7 @@ class Column:
 class Frame:
     """A frame of any library, or a dict of columns. Columns are converted when they are used."""
 
-    _filled: Any = None  # Which of the rows there are, where the frame is a `PaddedRecords`.
+    _filled: Any = None  # Which slots hold a row, if the frame is a `PaddedRecords`.
 
     def __init__(self, frame: Any, most_rows: int) -> None:
         """Reads names and lengths, but no entries."""

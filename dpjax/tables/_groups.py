@@ -159,7 +159,7 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
 
 
 def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> Any:
-    """The same of a simulated column, by comparison with every key."""
+    """The codes of a simulated column, by comparison with every key."""
     if column.is_text:
         words = jnp.asarray(fingerprints(keys))
         equal = jnp.all(column.entries[:, None, :] == words[None], axis=-1)
