@@ -20,10 +20,20 @@ import numpy as np
 from dpjax._core._proof import PaddedRecordBounds
 from dpjax._tracing._walks import Equation, called
 from dpjax.proving import _rounding as rounding
-from dpjax.proving._exact_programs import kind_of
-from dpjax.proving._exact_sums import ExactSum, summed_exactly
+from dpjax.proving._exact_programs import kind_of, value_of
+from dpjax.proving._exact_sums import ExactSum
+from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._operations import operation_of
-from dpjax.proving._slots import Applied, Slots, Tracked, placed, reduced, row_norms
+from dpjax.proving._slots import (
+    Applied,
+    Slots,
+    Tracked,
+    placed,
+    reduced,
+    row_norms,
+    scattered,
+    tight_exact_sums,
+)
 from dpjax.proving._value import (
     Abstract,
     Difference,
@@ -100,11 +110,15 @@ class PaddedWalk(Walk):
         """The value of an exact sum; None if the inner program is not an exact sum."""
         if (kind := kind_of(equation, inner)) is None:
             return None
-        if not isinstance(kind, ExactSum):
+        if isinstance(kind, ExactVariance):
             raise RefusalError("an exact variance has no rule under add-or-remove-one")
-        (x,) = operands
-        found, row = summed_exactly(x.value, kind), summed_exactly(x.empty, kind)
-        place = reduced(Applied({"axes": kind.axes}, operands, found))
+        found = value_of(kind, [x.value for x in operands])
+        row, applied = found, Applied({}, operands, found)
+        if isinstance(kind, ExactSum):
+            row = value_of(kind, [x.empty for x in operands])
+            place = reduced(applied._replace(parameters={"axes": kind.axes}))
+        else:
+            place, found = scattered(applied), tight_exact_sums(applied)
         self.steps.append(Step(self.depth, kind.title, source_line(equation), found, self.path))
         return [_within_rows(Tracked(found, row, place))]
 

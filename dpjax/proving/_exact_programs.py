@@ -15,13 +15,15 @@ from dpjax._core._proof import PaddedRecordBounds, RecordBounds
 from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, called, live, parts
-from dpjax.proving._exact_sums import ExactSum, summed_exactly
+from dpjax.proving._exact_scatters import ExactScatter, planned_scatter, scattered_exactly
+from dpjax.proving._exact_sums import ExactSum, planned, planned_product, summed_exactly
 from dpjax.proving._exact_variances import ExactVariance, of_records
 from dpjax.proving._value import Abstract
 
+_SCATTERS = "scatter-add", "scatter_add"
 # The indices that locate an operation in a program, as in `Step.path`.
 Path = tuple[int, ...]
-Kind = ExactSum | ExactVariance
+Kind = ExactSum | ExactVariance | ExactScatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,34 +60,51 @@ Planned = int | VarianceOf
 Sums = dict[Path, Planned]
 
 
-def _call(kind: Kind, x: Any) -> Equation:
-    """A call of an exact sum or variance, for an array of this shape and dtype."""
-    (equation,) = jax.make_jaxpr(kind)(jax.ShapeDtypeStruct(x.shape, x.dtype)).jaxpr.eqns
+def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
+    """The exponent of the range of terms, if an operation is a sum that can be made exact."""
+    name = equation.primitive.name
+    if name == "reduce_sum":
+        return planned(operands[0], equation.params["axes"])
+    if name == "dot_general":
+        return planned_product(operands[0], operands[1], equation.params)
+    if name in _SCATTERS:
+        return planned_scatter(operands[0], operands[2])
+    return None
+
+
+def _call(kind: Kind, *xs: Any) -> Equation:
+    """The call of an exact sum, scatter or variance of arrays of these shapes and dtypes."""
+    specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
+    (equation,) = jax.make_jaxpr(kind)(*specs).jaxpr.eqns
     return equation
 
 
 @functools.lru_cache(maxsize=512)
-def _digest(kind: Kind, shape: tuple[int, ...], dtype: np.dtype) -> str:
-    return digest(_call(kind, jax.ShapeDtypeStruct(shape, dtype)).params["jaxpr"])
+def _digest(kind: Kind, *arrays: tuple[tuple[int, ...], np.dtype]) -> str:
+    specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
+    return digest(_call(kind, *specs).params["jaxpr"])
 
 
 def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """The exact sum or variance that an inner program computes; None for other programs.
+    """The exact sum, scatter or variance that an inner program is; None for others.
 
-    The name of the program proves nothing: it only says which exact program to compare with.
+    The name alone proves nothing: it says with which program the inner program must be equal.
     """
     name = str(equation.params.get("name"))
-    kind = ExactSum.named(name) or ExactVariance.named(name)
-    if kind is None or len(equation.invars) != 1:
+    kind = ExactSum.named(name) or ExactVariance.named(name) or ExactScatter.named(name)
+    xs = [(aval(x).shape, np.dtype(aval(x).dtype)) for x in equation.invars]
+    count = 3 if isinstance(kind, ExactScatter) else 1
+    if kind is None or len(xs) != count or xs[-1][1] not in (np.float32, np.float64):
         return None
-    x = aval(equation.invars[0])
-    if x.dtype not in (np.float32, np.float64):
-        return None
-    return kind if digest(inner) == _digest(kind, x.shape, np.dtype(x.dtype)) else None
+    return kind if digest(inner) == _digest(kind, *xs) else None
 
 
-def value_of(kind: Kind, x: Abstract) -> Abstract:
-    """The abstract value of an exact sum or variance."""
+def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
+    """The abstract value of an exact sum, scatter or variance."""
+    if isinstance(kind, ExactScatter):
+        start, places, updates = operands
+        return scattered_exactly(start, places, updates, kind)
+    (x,) = operands
     return summed_exactly(x, kind) if isinstance(kind, ExactSum) else of_records(x, kind)
 
 
@@ -146,20 +165,24 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
     dropped = set[int]()
     for count, equation in enumerate(operations):
         here = (*path, count)
-        planned = sums.get(here)
-        if isinstance(planned, VarianceOf):
-            x = planned.variable(jaxpr, operations)
-            call = _call(planned.kind, aval(x))
+        replacing = sums.get(here)
+        if isinstance(replacing, VarianceOf):
+            x = replacing.variable(jaxpr, operations)
+            call = _call(replacing.kind, aval(x))
             made.append(
                 call.replace(invars=[x], outvars=equation.outvars, source_info=equation.source_info)
             )
-        elif planned is not None and equation.primitive.name in ("reduce_sum", "dot_general"):
+        elif replacing is not None and equation.primitive.name in _SCATTERS:
+            kind = ExactScatter(replacing, lax.GatherScatterMode.from_any(equation.params["mode"]))
+            call = _call(kind, *map(aval, equation.invars))
+            made.append(call.replace(invars=equation.invars, outvars=equation.outvars))
+        elif replacing is not None and equation.primitive.name in ("reduce_sum", "dot_general"):
             (result,), divisor = equation.outvars, 1.0
             quotient = divided.get(result) if uses[result] == 1 else None
             if quotient is not None:
                 dropped.add(id(quotient))
                 (result,), divisor = quotient.outvars, float(quotient.invars[1].val)  # type: ignore[union-attr]
-            call = _call_of(equation, planned, divisor)
+            call = _call_of(equation, replacing, divisor)
             given = {"invars": equation.invars, "source_info": equation.source_info}
             made.append(call.replace(outvars=[result], **given))
         elif id(equation) not in dropped:

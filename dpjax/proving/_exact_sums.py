@@ -17,14 +17,13 @@ from jax import lax
 
 from dpjax._exact._fixed_point import bits_of_a_digit, digits_of
 from dpjax._exact._numerics import float_limits
-from dpjax._tracing._walks import Equation
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 _NAME = "exact_sum"
 # If the exponent of a range is one of these, floats can represent all powers of two in this file.
-_EXPONENTS = range(-60, 61)
+EXPONENTS = range(-60, 61)
 _FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 # Digits multiply a term by powers of 2, up to 2 to this exponent.
 _BITS_OF_DIGITS = 52
@@ -57,7 +56,7 @@ class ExactSum:
     def name(self) -> str:
         """A name that encodes all fields."""
         axes = "_".join(map(str, self.axes))
-        return f"{_NAME}_{axes}_at_{self.exponent - _EXPONENTS[0]}_by_{hexed(self.divisor)}"
+        return f"{_NAME}_{axes}_at_{self.exponent - EXPONENTS[0]}_by_{hexed(self.divisor)}"
 
     @staticmethod
     def named(name: str) -> "ExactSum | None":
@@ -66,7 +65,7 @@ class ExactSum:
             axes, _, rest = name.removeprefix(f"{_NAME}_").partition("_at_")
             exponent, _, divisor = rest.partition("_by_")
             places = tuple(map(int, axes.split("_")))
-            found = ExactSum(places, int(exponent) + _EXPONENTS[0], of_hex(divisor))
+            found = ExactSum(places, int(exponent) + EXPONENTS[0], of_hex(divisor))
         except ValueError:
             return None
         return found if found.name == name else None
@@ -123,19 +122,10 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
     a compiler may compute a term again for each digit, with other rounding. Then a digit may differ
     by 1. The total is rounded once, to the nearest float.
     """
-    largest = float(x.magnitude.max())
-    if x.nan or x.pending.coarse or not largest <= 2.0**kind.exponent or not kind.divisor > 0:
-        raise RefusalError("the terms of an exact sum must be numbers within its range")
-    # Digits multiply terms by powers of 2, and a compiler may combine these with public factors.
-    if x.pending.bits + abs(kind.exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
-        raise RefusalError("the factors of an exact sum may overflow together: rescale the records")
     count, (shape, axis) = kind.count(x.shape), axes_after(x, kind.axes)
-    limits = float_limits(x.dtype)
-    bits = bits_of_a_digit(count, x.dtype)
-    length = bits * math.ceil((limits.nmant + 2) / bits)
-    off = 2.0 ** (kind.exponent - length - 1)
-    if x.apart:
-        off += x.apart + 2 * 2.0 ** (kind.exponent - bits)
+    if x.nan or x.pending.coarse or not kind.divisor > 0:
+        raise RefusalError("the terms of an exact sum must be numbers within its range")
+    off = most_off(x, count, kind.exponent)
     scale, room = 1 / kind.divisor, 1 + (count + 100) * 2.0**-52
     low, high = (total_over(end, x.shape, kind.axes) for end in (x.low, x.high))
     slack = count * off + (room - 1) * total_over(x.magnitude, x.shape, kind.axes)
@@ -172,6 +162,25 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
     )  # fmt: skip
 
 
+def most_off(x: Abstract, count: int, exponent: int) -> float:
+    """How far a term may lie from its integer, in a sum of `count` terms.
+
+    Raises:
+        RefusalError: if a term may lie beyond the range.
+    """
+    if not float(x.magnitude.max()) <= 2.0**exponent:
+        raise RefusalError("the terms of an exact sum must be numbers within its range")
+    # Digits multiply terms by powers of 2, and a compiler may combine these with public factors.
+    if x.pending.bits + abs(exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
+        raise RefusalError("the factors of an exact sum may overflow together: rescale the records")
+    bits = bits_of_a_digit(count, x.dtype)
+    length = bits * math.ceil((float_limits(x.dtype).nmant + 2) / bits)
+    off = 2.0 ** (exponent - length - 1)
+    if x.apart:
+        off += x.apart + 2 * 2.0 ** (exponent - bits)
+    return off
+
+
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     """The largest distance of a number up to `largest` from the nearest float.
 
@@ -182,21 +191,16 @@ def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
 
 
-def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
-    """The exponent of the range of terms, if an operation is a sum that can be made exact."""
-    if equation.primitive.name == "reduce_sum":
-        return planned(operands[0], equation.params["axes"])
-    if equation.primitive.name == "dot_general":
-        first, second = operands
-        return planned_product(first, second, equation.params)
-    return None
-
-
 def planned(x: Abstract, axes: Sequence[int]) -> int | None:
     """The exponent of the range of a float sum over records; None if it stays a float sum."""
     if x.axis is None or x.axis not in axes or x.is_public or x.nan or x.pending.coarse:
         return None
-    return _exponent(*_largest(x, axes), math.prod(x.shape[k] for k in axes), x.dtype)
+    return exponent_of_range(x, axes, math.prod(x.shape[k] for k in axes))
+
+
+def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
+    """The exponent of the range of the terms of a sum over axes; None if it stays a float sum."""
+    return _exponent(*_largest(x, axes), count, x.dtype)
 
 
 def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int | None:
@@ -231,9 +235,9 @@ def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int 
         count: the number of terms.
         dtype: the dtype of the terms.
     """
-    if not worth_it(count, dtype) or not 0 < largest < 2.0 ** _EXPONENTS[-1]:
+    if not worth_it(count, dtype) or not 0 < largest < 2.0 ** EXPONENTS[-1]:
         return None
-    if largest > _MOST_UNLIKE * least or math.frexp(largest)[1] < _EXPONENTS[0]:
+    if largest > _MOST_UNLIKE * least or math.frexp(largest)[1] < EXPONENTS[0]:
         return None
     try:
         bits_of_a_digit(count, dtype)

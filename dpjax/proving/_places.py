@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,7 @@ def _take(
     return result_of(x, *ends, moved, **kept)
 
 
-def _check_scatter(
+def check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
     """The shape of the row of each record, and the shape of the places.
@@ -168,6 +169,21 @@ def _check_scatter(
     return size, math.prod(leading)
 
 
+def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
+    """How far exact sums by place move, if each number of a record is off by at most `off`."""
+    d, width = updates.changed, math.prod(size)
+    largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size)) + off
+    each = d.each.max(axis=0, keepdims=True)
+    each = np.where(each > 0, each + 2 * off, 0.0)
+    l1, l2 = d.l1 + 2 * off * width, d.l2 + 2 * off * math.sqrt(width)
+    if not places.is_public:
+        l1 = max(l1, 2 * float(rounding.up(largest.sum() * (1 + (width + 100) * 2.0**-52))))
+        row = min(updates.l2_of_row + off * math.sqrt(width), rounding.norm2(largest))
+        l2 = max(l2, math.sqrt(2) * (1 + 2.0**-40) * float(rounding.up(row)))
+        each = np.maximum(each, largest)
+    return each, l1, l2
+
+
 def scatter_extremum(
     start: Abstract, places: Abstract, updates: Abstract, *, largest: bool,
     dimension_numbers: Any, mode: Any, unique_indices: bool = False,
@@ -181,7 +197,7 @@ def scatter_extremum(
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
-    size = _check_scatter(start, places, updates, dimension_numbers, mode)[0]
+    size = check_scatter(start, places, updates, dimension_numbers, mode)[0]
     axes = len(start.shape) - len(size)
     if not start.is_finite:
         raise RefusalError(
@@ -249,7 +265,7 @@ def scatter_add(
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError("a promise about private indices has no rule: leave it out")
-    size, bins = _check_scatter(start, places, updates, dimension_numbers, mode)
+    size, bins = check_scatter(start, places, updates, dimension_numbers, mode)
     n, dtype = updates.shape[0], start.dtype
     axes = len(start.shape) - len(size)
     first = float(start.magnitude.max())
@@ -264,14 +280,7 @@ def scatter_add(
         one = rounding.up(gamma * sizes + flush)
         all_ = rounding.up(gamma * (sizes + bins * first) + flush * bins)
         all_ = np.minimum(all_, one * bins)
-    moves = updates.changed
-    each, l1, l2 = moves.each.max(axis=0, keepdims=True), moves.l1, moves.l2
-    if not places.is_public:
-        width = largest.size
-        l1 = max(l1, 2 * float(rounding.up(largest.sum() * (1 + (width + 100) * 2.0**-52))))
-        row = min(updates.l2_of_row, float(rounding.up(rounding.norm2(largest))))
-        l2 = max(l2, math.sqrt(2) * (1 + 2.0**-40) * row)
-        each = np.maximum(each, largest)
+    each, l1, l2 = moved_rows(places, updates, size)
 
     def put(row: np.ndarray) -> np.ndarray:
         """Bounds on a row, for all places."""

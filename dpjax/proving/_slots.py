@@ -306,6 +306,7 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
         np.minimum(*np.broadcast_arrays(old.each, each)), found.shape, None,
         l1=min(old.l1, float(rounding.up(l1 + slip * size))),
         l2=min(old.l2, float(rounding.up(l2 + slip * math.sqrt(size)))), whole=found.whole,
+        count=old.count,
     )  # fmt: skip
     return dataclasses.replace(found, changed=new, others=new)
 
@@ -322,7 +323,7 @@ def tight_lookup(op: Applied) -> Abstract:
 def tight_sums(op: Applied) -> Abstract:
     """Scatter-adds: row u is subtracted, and the row of an empty slot is added at any index."""
     start, places, added = op.operands
-    found, u, empty = op.found, added.value, added.empty
+    found, u = op.found, added.value
     n, slip = u.shape[0], 0.0
     if not found.whole:
         largest = float(start.value.magnitude.max()) + n * float(u.magnitude.max())
@@ -331,6 +332,18 @@ def tight_sums(op: Applied) -> Abstract:
     if not places.value.apart:
         apart = float(rounding.up(n * u.apart + slip))
         found = dataclasses.replace(found, apart=min(found.apart, apart))
+    return _tight_rows(op, found, slip)
+
+
+def tight_exact_sums(op: Applied) -> Abstract:
+    """The same for exact scatters. Their `apart` covers the grid and the last rounding."""
+    return _tight_rows(op, op.found, op.found.apart)
+
+
+def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
+    """A bound for a row that is subtracted and a row that is added, with a rounding error."""
+    _, places, added = op.operands
+    u, empty = added.value, added.empty
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found

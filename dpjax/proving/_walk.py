@@ -15,8 +15,7 @@ from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import vanishing
-from dpjax.proving._exact_programs import Sums, VarianceOf, kind_of, value_of
-from dpjax.proving._exact_sums import exponent_of
+from dpjax.proving._exact_programs import Sums, VarianceOf, exponent_of, kind_of, value_of
 from dpjax.proving._operations import operation_of
 from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
@@ -165,7 +164,7 @@ class Walk:
             return self.ruled(equation, operands)
         place = source_line(equation)
         if (kind := kind_of(equation, inner)) is not None:
-            exact = value_of(kind, operands[0])
+            exact = value_of(kind, operands)
             self.steps.append(Step(self.depth, kind.title, place, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse for x in operands)

@@ -74,6 +74,17 @@ PROVED = {
     "covariance": lambda x: jnp.cov(jnp.stack([x, jnp.exp(x), x**2], 1), rowvar=False),
     "variance and mean": lambda x: jnp.stack([jnp.var(x), x.mean()]),
     "variance of one column among two": lambda x: jnp.var(jnp.stack([x, 0 * x + 1], 1), axis=0),
+    "sums by place": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].add(x),
+    "rows by place and a start": lambda x: (
+        jnp.ones((3, 3)).at[(x + 1).astype(int)].add(x[:, None] * TABLE)
+    ),
+    "sums at two places": lambda x: (
+        jnp.zeros((3, 2)).at[(x + 1).astype(int), (x > 0).astype(int)].add(jnp.exp(x))
+    ),
+    "sums by clipped places": lambda x: (
+        jnp.zeros(2).at[(2 * x + 1).astype(int)].add(x, mode="clip")
+    ),
+    "sums by place that drop some": lambda x: jnp.zeros(2).at[(x + 1).astype(int)].add(x) / 3,
     "log of a mean": lambda x: jnp.log(jnp.exp(x).mean()),
     "dot": lambda x: x @ TABLE,
     "dot divided": lambda x: x @ TABLE / 3,
@@ -255,6 +266,10 @@ ADDED_PROVED = {
     "exp": (lambda d: (jnp.exp(d.records) * d.present).sum(), 1.01),
     "columns": (lambda d: (d.records[:, None] * TABLE).sum(0), 1.01),
     "dot": (lambda d: d.records @ d.present.astype(jnp.float32), 1.01),
+    "by place": (
+        lambda d: jnp.zeros(2).at[(d.records > 0).astype(int)].add(d.records),
+        1.01,
+    ),
     "gram": (lambda d: (d.records[:, None] * TABLE).T @ (d.records[:, None] * TABLE), 1.5),
 }
 
@@ -280,6 +295,40 @@ def test_no_pair_of_padded_records_lies_further_apart(name, always, monkeypatch)
     reached = distance(values[first], values[second], "l1").max()
     assert reached <= exact.bound <= loose * reached
     assert "exact sum" in exact.proof.explained()
+
+
+def test_sums_by_place_of_many_are_proved_nearly_exactly():
+    """All records at one place, where a float is rounded the most; the bound is nearly attained."""
+    n = 100_000
+    records = {"v": np.full(n, 1 / 3, np.float32), "g": np.zeros(n, np.int32)}
+    target = lambda d: jax.ops.segment_sum(d["v"], d["g"], 3)  # noqa: E731
+    bounds = {"v": (0, 1), "g": (0, 2)}
+    found = dpjax.prove_sensitivity(target, records, bounds=bounds, norm="linf")
+    assert "exact sums by place" in found.explain()
+    run, farthest = jax.jit(found.bounds.enforced_on(target)), 0.0
+    for v in np.linspace(0.3, 1, 40).astype(np.float32):
+        first = {"v": np.full(n, v), "g": records["g"]}
+        for new in (0.0, 1.0):
+            values = np.full(n, v)
+            values[7] = new
+            values = (run(first), run({"v": values, "g": records["g"]}))
+            farthest = max(farthest, float(np.abs(np.subtract(*map(np.float64, values))).max()))
+    first = {"v": np.ones(n, np.float32), "g": records["g"]}
+    moved = {"v": first["v"], "g": np.where(np.arange(n) == 7, 1, 0).astype(np.int32)}
+    farthest = max(
+        farthest, float(np.abs(np.subtract(*map(np.float64, (run(first), run(moved))))).max())
+    )
+    assert farthest > 1 - 2**-7
+    assert farthest <= found.value <= 1.01
+    order = np.random.default_rng(0).permutation(n)
+    x = {
+        "v": np.random.default_rng(0).random(n, np.float32),
+        "g": (np.arange(n) % 3).astype(np.int32),
+    }
+    shuffled = {name: column[order] for name, column in x.items()}
+    assert (np.asarray(run(x)) == np.asarray(run(shuffled))).all()
+    exact = [x["v"][k::3].astype(float).sum() for k in range(3)]
+    assert np.asarray(run(x)) == pytest.approx(exact, rel=2**-24)
 
 
 @pytest.mark.parametrize(("n", "most"), [(1000, 1.001), (100_000, 1.01), (1_000_000, 1.07)])

@@ -1,0 +1,121 @@
+"""Sums by place from integers, as in `jax.ops.segment_sum` of many records."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dpjax._exact._fixed_point import digits_of
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._exact_sums import (
+    EXPONENTS,
+    OF_FLOAT64,
+    exponent_of_range,
+    most_off,
+    nearest,
+)
+from dpjax.proving._places import check_scatter, moved_rows
+from dpjax.proving._value import Abstract, Pending, RefusalError, make
+
+_NAME = "exact_scatter"
+_MODES = tuple(lax.GatherScatterMode)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactScatter:
+    """A scatter-add of rows of records within [-2^exponent, 2^exponent], with a mode of JAX.
+
+    Integer sums of digits do not depend on the order of records. The total is formed in float64.
+    """
+
+    exponent: int
+    mode: lax.GatherScatterMode
+    title = "exact sums by place"
+
+    @property
+    def name(self) -> str:
+        """Encodes all fields."""
+        return f"{_NAME}_{self.exponent - EXPONENTS[0]}_{_MODES.index(self.mode)}"
+
+    @staticmethod
+    def named(name: str) -> "ExactScatter | None":
+        """The scatter that a name encodes; None for another name."""
+        try:
+            exponent, mode = map(int, name.removeprefix(f"{_NAME}_").split("_"))
+            found = ExactScatter(exponent + EXPONENTS[0], _MODES[mode])
+        except (ValueError, IndexError):
+            return None
+        return found if found.name == name else None
+
+    def numbers(self, places: Any, updates: Any) -> lax.ScatterDimensionNumbers:
+        """The dimension numbers of a scatter of one row for each record."""
+        axes = tuple(range(places.shape[-1]))
+        return lax.ScatterDimensionNumbers(tuple(range(1, len(updates.shape))), axes, axes)
+
+    def __call__(self, start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
+        def exact_scatter(start: jax.Array, places: jax.Array, updates: jax.Array) -> jax.Array:
+            digits, bits = digits_of(updates, len(updates), self.exponent)
+            total: Any = 0.0
+            for digit in reversed(digits):
+                zeros = lax.full(start.shape, 0, digit.dtype)
+                numbers = self.numbers(places, digit)
+                sums = lax.scatter_add(zeros, places, digit, numbers, mode=self.mode)
+                total = (total + lax.convert_element_type(sums, jnp.float64)) * 2.0**-bits
+            total = total * 2.0**self.exponent + lax.convert_element_type(start, jnp.float64)
+            return lax.convert_element_type(total, start.dtype)
+
+        exact_scatter.__name__ = self.name
+        with jax.enable_x64(True):
+            return jax.jit(exact_scatter)(start, places, updates)
+
+
+def planned_scatter(start: Abstract, updates: Abstract) -> int | None:
+    """The exponent of the range of rows; None if a sum of floats does as well."""
+    whole = start.whole and updates.whole
+    if whole or updates.axis != 0 or updates.nan or updates.pending.coarse or not start.is_finite:
+        return None
+    return exponent_of_range(updates, (0,), updates.shape[0])
+
+
+def scattered_exactly(
+    start: Abstract, places: Abstract, updates: Abstract, kind: ExactScatter
+) -> Abstract:
+    """The value of an exact scatter.
+
+    Rows at other places keep their integers, so at most two rows change, and only they are rounded
+    anew. A number of the record is rounded to the grid.
+    """
+    numbers = kind.numbers(places, updates)
+    size, _ = check_scatter(start, places, updates, numbers, kind.mode)
+    if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
+        raise RefusalError("an exact scatter adds finite numbers to public ones")
+    n, dtype = updates.shape[0], start.dtype
+    off = most_off(updates, n, kind.exponent)
+    axes, first = len(start.shape) - len(size), float(start.magnitude.max())
+    each, l1, l2 = moved_rows(places, updates, size, off)
+    room = 1 + (n + 100) * 2.0**-52
+    low, high = updates.low.min(axis=0, keepdims=True), updates.high.max(axis=0, keepdims=True)
+    row = (1,) * axes
+    low = start.low + n * (np.minimum(low, 0.0) * room - off).reshape(row + low.shape[1:])
+    high = start.high + n * (np.maximum(high, 0.0) * room + off).reshape(row + high.shape[1:])
+    largest = np.asarray(max(float(np.abs(low).max()), float(np.abs(high).max()), 2.0**-500))
+    final = OF_FLOAT64 * (n * 2.0**kind.exponent + first) + 4 * rounding.tiny(dtype)
+    final = float(rounding.up(final + nearest(largest, rounding.unit(dtype))))
+    entries = 2 * math.prod(size)
+    moved = (
+        rounding.up(np.where(each > 0, each + 2 * final, 0.0)).reshape(row + each.shape[1:]),
+        float(rounding.up(l1 + 2 * final * entries)),
+        float(rounding.up(l2 + 2 * final * math.sqrt(entries))),
+    )
+    low, high = rounding.widened(low, high, np.asarray(final))
+    apart = 2 * off * (n if updates.apart else 1)
+    pending = Pending().having(**Pending.flags([updates.pending]))
+    return make(
+        start.shape, dtype, low, high, None, moved, moved, counts=[float(entries)] * 2,
+        pending=pending.having(single=n == 1),
+        apart=math.inf if places.apart else float(rounding.up(apart + 2 * final)),
+    )  # fmt: skip
