@@ -174,8 +174,10 @@ def test_threads_that_fork_at_once_open_only_what_they_closed(monkeypatch):
 
         def suspend(self):
             self.lock.acquire()
+            self.owner = threading.get_ident()
 
         def resume(self):
+            assert self.owner == threading.get_ident()
             self.lock.release()
             assert both.wait(30)
 
