@@ -25,8 +25,8 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     """The average over the leading axis of floats of a bounded magnitude.
 
     Each term is rounded to a grid whose step is half a unit in the last place of `largest`. It is
-    then split into digits that are so short that sums of n digits do not overflow. The average of
-    these sums is rounded once more, by at most 2 eps.
+    then split into digits, which are short enough that sums of n digits do not overflow. The
+    average is computed from the sums, and rounded once more, by at most 2 eps.
 
     Args:
         terms: shape (n, ...), float32 or float64, in [-largest, largest]. No term may be NaN: one
@@ -46,9 +46,9 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Clipped, because rounding must not take the average beyond the bound. Average and bound are
-    # doubled, and the exponent of the last shift is smaller by 1, because XLA may multiply the two
-    # powers of a shift first, and 2^128 is not a float32.
+    # Clipped, because the average may be rounded beyond the bound. Average and bound are doubled,
+    # and the exponent of the last shift is smaller by 1, because XLA may multiply the two powers of
+    # a shift first, and 2^128 is not a float32.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
@@ -80,8 +80,8 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
     """Bounds how much rounding adds when replacing one term changes the `average`.
 
-    In units of `largest`, the grid adds at most eps / 2 once, and each of the two averages is off
-    by at most 2 eps. Near 0, floats have an absolute error.
+    In units of `largest`, the grid adds at most eps / 2, and each of the two averages has an error
+    of at most 2 eps. The last term is the step of the grid for the smallest bounds.
     """
     limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)

@@ -1,4 +1,4 @@
-"""Tricks that make XLA compute several results in one loop, and an array only once.
+"""Makes XLA compute several results in one loop, and an array only once.
 
 On a CPU, XLA compiles a separate loop for each result of an elementwise program. If two results
 share steps, both loops repeat them. Only a reduction computes several results in one loop. XLA
@@ -26,7 +26,7 @@ def at_once(results: _Tree) -> _Tree:
 
 
 def reduced(results: _Tree) -> _Tree:
-    """Returns the same arrays by way of a reduction: a bitwise "or" with zeros."""
+    """Returns the same arrays, as the results of a reduction: a bitwise "or" with zeros."""
 
     def above_zeros(x: jax.Array) -> jax.Array:
         edges = ((0, 1, 0), *((0, 0, 0),) * x.ndim)

@@ -130,7 +130,7 @@ def multiply(x: Limbs, y: Limbs) -> Limbs:
 
 
 def where(condition: jax.Array, x: Limbs, y: Limbs) -> Limbs:
-    """Takes x where the condition holds, else y."""
+    """Takes x where the condition is true, else y."""
     return Limbs(jnp.where(condition, x.high, y.high), jnp.where(condition, x.low, y.low))
 
 
@@ -193,7 +193,7 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of two uint32, in time that does not depend on x.
 
-    A processor may divide small numbers faster, which would leak x, so x is multiplied by a
+    A processor may divide small numbers faster, and the time would leak x. So x is multiplied by a
     reciprocal instead.
     """
     # The guess is at most 1 too small: (2^32 - 1) // divisor is at least 2^32 / divisor - 1, and

@@ -38,7 +38,7 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether an array holds floats."""
+    """Whether the dtype of an array is a float."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 

@@ -37,8 +37,8 @@ _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# A name such as "Xeon" covers many processors, and a virtual processor may lack features of its
-# model. So the vector instructions count, too.
+# Many processors share a name such as "Xeon", and a virtual processor may lack instructions of its
+# model. So a processor is described by its vector instructions, too.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
@@ -129,9 +129,9 @@ def row_of(devices: Collection[Device | None]) -> Mesh | None:
 
 
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
-    """The devices of a mesh with any names and types of axes.
+    """The devices of a mesh, whatever the names and types of its axes.
 
-    A CPU may simulate several devices. If programs call the host, only one device per process is
+    A CPU may simulate several devices. If programs call the host, only one of them per process is
     used: callbacks share a pool of threads, and at most one per core can run.
     """
     if mesh is None:
@@ -162,9 +162,9 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
 
 
 def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
-    """Runs a function on the host as if no `jax.set_mesh` surrounded it.
+    """Decorates a function so that it also runs within `jax.set_mesh`.
 
-    Within such a mesh, its explicit axes would become part of the types of all arrays.
+    The mesh is hidden from it: explicit axes would become part of the types of all its arrays.
     """
 
     @functools.wraps(function)
@@ -182,7 +182,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
-    """The context in which a program that spreads over a mesh is called."""
+    """The context in which a program over the devices of a mesh is called."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
@@ -199,8 +199,8 @@ def fitting(each: int, device: Device | None) -> int:
 
 def share_of_memory(devices: Collection[Device | None]) -> int:
     """The bytes that one chunk may take on each device: a quarter of its memory."""
-    # XLA states how much it may allocate on a device. CPUs have no such limit, and share the host's
-    # memory.
+    # XLA has a limit on what it allocates on a device. CPUs have no such limit, and share the
+    # memory of the host.
     stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
     return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
 
@@ -214,7 +214,7 @@ def _memory_of_the_host() -> float:
 # Cached, because opening the file at every sampling would take a noticeable part of a millisecond.
 @functools.cache
 def _stated_in(file: pathlib.Path) -> float:
-    """The limit of a container; infinite if none is stated, or if it is "max"."""
+    """The limit that the file of a container contains; infinite if it has no number."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return math.inf

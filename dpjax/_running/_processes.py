@@ -19,12 +19,13 @@ from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watch
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"
-# Processes make their calls in the same order, as collectives require.
+# How many calls each group of processes has made. All make their calls in the same order, as
+# collectives require.
 _calls: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 class Team:
-    """The processes of one call; a single process never waits."""
+    """The processes that make one call together. A single process never waits."""
 
     def __init__(self, members: tuple[int, ...]):
         """Begins a call. All members count their calls, so that they agree on its name."""

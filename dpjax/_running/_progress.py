@@ -20,8 +20,8 @@ Started = TypeVar("Started")
 _STEPS_IN_FLIGHT = 2
 # Naps grow by this factor, so the last nap is at most a tenth of the whole wait.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
-# A program that computes uses processor time, while one that hangs uses none. Patience is counted
-# in naps rather than seconds, because a suspended process takes no naps.
+# A program that computes uses processor time, while one that hangs uses none. It is checked after
+# this many naps, not seconds, because seconds would also pass while the process is suspended.
 _PATIENCE = 1200
 _LEAST_SHARE = 0.01  # A fraction of one core. Waking up from naps takes a tenth of that.
 
@@ -81,10 +81,10 @@ def wait_for(
 ) -> None:
     """Waits for an array that programs compute, or gives up if a CPU has stopped computing.
 
-    This is the last defense against LAPACK calls that hang (`dpjax/_tracing/_evaluate.py`). The
-    check of processor time can go once dpjax needs jaxlib 0.11.1. There is no limit for code on the
-    host, which may be idle, or for accelerators, because the host is idle while they compute. An
-    interruption stops code on the host.
+    LAPACK calls may hang; `dpjax/_tracing/_evaluate.py` avoids this where it can. The check of
+    processor time can be removed once dpjax needs jaxlib 0.11.1. It does not apply to code on the
+    host, which may sleep, or to accelerators, because the host is idle while they compute. Ctrl-C
+    stops code on the host.
 
     Args:
         array: the array to wait for.
@@ -131,8 +131,7 @@ def counting(
     """Yields a function that advances a progress bar, and does nothing if no bar is shown.
 
     The function takes the number of newly finished items, and a text to show after the bar. A plan
-    is a line above the bar. If there is a plan and tqdm is installed, a terminal shows both even
-    without being asked.
+    is a line above the bar. With a plan, a terminal shows both by default if tqdm is installed.
     """
     at_terminal = (
         plan and getattr(sys.stderr, "isatty", bool)() and importlib.util.find_spec("tqdm")

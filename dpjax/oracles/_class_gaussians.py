@@ -1,4 +1,4 @@
-"""Labeled records: one Gaussian for each class, fitted to public records."""
+"""`class_gaussians`: an oracle of labeled records, with one Gaussian for each class."""
 
 import math
 
@@ -55,14 +55,14 @@ def class_gaussians(
     """Class-conditional Gaussians, fitted to public labeled records.
 
     Each class gets the frequency, means, standard deviations and correlations of its records. The
-    correlations R of d features are shrunk to (1 - s) R + s I. Without shrinkage, the fit to a
-    class of at most d records would be confined to a subspace. The result does not depend on the
-    units of the features.
+    correlations R of d features are shrunk to (1 - s) R + s I. Without shrinkage, a class with at
+    most d records would only draw features from a subspace. Rescaling a feature rescales its draws
+    and changes nothing else.
 
     Args:
         records: {"x": (p, d) features, "y": (p,) labels}: public records, at least 2 of each class.
         shrinkage: s in (0, 1). By default it is the oracle-approximating shrinkage of each class,
-            which is near 1 for few records and falls like 1/p.
+            which is near 1 for few records and decreases like 1/p.
         floor: 0 or above. In every class, the standard deviation of a feature is at least this
             fraction of its standard deviation among all records. So a feature that is constant
             within a small class still has a density. A feature that is constant in all records
@@ -78,10 +78,10 @@ def class_gaussians(
             than 2 records, or shrinkage or floor is out of range.
 
     Formal guarantees:
-        A guarantee under this oracle is about the fitted Gaussians, whose tails are light. It is
-        not about the population that the public records came from.
+        A guarantee under this oracle is about the fitted Gaussians, which rarely draw outliers. It
+        is not about the population that the public records came from.
         `dpjax.accounting.under_distribution_shift` bounds the difference. gamma is about all
-        classes together, so the pairs left uncovered may include a whole rare class.
+        classes together, so all pairs with a record of a rare class may be uncovered.
 
     Source:
         Chen, Wiesel, Eldar and Hero (2010), Equation (23), on standardized features: the
@@ -150,7 +150,7 @@ def _fit(
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviations. They are exactly 0 for equal numbers, even if the mean is rounded."""
+    """Standard deviations, exactly 0 for equal numbers, also where the mean is rounded."""
     return np.where(np.ptp(x, axis=0) > 0, x.std(axis=0, ddof=1), 0)
 
 
@@ -167,7 +167,7 @@ def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> floa
 def _log_density(
     x: jax.Array, mean: jax.Array, deviation: jax.Array, factor: jax.Array
 ) -> jax.Array:
-    """Log density of the features that vary, plus 0 or minus infinity for the others."""
+    """The log density of the features that vary; minus infinity if a constant one differs."""
     varies = deviation > 0
     standard = (x - mean) / jnp.where(varies, deviation, 1)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.where(varies, standard, 0), lower=True)

@@ -1,4 +1,4 @@
-"""Records drawn by a density on the unit cube, such as a release of the Bernstein mechanism."""
+"""`from_density`: an oracle of points in the unit cube, drawn by a density."""
 
 from collections.abc import Callable
 
@@ -12,14 +12,14 @@ from dpjax._core._pytree import frozen_pytree
 from dpjax._core._types import PyTree
 from dpjax.oracles._independent import IndependentRecords, WeightedChoice, words_of
 
-_BITS = 24  # Coordinates are multiples of 2^-24, which float32 holds exactly.
+_BITS = 24  # Coordinates are multiples of 2^-24, which are exact in float32.
 _MOST_CELLS = 2**22
 _DEFAULT_BITS = 14
 
 
 @frozen_pytree
 class PiecewiseUniform(IndependentRecords):
-    """Points of the unit cube, cut into equal cells, with uniform points in each cell."""
+    """Points of the unit cube: a random one of equal cells, and a uniform point in this cell."""
 
     places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
     choice: WeightedChoice  # Chooses one of these cells.
@@ -51,15 +51,15 @@ def from_density(
 ) -> IndependentRecords:
     """An oracle of points in [0, 1]^dims, drawn by a density that is known up to a factor.
 
-    It is meant for polynomials that the Bernstein mechanism releases. Because of noise they are
-    negative in places, and their integral is not 1. The cube is cut into cells^dims equal cells. A
+    It is meant for polynomials that the Bernstein mechanism releases. Because of noise they may be
+    negative at some points, and their integral is not 1. The cube is cut into cells^dims cells. A
     cell gets the density at its center, or 0 if that is negative, divided by the sum over all
     cells. Points are uniform in a cell. Masses are rounded to 2^-32, and coordinates are multiples
     of 2^-24. Apart from that, draws follow this piecewise density exactly, and `log_prob` returns
     its logarithm.
 
     Args:
-        density: takes points of shape (..., dims) to their densities, shape (...), like a
+        density: maps points of shape (..., dims) to their densities, shape (...), like a
             `dpjax.BernsteinPolynomial`.
         dims: number of coordinates, at least 1.
         cells: the number of cells along each coordinate, a power of two up to 2^16; by default the
@@ -78,8 +78,8 @@ def from_density(
         Making the oracle from a release is post-processing. If the release was about other records
         than those to protect, this is an oracle like any other. If it was about the same records,
         epsilon and delta of both releases add up, but the gamma of `dpjax.accounting.compose` is
-        not valid: the oracle was not fixed in advance, and given the first release, the records are
-        no longer a draw from it.
+        not valid: the oracle was not fixed in advance, and depends on the records through the first
+        release.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017), Section

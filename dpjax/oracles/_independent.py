@@ -1,4 +1,4 @@
-"""Oracles whose records are independent draws."""
+"""`independent` and `mixture`: oracles whose records are independent draws."""
 
 import abc
 import math
@@ -38,8 +38,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses index i with a given probability, which is a multiple of 2^-32 above 0.
 
-    `ends[i]` is the number of 32-bit words that choose an index of at most i. The last index needs
-    no entry.
+    `ends[i]` is how many 32-bit words choose one of the indices 0 to i. There is no entry for the
+    last index.
     """
 
     ends: jax.Array
@@ -57,7 +57,7 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """The number of 32-bit words that choose each index: 2^32 times its share of the weights."""
+    """How many 32-bit words choose each index: 2^32 times the weight over the sum of weights."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 
@@ -85,7 +85,7 @@ def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int)
 class IndependentRecords(abc.ABC):
     """An oracle whose records are independent draws, each with a key of its own.
 
-    The functions of `dpjax.oracles` make them, as frozen pytrees whose leaves are fitted numbers.
+    The functions of `dpjax.oracles` return them, as frozen pytrees whose leaves are fitted numbers.
 
     Attributes:
         record: draws one record from a key.
@@ -153,12 +153,12 @@ class _FromSampler(IndependentRecords):
 def independent(
     record: Callable[[Key], PyTree], log_prob: Callable[[PyTree], jax.Array] | None = None
 ) -> IndependentRecords:
-    """An oracle that declares its records independent: each is drawn with a key of its own.
+    """An oracle of independent records, each drawn with a key of its own.
 
     Record i of a database is `record(fold_in(key, i))`, whatever n is. So the sampler can draw two
     records without the others. It does so for `dpjax.targets.summable` targets whose `finish` is
-    affine: a pair then costs two records instead of n + 1. For other targets, an oracle that draws
-    all records in one call is faster, since it uses one key.
+    affine: for a pair, it then draws two records instead of n + 1. For other targets, a function
+    that draws all records in one call is faster, since it uses one key.
 
     Args:
         record: `record(key)` draws one record from public knowledge, a pytree of arrays.
@@ -178,7 +178,8 @@ def independent(
         Records are independent and identically distributed, as far as pseudorandom keys are.
         Exchangeability, groups and `dpjax.accounting.under_distribution_shift` rely on that. A
         record that is drawn alone equals the same record of the whole database; the sampler checks
-        distances for this on random databases. It is not checked that `log_prob` matches the draws.
+        this on random databases by their distances. It does not check that `log_prob` is the
+        density of the draws.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, for P a product of one distribution.
@@ -200,7 +201,7 @@ def independent(
 
 @frozen_pytree
 class Mixture(IndependentRecords):
-    """Records of several oracles; `choice` picks the one that draws a record."""
+    """Each record is drawn by one of several oracles, which `choice` picks."""
 
     components: tuple[IndependentRecords, ...]
     choice: WeightedChoice
@@ -221,16 +222,16 @@ def mixture(
 ) -> IndependentRecords:
     """An oracle that draws each record from one of several models.
 
-    Under `vmap`, as in the sampler, every model draws, and one draw is kept.
+    Under `vmap`, as in the sampler, every model draws a record, and one of these is used.
 
     Args:
-        components: oracles of independent records, as `dpjax.oracles` makes them, or functions
-            that take a key to one record. All records have one structure, shapes and dtypes.
+        components: oracles of independent records from `dpjax.oracles`, or functions that map a
+            key to one record. All records have the same structure, shapes and dtypes.
         weights: public, one for each component, finite and above 0. They need not add up to 1.
 
     Returns:
         An oracle: `oracle(key, n)` draws a database of n independent records. It has a `log_prob`
-        if all components have, which must then be densities of one kind.
+        if all components have one. These must then be densities of the same kind.
 
     Raises:
         TypeError: if a component is not a function, or the weights are not numbers.
@@ -238,10 +239,10 @@ def mixture(
             not above 0, or below 2^-32 of the sum.
 
     Formal guarantees:
-        A guarantee under this oracle is about the mixture. So components and weights must come from
-        public knowledge. In particular, the share of a group among private records is private.
-        gamma is about the mixture as a whole, so the pairs left uncovered may include a whole
-        component with a small weight. Probabilities are within 2^-32 of the weights.
+        A guarantee under this oracle is about the mixture. Components and weights must be public.
+        For example, the fraction of a group among private records is private. gamma is about the
+        mixture as a whole, so all pairs with a record of a component with a small weight may be
+        uncovered. Probabilities are within 2^-32 of the weights.
 
     Source:
         Rubinstein and Aldà (2017), Section 7, draws its data in this way.

@@ -1,4 +1,4 @@
-"""Oracles fitted to public records."""
+"""`resample`, `smoothed_resample` and `words`: oracles that draw from public records."""
 
 from collections.abc import Mapping, Sequence
 
@@ -60,8 +60,8 @@ def resample(
     Formal guarantees:
         A guarantee under this oracle is about the public records, not about the population that
         they came from. It does not cover a private record that differs from all of them. Each of p
-        public records takes part in about 2/p of the pairs, as the old or the new record. So if
-        gamma is larger than that, all pairs with some record may be uncovered. Probabilities are
+        public records is in about 2/p of the pairs, as the old or the new record. So if gamma is
+        larger than 2/p, all pairs with one particular record may be uncovered. Probabilities are
         within 2^-32 of the given ones.
 
     Source:
@@ -81,7 +81,7 @@ def resample(
 
 
 def public_records(records: Database) -> tuple[Database, int]:
-    """A copy of public records, because JAX may share memory with NumPy, and their number."""
+    """A copy of public records, and their number. Without a copy, JAX may share NumPy's memory."""
     public, count = public_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
@@ -158,7 +158,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
     def spread(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return jnp.zeros(leaf.shape[1:])
-        # For equal numbers, rounding may make std positive.
+        # For equal numbers, `jnp.std` may be positive by rounding.
         varies = jnp.any(leaf != leaf[:1], axis=0)
         return jnp.where(varies, width * jnp.std(leaf.astype(float), axis=0), 0).astype(leaf.dtype)
 
@@ -192,13 +192,13 @@ def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Ar
 def words(frequencies: Mapping[str, float], *, width: int | None = None) -> IndependentRecords:
     """An oracle of words, drawn by their frequencies in a public table.
 
-    A record holds the codes of a word's letters, as `dpjax.targets.encode_text` makes them and
-    `dpjax.targets.letter_counts` counts them. For other records, such as the position of a word in
-    the table, use `resample(arrays, weights)`.
+    A record is an array of the codes of a word's letters, as `dpjax.targets.encode_text` makes them
+    and `dpjax.targets.letter_counts` counts them. For other records, such as the position of a word
+    in the table, use `resample(arrays, weights)`.
 
     Args:
         frequencies: maps words to frequencies, finite and above 0, in any unit; at least 2 words.
-        width: the number of letters of a word that are kept, at least 1; by default all.
+        width: how many letters of a word are encoded, at least 1; by default all.
 
     Returns:
         An oracle: `oracle(key, n)` draws n independent words, shape (n, width), uint8. Its
@@ -211,8 +211,8 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
 
     Formal guarantees:
         A guarantee under this oracle is about words of the table. It does not cover a private word
-        that is not in the table. If gamma exceeds the frequency of a word, that word may be left
-        uncovered, too. Probabilities are within 2^-32 of the frequencies.
+        that is not in the table. If gamma is larger than twice the probability of a word, all pairs
+        with this word may be uncovered, too. Probabilities are within 2^-32 of the frequencies.
 
     Source:
         Rubinstein and Aldà, "diffpriv: An R package for easy differential privacy" (2017): names

@@ -1,4 +1,4 @@
-"""The work of a sweep: chunks of missing cells, computed here or by processes that share it."""
+"""`Work`: computes the missing cells of a sweep in chunks, shared with other processes."""
 
 import contextlib
 import functools
@@ -51,7 +51,7 @@ class Work:
         self._devices, self._store = devices, store
 
     def begin(self, shared: Json, chunk_size: int | None) -> None:
-        """Cuts the missing cells into chunks. `shared` is what the runs of all parts share."""
+        """Cuts the missing cells into chunks. `shared` describes the runs of all parts."""
         store = self._store
         self._sizes: list[int] = []
         self._runs: list[Json] = []
@@ -76,7 +76,7 @@ class Work:
                 random.Random().shuffle(ordered)
 
     def _read(self, store: Store) -> None:
-        """Reads the cells on disk, and announces what this process will compute."""
+        """Reads the cells on disk, and writes there what this process will compute."""
         runs = {part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)}
         store.check(runs, {part.fingerprint: part.name for part in self._parts})
         for i, part in enumerate(self._parts):
@@ -101,8 +101,8 @@ class Work:
     def _compute(self, i: int, chunks: list[np.ndarray]) -> None:
         """Computes the chunks of a part that it can claim, one on every device at a time.
 
-        A chunk is padded to full size with its own cells, so all chunks run the same program, and
-        the bits of one do not depend on the others.
+        A chunk is padded to full size with copies of its own cells. So all chunks run the same
+        program, and the bits of a chunk do not depend on other chunks.
         """
         part, size, store = self._parts[i], self._sizes[i], self._store
         layout = Layout(self._devices, len(chunks) * size, size)
@@ -139,7 +139,7 @@ class Work:
             for place, cells in enumerate(step):
                 if len(cells):
                     of_chunk = [array[place, : len(cells)] for array in values]
-                    if store is not None:  # Write to disk before anything else.
+                    if store is not None:  # Write to disk first, because of interruptions.
                         store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
                     self.computed += len(cells)
                     self._keep(i, cells, of_chunk)
@@ -178,15 +178,15 @@ class Work:
 
     def _what_is_kept(self) -> str:
         if self._store is None:
-            return "no cell is kept: with path=PATH, the same call would continue where it stopped"
-        kept = f"{self.there.sum()} of {self.there.size} cells are kept in {self._store.path}"
+            return "no cells are saved: with path=PATH, the same call would continue from here"
+        kept = f"{self.there.sum()} of {self.there.size} cells are saved in {self._store.path}"
         return f"{kept}: the same call continues from there"
 
 
 def _run_chunk(
     key: Key, words: np.ndarray, values: PyTree, *, cut: Cut, mesh: Mesh | None
 ) -> list[jax.Array]:
-    """The outputs of a chunk's cells: computes their keys, then the draws, then the rest."""
+    """Computes the outputs of a chunk: the keys of its cells, then the draws, then the rest."""
     keys, kind = _compiled_keys(key, words, mesh=mesh), jax.random.key_impl(key)
     drawn = [_compiled_draw(keys, program=draw, kind=kind, mesh=mesh) for draw in cut.draws]
     return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)

@@ -25,8 +25,8 @@ from dpjax.targets._known_sensitivity import (
 )
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
-# How far a step may go toward the boundary, as a fraction of the way. With a larger fraction,
-# divisors in the next step would lose digits. With a smaller one, more steps would be needed.
+# The largest length of a step, as a fraction of the step that reaches the boundary. With a larger
+# fraction, divisors in the next step would lose digits. A smaller one would need more steps.
 _STRIDE = 0.99
 # The target value of the complementary products, divided by the cap. A product is a slope times a
 # distance, so this value bounds the error of a margin. In float32 it is a tenth of eps. In float64
@@ -48,8 +48,8 @@ _LAST_STEPS = 8
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
 # A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
 _DECIDED = 0.1
-# A penalty that keeps the bias in place if no record does: in units of eps times the cap in the
-# first steps, and in units of the cap in the final steps.
+# A penalty on the bias, without which the Hessian is singular when no record is undecided: in units
+# of eps times the cap in the first steps, and in units of the cap in the final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
@@ -58,9 +58,9 @@ class Point(NamedTuple):
 
     theta: jax.Array
     slope: jax.Array  # Below the cap.
-    spare: jax.Array  # The cap minus the slope, stored because the difference would cancel.
-    short: jax.Array  # How far a record is short of the margin; complementary to spare.
-    beyond: jax.Array  # How far a record is beyond the margin; complementary to slope.
+    spare: jax.Array  # The cap minus the slope, stored because subtraction would lose digits.
+    short: jax.Array  # How far a record is below the margin. Times spare, it is 0 at the solution.
+    beyond: jax.Array  # How far it is above the margin. Times slope, it is 0 at the solution.
 
 
 def linear_svm(
@@ -87,14 +87,14 @@ def linear_svm(
         steps: interior point steps, at least 1; 8 final steps follow. We measured the l1 error at
             12 steps in float32. On the paper's two Gaussians (C = 3, n = 1000, d = 2 to 64) it was
             below .4% of the sampled sensitivity. On many other kinds of databases, for C <= 3, it
-            was at most 2% of the effect of a record. The Gaussians need 8 steps. Hard problems at C
-            = 100 need more, and float64.
+            was at most 2% of the effect of replacing a record. For the Gaussians 8 steps are
+            enough. Hard problems at C = 100 need more than 12, and float64.
         working_set: how many records, at least 2 (d + 1), take part in the final steps: the most
             undecided ones. The slopes of the others stay fixed. None uses all records. Use None if
             many records lie on the margin, such as copies of each other at large C.
 
     Returns:
-        A target with a known `sensitivity`, in l1: takes {"x": (n, d) features, "y": (n,) labels,
+        A target with a known `sensitivity`, in l1: maps {"x": (n, d) features, "y": (n,) labels,
         positive or not} to {"w": (d,), "b": ()}.
 
     Raises:
@@ -104,12 +104,11 @@ def linear_svm(
     Formal guarantees:
         On clipped features the l1 sensitivity under replace-one is at most 2 + 4 L, where L = min(C
         d / 2, sqrt(C d)). This includes rounding, and solutions that have not converged. At the
-        minimizer ||w||_1 is at most L, and the bias lies between -1 - L and 1 + L. The target moves
-        its solution into this set, and the diameter of the set is the bound
-        (docs/proofs/learners.md). The exact minimizer moves by at most 2 + L + 4 C d / n, which is
-        less. But no error bound is proven for the solution in floats. Without clipping, no finite
-        bound holds. Sums, selections and order statistics over records ignore their order, up to
-        rounding.
+        minimizer ||w||_1 is at most L, and the bias is between -1 - L and 1 + L. The target scales
+        and clips its solution into this set, and the diameter of the set is the bound
+        (docs/proofs/learners.md). The exact minimizer changes by at most 2 + L + 4 C d / n, which
+        is less. But no error bound is proven for the solution in floats. Without clipping, there is
+        no finite bound. The order of the records matters only through rounding.
 
     Source:
         Cortes and Vapnik (1995); Mehrotra (1992); Rubinstein and Aldà (2017), Section 6, whose
@@ -158,7 +157,7 @@ def linear_svm(
         }
 
     def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm, n  # The norm is l1, and the bound holds for any n.
+        del norm, n  # The norm is l1, and the bound is the same for all n.
         if not clip:
             raise ValueError("clip must be True: without it no bound is known, got False")
         check_strength(regularization)
@@ -188,7 +187,7 @@ def _solve(
     slope = jnp.where(at.spare < _DECIDED * cap, cap, at.slope)
     slope = jnp.where(at.slope < _DECIDED * cap, 0, slope)
     few = rows.T[chosen].T
-    # The fixed slopes need not add up to zero, so this penalty keeps the bias near its last value.
+    # The fixed slopes may not add up to zero, so a penalty keeps the bias near its last value.
     held = jnp.where(weights_only, penalty, _LAST_BIAS_HOLD * cap)
     pull = rows @ slope - few @ slope[chosen] + (held - penalty) * at.theta
     undecided = at._replace(**{name: getattr(at, name)[chosen] for name in at._fields[1:]})
@@ -215,8 +214,8 @@ def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
     """The middle of the minimizing biases.
 
     Thresholds are y - w'x, and `positives` is the number of labels 1. The derivative of the sum of
-    hinges in the bias begins at -positives, and grows by one at each threshold. So it is 0 between
-    the order statistics of ranks positives and positives + 1.
+    hinge losses by the bias is -positives for a very low bias, and grows by one at each threshold.
+    So it is 0 between the order statistics of ranks positives and positives + 1.
     """
     lowest = jnp.min(thresholds)
     above = thresholds - lowest
@@ -245,7 +244,7 @@ def interior_point(
         penalty: shape (p,), above 0.
         pull: shape (p,).
         cap: the largest slope of a hinge, above 0.
-        start: any point, or the result of a call for the same or more rows.
+        start: any point, such as the result of another call.
         steps: how many steps to take.
 
     Returns:
@@ -264,7 +263,7 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """The Newton step toward complementary products of these sizes."""
+            """The Newton step toward these values of spare * short and slope * beyond."""
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
             slope = weight * (error - theta @ rows)
@@ -276,8 +275,8 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # Mehrotra's rule: the fraction of the gap that remains after a plain Newton step decides
-        # how much to center. Its cube is near 0 after a good step and near 1 after a bad one.
+        # Mehrotra's rule: try a Newton step to a gap of 0, and see which fraction of the gap
+        # remains. The step that is taken aims at the gap times the cube of this fraction.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -293,7 +292,7 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """The weight of each hinge in the Hessian. It is large while the record is undecided."""
+    """The weight of each record in the Hessian. It is large while the record is undecided."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 

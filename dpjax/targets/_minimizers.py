@@ -1,12 +1,11 @@
-"""Minimizers of an average loss plus a ridge, with an error bound that is known in advance.
+"""Gradient descent to a proven distance from the minimizer of an average loss plus a ridge.
 
 An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||w - w*|| is at most
-||gradient(w)|| / lambda. The norm of a gradient thus certifies how near w is to the minimizer w*.
+||gradient(w)|| / lambda. The norm of a gradient thus bounds the distance of w to the minimizer w*.
 
-Fast solvers usually make the gradient short enough, but no proof covers floats, and a private
-gradient must not decide whether a release happens. So gradient descent follows, with at most K
-steps and usually none. It is proven to bring any point near the minimizer
-(docs/proofs/learners.md).
+Fast solvers usually make the gradient short enough, but this is not proven in floats. An error if
+they do not would leak private data. So gradient descent follows, with at most K steps and usually
+none. It is proven to end near the minimizer from any point (docs/proofs/learners.md).
 """
 
 import math
@@ -27,20 +26,20 @@ from dpjax.targets._known_sensitivity import unit
 # Lambda must be large compared with the rounding errors of a Hessian and its factorization. It must
 # not be huge, because weights, which are about 1 / lambda, must stay far above the least float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
-# The walk ends when the computed gradient is at most this many times as long as its rounding error.
+# Descent ends when the computed gradient is at most this many times as long as its rounding error.
 # Solvers reach about three times, because of the rounding of weights, step and gradient.
 GRADIENTS_IN_ERRORS = 4
 Number = TypeVar("Number", float, Fraction)
 
 
 def check_strength(regularization: float) -> float:
-    """A lambda above 0 that is known when the target is made."""
+    """Returns a lambda above 0 that is known when the target is made, or raises."""
     check_known("regularization", regularization)
     return _checks.positive("regularization", regularization)
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Refuses a lambda that is too small for the rounding with d features, or enormous."""
+    """Raises if lambda is too small for the rounding with d features, or enormous."""
     least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
@@ -50,18 +49,18 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto a ball around 0, no farther from any point inside; NaN gives 0."""
+    """Projects w onto a ball around 0, so no point in the ball gets farther away; NaN gives 0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
 
 
 class WalkPlan(NamedTuple):
-    """Bounds that hold for any records.
+    """When descent stops, and where, for any records.
 
     Attributes:
-        radius: the radius of a ball that holds the minimizer.
-        enough: the length of a gradient at which the walk stops.
+        radius: the radius of a ball around 0 that contains the minimizer.
+        enough: the length of a gradient at which descent stops.
         most_steps: K, the largest number of steps.
     """
 
@@ -73,12 +72,12 @@ class WalkPlan(NamedTuple):
 def walk_plan(
     strength: float, *, curvature: float, radius: float, gradient_error: float
 ) -> WalkPlan:
-    """The plan of a walk.
+    """The plan of the descent for an objective.
 
     Args:
         strength: lambda.
         curvature: the largest curvature of the loss without the ridge, along a unit vector.
-        radius: the radius of a ball that holds the minimizer.
+        radius: the radius of a ball around 0 that contains the minimizer.
         gradient_error: e, a bound on the rounding of a gradient in the ball.
     """
     rate = math.log1p(strength / curvature)
@@ -89,7 +88,7 @@ def walk_plan(
 def walk_error(
     strength: Number, *, curvature: Number, gradient_error: Number, rounding: Number
 ) -> Number:
-    """A bound on the distance between the end of a walk and the minimizer.
+    """A bound on the distance between the point where descent ends and the minimizer.
 
     Args:
         strength: lambda.
@@ -109,13 +108,13 @@ def walk_to_minimizer(
     step_size: Scalar,
     plan: WalkPlan,
 ) -> jax.Array:
-    """Walks from any point to one as near to the minimizer as `walk_error` says.
+    """Descends from any point to a point within `walk_error` of the minimizer.
 
     Args:
         gradient_of: the gradient of the objective, in floats.
         start: shape (d,), any numbers.
         step_size: 1 / (lambda + curvature).
-        plan: made for this objective.
+        plan: the plan for this objective.
     """
 
     def unsolved(state: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
@@ -134,7 +133,7 @@ def walk_to_minimizer(
     return lax.while_loop(unsolved, walk, state)[0]
 
 
-# Up to this size, elimination row by row is faster than splitting.
+# Up to this size, `_eliminate` is faster than `_split`.
 _ELIMINATED = 16
 
 
@@ -145,16 +144,15 @@ def solve(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 
 
 def inverse_factor(matrix: jax.Array) -> jax.Array:
-    """The inverse W of the lower Cholesky factor: W matrix W' = I, so W'W is the inverse."""
+    """The inverse W of the lower Cholesky factor. W'W is the inverse of the matrix."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
-    # For a TPU, XLA needs 84 seconds to compile `_split` of 65 rows, and one second for
-    # `_eliminate`.
+    # For a TPU and 65 rows, XLA compiles `_split` in 84 seconds, and `_eliminate` in one.
     return lax.platform_dependent(matrix, tpu=_eliminate, default=_split)
 
 
 def _split(matrix: jax.Array) -> jax.Array:
-    """The inverse factor by halves, with products of matrices."""
+    """The inverse factor from those of two matrices of half the size."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
     half = len(matrix) // 2
@@ -166,7 +164,10 @@ def _split(matrix: jax.Array) -> jax.Array:
 
 
 def _eliminate(matrix: jax.Array) -> jax.Array:
-    """Elimination on [matrix, identity]; a positive definite matrix needs no pivoting."""
+    """The inverse factor by elimination on [matrix, identity].
+
+    A positive definite matrix needs no pivoting.
+    """
     size = len(matrix)
     index = jnp.arange(size)
 

@@ -1,4 +1,4 @@
-"""Training with optax: the trained parameters as a function of the database."""
+"""`optax_training` and `optax_minibatch_training`: trained parameters as a target."""
 
 import contextlib
 import functools
@@ -42,9 +42,9 @@ def optax_training(
         average_last: the number of last steps over which the returned parameters are averaged.
 
     Returns:
-        A target: takes a database, a pytree of arrays with leading axis n, to the trained
-        parameters, a pytree like `parameters`. If training diverges they are NaN or infinite, and a
-        mechanism releases a value in its range.
+        A target: maps a database, a pytree of arrays with leading axis n, to the trained
+        parameters, a pytree like `parameters`. If training diverges they are NaN or infinite; a
+        mechanism still releases a value in its range.
 
     Raises:
         TypeError: if loss is not a function, the parameters are not floats, the optimizer has no
@@ -87,11 +87,11 @@ def optax_minibatch_training(
     """Training by minibatches drawn with a public key, as a target.
 
     Like `optax_training`, but step s takes the gradient on `batch_size` records. Their positions
-    are drawn without replacement, and depend on the key and s alone.
+    are drawn without replacement, and depend only on the key and s.
 
     Args:
         key: a typed key, public, and the same for all databases, both in sampling and in a release.
-            It hides nothing, so never pass a key that a release uses.
+            It gives no privacy. Never pass a key that a release draws noise with.
         loss: `loss(parameters, batch)`, a scalar.
         parameters: as for `optax_training`.
         optimizer: from optax.
@@ -108,9 +108,9 @@ def optax_minibatch_training(
             records.
 
     Formal guarantees:
-        No global bound is known. The target depends on the order of the records: late batches have
-        more influence. Sample it with positions="average", whose guarantee is an average over
-        positions, or with positions="each".
+        No global bound is known. The target depends on the order of the records: a record in a late
+        batch has more influence. Sample the sensitivity with positions="average", whose guarantee
+        is an average over positions, or with positions="each".
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 1, which only runs the target.
@@ -192,7 +192,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """The mean of `before` earlier points and the current point, which is alone if before <= 0."""
+    """The mean of `before` earlier points and the current point; only this if before <= 0."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)
@@ -202,6 +202,6 @@ def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
 
 @contextlib.contextmanager
 def optax_promotion() -> Generator[None]:
-    """JAX's default promotion of dtypes and ranks, which the code of optax needs."""
+    """Within it, JAX promotes dtypes and ranks by its default rules, which optax relies on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

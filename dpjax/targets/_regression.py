@@ -1,7 +1,7 @@
-"""Logistic and ridge regression, solved with an error bound that is known in advance.
+"""Logistic and ridge regression, with a proven bound on the error of the solution.
 
-A fast solver comes first, and then the walk of `_minimizers.py`. docs/proofs/learners.md has the
-proofs.
+A fast solver is followed by the gradient steps of `_minimizers.py`, which the bound is about. The
+proofs are in docs/proofs/learners.md.
 """
 
 import decimal
@@ -42,9 +42,9 @@ from dpjax.targets._minimizers import (
 
 # Above the largest value of m / (1 + exp(m)).
 _LARGEST_PULL = Fraction(2785, 10_000)
-# While steps still help, the loop continues until the gradient is shorter by this factor. Most
-# problems reach it, so that the sampler sees a smaller error. Still shorter gradients would not
-# help.
+# The loop continues while each step halves the gradient, until the gradient is shorter than
+# needed by this factor. Most problems get there, which makes sampled distances more accurate.
+# Shorter gradients would not make them better.
 _FAR_BELOW = 1024
 # Each refinement divides the residual by 16 or more, down to its rounding error.
 _REFINEMENTS = 6
@@ -58,7 +58,7 @@ class _Objective(NamedTuple):
         curvature: the largest curvature of the loss of a record along a unit vector.
         longest: W, a bound on the length of the exact minimizer.
         pull: a bound on the gradient of the loss of a record at weights of at most this length.
-        gradient_error: takes d to a bound on the rounding of a gradient, in units of eps.
+        gradient_error: maps d to a bound on the rounding of a gradient, in units of eps.
     """
 
     strength: Fraction
@@ -68,7 +68,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """The plan of the walk. Refuses a lambda that is too close to rounding error."""
+        """The plan of the gradient steps. Raises if lambda is too close to rounding error."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -81,12 +81,12 @@ class _Objective(NamedTuple):
     def walk(
         self, gradient_of: Callable[[jax.Array], jax.Array], start: jax.Array, plan: WalkPlan
     ) -> jax.Array:
-        """The end of the walk."""
+        """The weights after the gradient steps."""
         step_size = 1 / (float(self.strength) + float(self.curvature))
         return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
 
     def bound(self, d: int, n: int | None, dtype: np.dtype) -> float:
-        """How far one record moves the end of the walk, in l2."""
+        """How much replacing one record changes the weights in l2, at most."""
         check_carried(float(self.strength), d, dtype)
         eps = unit(dtype)
         error = walk_error(
@@ -115,18 +115,18 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
 
     Minimizes (1/n) sum_i log(1 + exp(-y_i w'x_i)) + (lambda / 2) ||w||^2 by damped Newton steps
     from 0. Each x_i outside of the unit ball is scaled into it, and NaN counts as 0. The loop runs
-    until the gradient is as small as its rounding error, which certifies that w is near the
-    minimizer. It then continues as long as each step halves the gradient, down to a far shorter
-    one. It ends after at most 5 lambda^(-3/4) + 100 steps; twelve are usual. If the gradient is
-    then still too long, at most K gradient steps follow, which bring any point near the minimizer;
-    usually none are needed. docs/proofs/learners.md proves this and the bound.
+    until the gradient is as small as its rounding error, which proves that w is near the minimizer.
+    It then continues as long as each step halves the gradient, until it is 1024 times shorter. It
+    takes at most 5 lambda^(-3/4) + 100 steps, and about twelve on most databases. If the gradient
+    is then still too long, a bounded number of gradient steps follows, which end near the minimizer
+    from any point. They are rarely needed. Proofs are in docs/proofs/learners.md.
 
     Args:
         regularization: lambda, above 0.
         dims: d, the number of features. With None, no sensitivity is known.
 
     Returns:
-        A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,) labels,
+        A target with a known `sensitivity`, in l2: maps {"x": (n, d) features, "y": (n,) labels,
         positive or not} to w, shape (d,). Append a constant feature for an intercept.
 
     Raises:
@@ -138,13 +138,13 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         The l2 sensitivity under replace-one is at most min(2 W, 2 s(W) / (n lambda) + 2 E),
         rounding included. For the exact minimizer E is 0.
 
-        W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So a
-        record's share of the gradient is at most s(W) / n. E bounds the error of a solution, for
-        any result of Newton's steps: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where e = eps
-        ((d + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and u = eps (W (d / 2 + 8) +
-        16) the rounding of a step. E stays below 1% of the bound as long as n is well below 1 /
-        (500 e). Gradients are added up in fixed point, but matrix products are not, so the order of
-        the records affects rounding.
+        W = min(1, sqrt(.2785 lambda)) / lambda bounds ||w||, and s(m) = 1 / (1 + exp(-m)). So
+        one record adds at most s(W) / n to the gradient. E bounds the error of a solution, whatever
+        the Newton steps returned: max(5 e, 2 e + (lambda + 1/4) u) / lambda + u, where e = eps ((d
+        + 1) W / 4 + 8 + d / 8) bounds the rounding of a gradient, and u = eps (W (d / 2 + 8) + 16)
+        the rounding of a step. E is below 1% of the bound if n is well below 1 / (500 e). Gradients
+        are added up in fixed point, but matrix products are not, so the order of the records
+        affects rounding.
 
     Source:
         Chaudhuri, Monteleoni and Sarwate (2011), Corollary 8; Sun and Tran-Dinh, "Generalized
@@ -199,8 +199,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         del norm  # l2.
         return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
 
-    # The target closes over numbers only. So a release can see that it cannot change, and reuses
-    # its trace.
+    # The functions above refer only to numbers, which cannot change. A release can check this, and
+    # then traces the target only once.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
@@ -209,10 +209,10 @@ def _logistic_objective(regularization: float) -> _Objective:
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # Holds for weights up to twice as long as W. A product w'x is off by (d + 1) eps / 2 times
-        # the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product with a
-        # record, their average, lambda w and the difference are off by 8 eps together. The grid of
-        # the average adds eps / 8 in each coordinate.
+        # Valid for weights of length at most 2 W. The rounding of a product w'x is (d + 1) eps / 2
+        # times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product
+        # with a record, their average, lambda w and the difference round by 8 eps in total. The
+        # grid of the average adds eps / 8 in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
     # The slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
@@ -236,9 +236,9 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         dims: d, the number of features. With None, no sensitivity is known.
 
     Returns:
-        A target with a known `sensitivity`, in l2: takes {"x": (n, d) features, "y": (n,)
+        A target with a known `sensitivity`, in l2: maps {"x": (n, d) features, "y": (n,)
         responses} to w, shape (d,). Append a constant feature for an intercept. Neighbors share
-        n - 1 records, and the sampler computes their sums once.
+        n - 1 records, and the sampler computes the sums over these once.
 
     Raises:
         TypeError: if a parameter is not a number.
@@ -249,13 +249,13 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
         The l2 sensitivity under replace-one is at most min(2 W, 2 (1 + W) / (n lambda) + 2 E),
         rounding included. For the exact minimizer E is 0.
 
-        W bounds ||w||: 1 / (2 sqrt(lambda)) where lambda <= 1, else 1 / (1 + lambda). E bounds the
-        error of a solution, for any result of its refinement: max(5 e, 2 e + (lambda + 1) u) /
-        lambda + u. e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments and
-        of a residual, and u = eps (W (d / 2 + 8) + 16) the rounding of a step. While the gradient
-        is longer than 4 e, gradient steps follow, which bring any point near the minimizer. Usually
-        there are none. docs/proofs/learners.md has the proof. Second moments are added up in fixed
-        point, exactly, so the order of the records does not matter.
+        W bounds ||w||: 1 / (2 sqrt(lambda)) if lambda <= 1, else 1 / (1 + lambda). E bounds the
+        error of a solution, whatever its refinement returned: max(5 e, 2 e + (lambda + 1) u) /
+        lambda + u. Here e = eps (d + 8) (1 + (1 + lambda) W) bounds the rounding of second moments
+        and of a residual, and u = eps (W (d / 2 + 8) + 16) the rounding of a step. If the gradient
+        is longer than 4 e, gradient steps follow, which end near the minimizer from any point. They
+        are rarely needed. The proof is in docs/proofs/learners.md. Second moments are added up in
+        fixed point, exactly, so the order of the records does not matter.
 
     Source:
         Hoerl and Kennard (1970). The bound follows Chaudhuri, Monteleoni and Sarwate (2011),
@@ -309,9 +309,9 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # Includes the rounding of second moments. In units of eps / 2, the product with moments is
-        # off by d + 1 times the length of w, lambda w by 1, and the two differences by 2. Moments
-        # themselves are off by d / 2 + 5, because of the grid and the division of an average.
+        # Includes the rounding of second moments. In units of eps / 2, the product with moments
+        # rounds by d + 1 times the length of w, lambda w by 1, and the two differences by 2. The
+        # moments round by d / 2 + 5, because an average is on a grid and then divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

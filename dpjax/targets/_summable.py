@@ -1,4 +1,4 @@
-"""Targets that are a function of a sum over records: the sampler has a shortcut for them."""
+"""`summable`: targets that are a function of a sum over records, and are faster to sample."""
 
 from collections.abc import Callable
 
@@ -17,25 +17,25 @@ def summable(
 ) -> Summable:
     """A target that is a function of a sum: f(D) = finish(sum_i statistic(x_i)).
 
-    Neighbors share n - 1 records, and the sampler computes their sum once. If `finish` is affine,
-    as its traced operations show, the sampler needs less: it computes f(D) - f(D') from the two
-    records that differ, without cancellation. If in addition the oracle says that records are
-    independent (`dpjax.oracles.independent`), it draws only these two.
+    Neighbors share n - 1 records, and the sampler computes their sum once. If the traced operations
+    of `finish` are affine, the sampler computes f(D) - f(D') from only the two records that differ,
+    without cancellation. If the oracle also draws independent records
+    (`dpjax.oracles.independent`), the sampler draws only these two.
 
     Args:
-        statistic: takes one record, the database's pytree without the leading axis, to a pytree of
+        statistic: maps one record, the database's pytree without the leading axis, to a pytree of
             real arrays.
-        finish: takes the sum to the value; by default the sum is the value.
-        average: divides the sum by n before `finish` takes it.
+        finish: maps the sum to the value. By default the sum is the value.
+        average: divides the sum by n before `finish` gets it.
 
     Returns:
-        A target: takes a database to the value.
+        A target: maps a database to the value.
 
     Raises:
         TypeError: if statistic or finish is not a function.
 
     Formal guarantees:
-        No bound on its own. The sampled distances are those of the target up to rounding. The
+        No sensitivity is known. The sampled distances equal those of the target up to rounding. The
         sampler measures the rounding of the released target on random databases, and adds it to the
         estimate, as for any other target.
 
@@ -63,26 +63,26 @@ def log_likelihoods(
 ) -> Summable:
     """A target: log p(D | theta) for each parameter in a public list, with independent records.
 
-    Section 4 of the paper uses this target as a function of all theta. For other models, write a
-    target that returns the K log likelihoods of a database.
+    The target of Section 4 of the paper, on a list of theta instead of all theta. If records are
+    dependent, write a target that returns the K log likelihoods of a database.
 
     Args:
-        log_likelihood: takes one record and one parameter to log p(record | parameter), a float.
+        log_likelihood: maps one record and one parameter to log p(record | parameter), a float.
             Terms that do not depend on the parameter may be left out, because they do not change
-            the range. Keep it finite on every record, by clamping the record or by a floor: a
+            the range. Keep it finite on every record, by clamping the record or by a lower limit: a
             record with probability 0 under a parameter makes the sensitivity infinite.
         parameters: public, a pytree of arrays with leading axis K: a grid, or draws from the prior.
 
     Returns:
-        A `dpjax.targets.summable` target: takes a database to floats of shape (K,). Sample it in
-        the norm "range", and release it by `dpjax.posterior_sampler`.
+        A `dpjax.targets.summable` target: maps a database to floats of shape (K,). Sample its
+        sensitivity in the norm "range", and release it by `dpjax.posterior_sampler`.
 
     Raises:
         TypeError: if log_likelihood is not a function, or parameters are not arrays.
 
     Formal guarantees:
-        None of its own. Replacing a record changes the values by log p(x | theta) - log p(x' |
-        theta), for any n.
+        No sensitivity is known. Replacing a record x by x' changes the values by log p(x' | theta)
+        - log p(x | theta), for any n.
 
     Source:
         Rubinstein and Aldà (2017), section 4; Dimitrakakis et al. (2014).

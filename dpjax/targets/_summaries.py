@@ -1,4 +1,4 @@
-"""Averages, moments and quantiles of numbers that are clamped to public bounds."""
+"""`bounded_mean`, `moments` and `quantile`: targets on records clamped to public bounds."""
 
 import functools
 import math
@@ -40,20 +40,20 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
         dims: coordinates of a record, over all its arrays.
 
     Returns:
-        A target with a known `sensitivity`: takes a pytree of arrays with leading axis n to the
-        pytree without this axis, in floats of at least float32.
+        A target with a known `sensitivity`: maps a pytree of arrays with leading axis n to the
+        pytree without this axis, in float32 or a wider dtype.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a bound is not finite, or the bounds are out of order; on a database, if
-            records have other dims, or no number of its dtype lies between the bounds.
+            records have other dims, or no number of its dtype is between the bounds.
 
     Formal guarantees:
-        Replacing a record moves every coordinate by at most (upper - lower) / n. So it moves the
-        average by at most dims times that in l1, and sqrt(dims) times that in l2. All these bounds
-        are attained. Records are added up in fixed point, exactly, so their order does not matter.
-        Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate, which is little while n
-        is well below 1 / eps.
+        Replacing a record changes every coordinate by at most (upper - lower) / n. So it changes
+        the average by at most dims times that in l1, and sqrt(dims) times that in l2. All these
+        bounds are attained. Records are added up in fixed point, exactly, so their order does not
+        matter. Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate, which is small in
+        comparison if n is well below 1 / eps.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -85,8 +85,8 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     """The raw moments of numbers clamped to public bounds, as a target.
 
     f(D)_j = (1/n) sum_i min(max(x_i, lower), upper)^j for j = 1, ..., order. NaN counts as lower.
-    Central moments are functions of the raw moments, so they can be computed from the release at no
-    further cost.
+    Central moments are functions of the raw moments, so they can be computed from the released ones
+    at no cost in privacy.
 
     Args:
         order: the highest moment, at least 1.
@@ -94,21 +94,21 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 
     Returns:
-        A target with a known `sensitivity`: takes numbers of shape (n,) to moments of shape
-        (order,), moment j in the units of the records to the power j.
+        A target with a known `sensitivity`: maps numbers of shape (n,) to moments of shape
+        (order,). Moment j has the units of the records to the power j.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if the order is below 1, a bound is not finite, or the bounds are out of order;
-            on a database, if it does not have shape (n,), no number of its dtype lies between the
+            on a database, if it does not have shape (n,), no number of its dtype is between the
             bounds, or a power of a bound is too large for its dtype.
 
     Formal guarantees:
-        Replacing a record moves moment j by at most 1/n times the length of the interval {x^j :
-        lower <= x <= upper}. The bound is the norm of the vector of these numbers. It is attained
-        if 0 is not inside [lower, upper], and always in linf. Powers are added up in fixed point,
-        exactly, so the order of the records does not matter. Rounding adds at most (5 + 2 j / n)
-        eps max(|lower|, |upper|)^j to moment j.
+        Replacing a record changes moment j by at most 1/n times the length of the interval {x^j :
+        lower <= x <= upper}. The bound is the norm of the vector of these lengths over n. It is
+        attained in linf, and in all norms if 0 is not inside [lower, upper]. Powers are added up in
+        fixed point, exactly, so the order of the records does not matter. Rounding adds at most (5
+        + 2 j / n) eps max(|lower|, |upper|)^j to moment j.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of clamped statistics.
@@ -125,8 +125,9 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # `_check_powers` refuses powers beyond the range of the dtype, once that is known. A tuple
-    # rather than a list, because a target that may change is traced anew at every release.
+    # `_check_powers` raises on powers beyond the range of the dtype, once the dtype is known. The
+    # tuple cannot change, so a release traces the target once; with a list, it would trace it every
+    # time.
     largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
@@ -150,7 +151,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
 
 
 def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
-    """Refuses powers that overflow: moments of neighbors could then differ without limit."""
+    """Raises if powers may overflow: moments of neighbors could then differ by any amount."""
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
@@ -161,7 +162,7 @@ def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
 
 
 def _range_of_power(low: Fraction, high: Fraction, j: int) -> Fraction:
-    """The length of {x^j : low <= x <= high}: extremes are at the ends, or at 0 between them."""
+    """The length of {x^j : low <= x <= high}, whose extremes are at low, at high or at 0."""
     values = [low**j, high**j, *([Fraction(0)] if low < 0 < high else [])]
     return max(values) - min(values)
 
@@ -180,21 +181,21 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
 
     Returns:
-        A target with a known `sensitivity`: takes numbers of shape (n,) to one of them, clamped,
-        shape (). Selection takes linear time, without sorting.
+        A target with a known `sensitivity`: maps numbers of shape (n,) to one of them, clamped,
+        shape (). It takes linear time, without sorting.
 
     Raises:
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range or the bounds are out of order; on a database, if
-            it does not have shape (n,), or no number of its dtype lies between the bounds.
+            it does not have shape (n,), or no number of its dtype is between the bounds.
 
     Formal guarantees:
         The global sensitivity under replace-one is upper - lower in any norm. It is attained for
-        every p and n: with k records at lower and the others at upper, move one of the k to upper.
-        Such databases are rare. If records have density g at the quantile, one record typically
-        moves it by about 1/(n g), and `dpjax.sample_sensitivity` finds this smaller number. A
-        quantile is one of the clamped records, so it has no rounding error, and ignores the order
-        of the records.
+        every p and n: take k records at lower and the others at upper, and replace one of the k by
+        upper. Random databases are rarely like this. If records have density g at the quantile,
+        replacing one record typically changes it by about 1/(n g), and `dpjax.sample_sensitivity`
+        finds this smaller number. A quantile is one of the clamped records, so it has no rounding
+        error, and the order of the records does not matter.
 
     Source:
         Hyndman and Fan (1996), Definition 1; Nissim, Raskhodnikova and Smith (2007), on the median.
@@ -230,7 +231,7 @@ def exact_probability(probability: float | Fraction) -> Fraction:
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers of any sign, by `order_statistic` on magnitudes."""
+    """The k-th smallest of finite numbers of any sign: `order_statistic` of their magnitudes."""
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives
