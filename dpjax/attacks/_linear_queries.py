@@ -1,4 +1,4 @@
-"""Attacks on answers to linear queries: differencing, least squares and linear programming."""
+"""Attacks on linear queries: `differencing`, and reconstruction by least squares or programs."""
 
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ _LEAST_SINGULAR = 1e-11  # Singular values below this fraction of the largest on
 
 
 class Differences(NamedTuple):
-    """Estimates of every record by combinations of answers.
+    """Estimates of every record from linear combinations of answers.
 
     Attributes:
-        values: the estimates. Each uses the combination of queries that comes closest to counting
-            only this record.
+        values: the estimates. Each uses the combination of queries that is nearest, in least
+            squares, to counting only this record.
         exposed: whether that combination counts this record and no other.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 
@@ -34,11 +34,11 @@ class Differences(NamedTuple):
 
 
 def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
-    """Combines sums over subsets so that single records remain.
+    """Estimates single records by adding and subtracting sums over subsets.
 
-    Two answers suffice if one subset has one person more than another. In general, a record is
-    exposed if some combination of the queries counts it once and nobody else. The attack uses the
-    combination with the least noise.
+    Two answers are enough if one subset has one person more than the other. In general, a record is
+    exposed if a linear combination of the queries counts it once, and no other record. If there are
+    several, the attack uses the one with the least noise.
 
     Args:
         queries: shape (m, n), one row for each query: how often it counts each record, such as
@@ -53,9 +53,9 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
         ValueError: if their shapes do not fit.
 
     Formal guarantees:
-        Exact answers reveal every exposed record, up to rounding in float64. The queries alone
-        decide which records are exposed. Under differential privacy, the `guessing_bound` of the
-        composed guarantee bounds every combination, since it is post-processing.
+        Exact answers reveal every exposed record, up to rounding in float64. Which records are
+        exposed depends only on the queries. Under differential privacy, the `guessing_bound` of the
+        composed guarantee limits this attack, like any other.
 
     Source:
         The lecture "Introduction to differential privacy" (Cho, 2017), "Differencing attack". A
@@ -102,9 +102,9 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
 
     Solves queries @ x = answers by least squares, and rounds. Of several solutions it takes the one
     with the least norm. Suppose that m = r n counts over random subsets, with r above 1, have noise
-    of standard deviation s. Then every record has noise of about 2 s / sqrt((r - 1) n), and a guess
-    is wrong if it exceeds 1/2. As for `walsh_hadamard`, the attack works for noise well below
-    sqrt(n). Works inside `jit`.
+    of standard deviation s. Then every record is estimated with noise of about 2 s / sqrt((r - 1)
+    n), and a guess is wrong if its noise exceeds 1/2. As for `walsh_hadamard`, the attack succeeds
+    if the noise is well below sqrt(n). Works inside `jit`.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -118,7 +118,7 @@ def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.
         ValueError: if their shapes do not fit.
 
     Formal guarantees:
-        If no answer is off by more than E, at most 4 m E^2 / s_n^2 guesses are wrong, up to
+        If the error of every answer is at most E, at most 4 m E^2 / s_n^2 guesses are wrong, up to
         rounding in floats. Here s_n is the least of the n singular values of the queries.
 
     Source:
@@ -152,9 +152,9 @@ def reconstruct_by_linear_program(
     """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given answers, in l1.
 
     Runs on the host, with the HiGHS solvers of SciPy. As for least squares, noise must be well
-    below sqrt(n). But unlike least squares, it tolerates outliers: if some answers are arbitrarily
-    wrong and the others exact, all guesses can still be right. For many Gaussian queries they are
-    right if fewer than 23.9% of answers are wrong.
+    below sqrt(n). Unlike least squares, it tolerates outliers: if some answers have errors of any
+    size and the others are exact, all guesses can still be right. For many Gaussian queries they
+    are right if fewer than 23.9% of answers are wrong.
 
     Args:
         queries: shape (m, n), one row for each query.

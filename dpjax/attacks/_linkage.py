@@ -1,4 +1,4 @@
-"""Linkage: identifies people in an anonymized table by columns that a public table shares."""
+"""`linkage`: identifies people in an anonymized table by columns that a public table also has."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -51,7 +51,7 @@ def linkage(table: Table, register: Table, *, on: Sequence[str]) -> Linkage:
         ValueError: if a column is missing, or columns have no common length.
 
     Formal guarantees:
-        If the register holds each person of the table once, with the same quasi-identifiers, no
+        If the register contains each person of the table once, with the same quasi-identifiers, no
         match is wrong.
 
     Source:
@@ -109,7 +109,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    # A single string is refused, because it is also a sequence of strings.
+    # A single string raises, because it is also a sequence of strings.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -142,12 +142,12 @@ _DAYS = 365
 
 
 def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> dict[str, np.ndarray]:
-    """Draws fictitious people, for attacks that harm nobody.
+    """Draws fictitious people, to attack without harm.
 
-    ZIP codes are equally likely, ages come from the census of 2010 in bands of five years,
-    birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
-    independent of the rest. So other people reveal nothing about a person's diagnosis: an attacker
-    whose guesses are right more often than 1 / diagnoses has learned from that person's record.
+    ZIP codes are equally likely, ages have the distribution of the census of 2010 in bands of five
+    years, birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
+    independent of everything else. So other people's records reveal nothing about a person's
+    diagnosis: if guesses are right more often than 1 / diagnoses, they use that person's record.
 
     Args:
         key: a typed key.

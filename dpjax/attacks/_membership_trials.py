@@ -1,4 +1,4 @@
-"""Membership trials: one of two random neighbors is released, and an attacker guesses which."""
+"""`membership_trials`: one of two random neighbors is released, and an attacker guesses which."""
 
 import functools
 import operator
@@ -65,7 +65,7 @@ _compiled_runs = kept_jit("program", "chunks", "size")(_mapped_runs)
 
 
 def released_value(released: Release | Value) -> Value:
-    """What the attacker sees: the value of a `Release`, or the result itself."""
+    """What an attacker gets: the value of a `Release`, or a result that is not a `Release`."""
     return released.value if isinstance(released, Release) else released
 
 
@@ -84,11 +84,11 @@ def membership_trials(
     trials: int,
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attacks a fresh release on a fresh random pair in every trial, so scores are independent.
+    """Attacks many releases, each of a random pair of its own, so scores are independent.
 
     A trial draws n + 1 records, and makes two databases of them that differ in one record at a
-    random position. A coin decides which database is released, and the release gets a score.
-    Thousands of trials, each with its own training, run as one program.
+    random position. A fair coin decides which of the two is released, and the attacker scores the
+    release. Thousands of trials, each with its own training, run as one program.
 
     Args:
         key: a typed key, of the chacha20 implementation if `release` requires it.
@@ -113,12 +113,12 @@ def membership_trials(
         ValueError: if a number is out of range, or score does not return a scalar.
 
     Formal guarantees:
-        Trials are independent, and coins are fair. Let `release` be (epsilon, delta)-DP on all
-        pairs but a share gamma. Then at every threshold of every score, the true positive rate is
-        at most e^epsilon FPR + delta + gamma, and the same bound holds with positives and negatives
-        exchanged. A marginal gamma is a probability over samples and pairs together. A gamma with
-        confidence C over the samples adds 1 - C to the bound, if `release` samples its own
-        sensitivity in every trial.
+        Trials are independent, and coins are fair. Let `release` be (epsilon, delta)-DP except on a
+        fraction gamma of all pairs. Then at every threshold of every score, the true positive rate
+        is at most e^epsilon FPR + delta + gamma, and the true negative rate is at most e^epsilon
+        FNR + delta + gamma. If `release` samples its own sensitivity in every trial, this is true
+        for a marginal gamma, which is a probability over samples and pairs together. For a gamma
+        with confidence C over the samples, 1 - C is added to the bound.
 
     Source:
         Yeom, Giacomelli, Fredrikson and Jha (2018) for the game; Kairouz, Oh and Viswanath (2015),
@@ -159,7 +159,7 @@ def membership_trials(
 
 
 def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
-    """The best score for the release of a target by a mechanism: its log likelihood ratio.
+    """The log likelihood ratio of two databases: the best score for a release by a mechanism.
 
     Args:
         target: the released function of a database.
@@ -172,8 +172,8 @@ def likelihood_ratio(target: Target, mechanism: Mechanism) -> MembershipScore:
         TypeError: if the target is not a function, or the mechanism has no `log_prob`.
 
     Formal guarantees:
-        If releases are drawn as `log_prob` states, no attack has a higher true positive rate at any
-        false positive rate, on one pair of databases or on random pairs.
+        If `log_prob` is the log density of releases, no attack has a higher true positive rate at
+        any false positive rate, on one pair of databases or on random pairs.
 
     Source:
         Neyman and Pearson (1933).
@@ -205,18 +205,18 @@ def _number(score: jax.typing.ArrayLike) -> jax.Array:
     return jnp.asarray(score).astype(jnp.result_type(float))
 
 
-# Tracing: decides whether a person was in a group whose means were published.
+# Tracing: guesses whether a person was in a group whose means were published.
 
 
 def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:
-    """Scores how much closer records are to published means than a stranger's record would be.
+    """Scores how close records are to published means, compared with the records of strangers.
 
     Let y be a record, q the published means and p the means in the population. The score is
     sum_j (y_j - p_j) (q_j - p_j) / (p_j (1 - p_j)), divided by its standard deviation for a
-    stranger. For strangers it is standard normal in the limit, for any published means. So a
-    threshold of z accuses a stranger with probability P(Z > z). With exact means of n members,
-    members have an average score of sqrt(d / n): many attributes of few people expose each of them.
-    Works inside `jit`.
+    stranger. For strangers and many attributes it is nearly standard normal, for any published
+    means. So a stranger's score exceeds a threshold z with probability P(Z > z). With exact means
+    of n members, the average score of members is sqrt(d / n): many attributes of few people expose
+    each of them. Works inside `jit`.
 
     Args:
         records: attributes in [0, 1] of the people to trace, shape (d,), or (..., d) for many.

@@ -1,4 +1,4 @@
-"""ROC curves of attacks, the limits that a guarantee sets to them, and comparisons of both."""
+"""`roc_curve` of an attack, and `compare_with_claim`, which compares it with a guarantee."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
 
-# A rate that rests on fewer expected false positives is mostly noise.
+# An estimate from fewer expected false positives than this is mostly noise.
 _LEAST_FALSE_POSITIVES = 10
 
 
@@ -27,7 +27,7 @@ class TruePositiveRate:
         upper: exact limit; None if scores are not independent.
 
     Formal guarantees:
-        Those of `RocCurve.true_positive_rate`, which makes it.
+        As for `RocCurve.true_positive_rate`, which returns it.
     """
 
     estimate: float
@@ -46,9 +46,10 @@ class RocCurve:
             limits exist.
 
     Formal guarantees:
-        Limits are exact for any distributions, also with ties. Those of `limits` and `corners` hold
-        together with probability at least `confidence`. The error is split among Clopper-Pearson
-        limits of both rates, at false positive ranks that are fixed in advance.
+        Limits are exact for any distributions, also with ties. All limits of `limits` and `corners`
+        are valid together with probability at least `confidence`. The error probability is split
+        among Clopper-Pearson limits of both rates, at ranks of non-members that are fixed in
+        advance.
     """
 
     members: np.ndarray
@@ -75,10 +76,10 @@ class RocCurve:
     def true_positive_rate(self, false_positive_rate: float) -> TruePositiveRate:
         """The true positive rate at one false positive rate, fixed in advance.
 
-        The limits are exact, and hold with `confidence`. Two ranks among the non-members choose two
-        thresholds: one surely has a lower false positive rate, and one a higher. Clopper-Pearson
-        limits bound the true positives at both. Raises ValueError if fewer than 10 false positives
-        are expected.
+        The limits are valid with probability at least `confidence`. The scores of two non-members
+        are thresholds: with high probability, one has a lower false positive rate, and the other a
+        higher one. Clopper-Pearson limits bound the true positive rates at both. Raises ValueError
+        if fewer than 10 false positives are expected.
         """
         rate = _checks.fraction("false_positive_rate", false_positive_rate)
         n = len(self.non_members)
@@ -93,8 +94,8 @@ class RocCurve:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
         # Let t be the true quantile, with a false positive rate of exactly `rate`. The k-th highest
-        # score of non-members has a higher rate only if fewer than k of them lie above t. Their
-        # number is binomial.
+        # score of non-members has a higher rate only if fewer than k of them are above t. The
+        # number above t is binomial.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -107,7 +108,7 @@ class RocCurve:
         return TruePositiveRate(float(estimate), lower, upper)
 
     def limits(self, false_positive_rates: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper limits of the true positive rates. All of them hold simultaneously."""
+        """Lower and upper limits of the true positive rates. All are valid simultaneously."""
         at = _checks.host_numbers("false_positive_rates", false_positive_rates).astype(float)
         rates, lower = self.corners()
         below = np.searchsorted(rates, at, "right")
@@ -172,14 +173,15 @@ class RocCurve:
 def roc_curve(
     scores: ArrayLike, members: ArrayLike, *, confidence: float | None = 0.95
 ) -> RocCurve:
-    """The ROC curve of a score: the members above each threshold against the false positives.
+    """The ROC curve of a score: true and false positive rates at all thresholds.
 
     Args:
         scores: numbers, higher for members; NaN counts as the lowest.
         members: booleans of the same shape: whether a score belongs to a member.
-        confidence: the confidence of the limits, in (0, 1). It needs one score from each training,
-            such as those of `membership_trials`. Scores of many records under one model depend on
-            each other, as do those of `lira` and `rmia`: give None, and the curve has no limits.
+        confidence: the confidence of the limits, in (0, 1). Scores must then be independent: one
+            from each training, as in `membership_trials`. Scores of many records under one model
+            depend on each other, and so do those of `lira` and `rmia`. For these, give None, and
+            the curve has no limits.
 
     Returns:
         A `RocCurve`.
@@ -190,8 +192,8 @@ def roc_curve(
             range, or it is given for an array of scores with several axes.
 
     Formal guarantees:
-        Those of `RocCurve`, if scores are independent given the memberships. Rates pooled over
-        records and models are estimates without limits.
+        As for `RocCurve`, if scores are independent given the memberships. Rates over many records
+        of each model are estimates without limits.
 
     Source:
         Clopper and Pearson (1934); Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), who
@@ -237,8 +239,8 @@ _ROUNDING_OF_BOUND = 1e-14
 def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float:
     """Bounds the probability that an attacker guesses one record right from a release.
 
-    The record takes one of K values, with equal probabilities. The attacker may know everything
-    else. Then a guess is right with probability at most
+    The record has one of K values, with equal probabilities. The attacker may know all other
+    records. Then a guess is right with probability at most
     (e^epsilon + (K - 1) delta) / (e^epsilon + K - 1). For a fair bit (K = 2) this is (1 + a) / 2.
     Here a = (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) is the largest difference of true and false
     positive rates.
@@ -256,11 +258,11 @@ def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float
         ValueError: if K is out of range, or the guarantee is a batch or NaN.
 
     Formal guarantees:
-        Holds for every attack, on databases that differ in this record, if the guarantee covers
+        Valid for every attack, on databases that differ in this record, if the guarantee covers
         them. With gamma = 0 it covers all pairs. Otherwise it covers all pairs under the oracle
         except for a fraction gamma, at its confidence. If the n records of a database are
-        independent and uniform, the bound also holds for the expected fraction of right guesses of
-        any reconstruction. Randomized response attains it.
+        independent and uniform, the bound is also valid for the expected fraction of right guesses
+        of any reconstruction. Randomized response attains it.
 
     Source:
         Wasserman and Zhou (2010); Kairouz, Oh and Viswanath (2015), for two values. For K values,
@@ -298,12 +300,12 @@ class ClaimComparison:
         claimed: the guarantee.
         epsilon: the least epsilon that allows the attack's rates, at the claimed delta, gamma and
             confidence; 0 if the attack proves nothing.
-        false_positive_rate: its upper limit, at the threshold with the largest epsilon.
-        true_positive_rate: its lower limit, at that threshold.
+        false_positive_rate: the upper limit of the rate, at the threshold with the largest epsilon.
+        true_positive_rate: the lower limit of the rate, at that threshold.
         confidence: the confidence of all limits together.
 
     Formal guarantees:
-        Those of `compare_with_claim`, which makes it.
+        As for `compare_with_claim`, which returns it.
     """
 
     claimed: Guarantee
@@ -314,7 +316,7 @@ class ClaimComparison:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the claim must be wrong, if the limits hold."""
+        """Whether the claim is wrong, if the limits are valid."""
         return self.epsilon > float(self.claimed.epsilon)
 
     def __repr__(self) -> str:
@@ -381,12 +383,12 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         ValueError: if the curve has no limits, or as `highest_true_positive_rate`.
 
     Formal guarantees:
-        Let a guarantee hold, and be fixed before the trials. Then it is contradicted with
-        probability at most 1 - `curve.confidence`, for all thresholds together. This includes the
-        randomness of sampling if every trial samples its own sensitivity. If all trials use one
-        sampled sensitivity, it may cover fewer pairs than gamma says, which adds at most 1 - C to
-        this probability. With a marginal gamma (C is None), there is no such bound. A weak attack
-        that fails proves nothing.
+        A true guarantee that is fixed before the trials is contradicted with probability at most 1
+        - `curve.confidence`, for all thresholds together. This includes the randomness of sampling
+        if every trial samples its own sensitivity. If all trials use one sampled sensitivity, it
+        may cover fewer pairs than gamma says, which adds at most 1 - C to this probability. With a
+        marginal gamma (C is None), there is no such bound. A guarantee that is not contradicted may
+        still be wrong.
 
     Source:
         As for `highest_true_positive_rate`.

@@ -1,4 +1,4 @@
-"""Shadow models: the same training on many random databases, and attacks that use all models."""
+"""`shadow_models`: one training on many random databases; `lira` and `rmia`: attacks on them."""
 
 import functools
 import math
@@ -56,10 +56,10 @@ def shadow_models(
 ) -> ShadowModels:
     """Trains many models on random halves of some records, as one program.
 
-    Records i and n + i of 2 n records compete for place i of a database. For each place and model,
-    a fair coin decides which of the two the model is trained on. So all databases have size n, as
-    under replace-one. The coins of different models are independent, so `lira` and `rmia` may use
-    all other models to attack one of them.
+    Of 2 n records, either record i or record n + i is at position i of a database, by a fair coin
+    for each position and model. So all databases have size n, as under replace-one. The coins of
+    different models are independent, so `lira` and `rmia` may use all other models to attack one of
+    them.
 
     Args:
         key: a typed key, of the chacha20 implementation if `train` requires it.
@@ -74,7 +74,7 @@ def shadow_models(
         chunk_size: models at a time; by default as many as fit in memory.
 
     Returns:
-        The `ShadowModels`. The models themselves are not kept.
+        The `ShadowModels`: scores, without the models.
 
     Raises:
         TypeError: if the key is not a typed key of a usable implementation, or train or query is
@@ -83,7 +83,7 @@ def shadow_models(
             return a scalar.
 
     Formal guarantees:
-        Those of `ShadowModels`. The two records of a place are a pair of canaries. So under
+        As for `ShadowModels`. The two records of a position are a pair of canaries. So under
         (epsilon, delta)-DP, and given all other models, `auditing.one_run_epsilon` bounds how well
         a model's coins can be guessed.
 
@@ -109,7 +109,7 @@ def shadow_models(
     candidates, count = record_arrays("records", records, least=2)
     if count % 2:
         raise ValueError(
-            f"records must be even in number, since they compete in pairs, got {count}"
+            f"records must be even in number, since a coin chooses one of two, got {count}"
         )
     others = () if population is None else (record_arrays("population", population)[0],)
     key_coins, key_models = jax.random.split(check_sampling_key(key))
@@ -124,7 +124,7 @@ def shadow_models(
         first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
         database = jax.tree.map(functools.partial(_winners, first), candidates)
         model = released_value(train(jax.random.fold_in(key_models, index), database))
-        # Only the model's answers are kept, not the model, so memory does not limit `models`.
+        # Returns answers only, not the model, so memory does not limit `models`.
         answers = [_answers(query, model, asked) for asked in (candidates, *others)]
         return jnp.concatenate([first, ~first]), answers
 
@@ -177,7 +177,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The record that its coin chooses at each place."""
+    """The records that the coins choose, one for each position."""
     coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
     return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
 
@@ -211,17 +211,17 @@ def lira(
     """The likelihood ratio attack (LiRA) on every model of a set of shadow models.
 
     Online, the result for a record is the log ratio of two Gaussian densities at the attacked
-    model's score: one fitted to other models that were trained on the record, and one to other
-    models that were not. Offline, the attack ignores models that were trained on the record. The
-    result is then the number of standard deviations by which the score exceeds the mean of the
-    others.
+    model's score. One is fitted to the scores of other models that were trained on the record, and
+    one to those of other models that were not. Offline, the attack ignores models that were trained
+    on the record. The result is then the number of standard deviations by which the score exceeds
+    the mean of the other models.
 
     Args:
         scores: the scores of `ShadowModels`, shape (models, records), finite, higher for members.
         members: of `ShadowModels`, of the same shape.
         mode: "online" or "offline".
-        variance: "record" for a variance of each record, or "pooled" for one of all records, which
-            is better below about 64 models.
+        variance: "record" for a variance of each record, or "pooled" for one variance of all, which
+            is better for fewer than about 64 models.
 
     Returns:
         An array of the same shape, higher where the attacked model was trained on the record; 0 if
@@ -231,9 +231,10 @@ def lira(
         ValueError: if scores and members do not share a shape of two axes, or a word is unknown.
 
     Formal guarantees:
-        The fits for attacking a model use neither its scores nor its memberships. So only the model
-        itself reveals its coins. Scores of one model depend on each other, and the fits connect the
-        scores of all models: pass confidence=None to `roc_curve`.
+        The fits for attacking a model use neither its scores nor its memberships. So an attack
+        learns about the coins of a model only from that model. Results for one model depend on each
+        other, and those for different models do, too, by the fits: pass confidence=None to
+        `roc_curve`.
 
     Source:
         Carlini, Chien, Nasr, Song, Terzis and Tramèr (2022), Algorithm 1 and Section VI.
@@ -299,7 +300,7 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
     limits = np.finfo(values.dtype)
-    # If all models agree, the variance is only rounding error. The floor keeps it above 0.
+    # If all models agree, the variance is only rounding error, and may be 0.
     floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
@@ -334,8 +335,8 @@ def rmia(
         population: p(z | model), shape (models, others), for records that no model was trained on.
         mode: "online" or "offline".
         threshold: the threshold of the ratio, above 0; the paper's gamma.
-        slope: the paper's a, in [0, 1]; offline only. It says how strongly the probability of a
-            record with training on it depends on its probability without.
+        slope: the paper's a, in [0, 1]; offline only. The slope of a record's probability after
+            training on it, as a linear function of its probability without.
 
     Returns:
         An array of the shape of likelihoods, in [0, 1], higher where the attacked model was trained
@@ -397,14 +398,14 @@ def _robust_scores(
     if mode == "online":
         p_x = (_average_of_others(of_records, inside) + outside) / 2
     else:
-        # The assumption about `slope` raises p(x). To keep both comparable, p(z) is raised in the
-        # same way.
+        # The assumption about `slope` makes p(x) larger. p(z) is changed in the same way, so that
+        # the ratios are comparable.
         p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models except the attacked one; over all others if none is left."""
+    """Averages over the chosen models except the attacked one, or over all others if none is."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)

@@ -1,4 +1,4 @@
-"""Reconstruction from noisy sums over all subsets, and from a table that yields such sums."""
+"""Reconstruction from noisy sums over all subsets, or from a table that these are sums of."""
 
 import math
 from fractions import Fraction
@@ -21,7 +21,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
         database: n numbers, shape (n,), such as bits; n at most 20.
 
     Returns:
-        Shape (2^n,), entry S for the subset that holds record i if bit i of S is set.
+        Shape (2^n,). Entry S is for the subset that contains record i if bit i of S is set.
 
     Raises:
         TypeError: if the database is not real numbers.
@@ -54,9 +54,9 @@ def subset_counts(database: jax.Array) -> jax.Array:
 def subset_distortions(answers: jax.Array) -> jax.Array:
     """The largest distance of each of the 2^n candidate databases from the answers.
 
-    For candidate c this is max_S |a_S - sum of c over S|. A maximum over subsets splits into those
-    with and without record i. Splitting record by record takes n 2^n steps for all candidates
-    together, instead of 4^n.
+    For candidate c this is max_S |a_S - sum of c over S|. The maximum over all subsets is the
+    larger of the maxima over subsets with and without record i. Computing it record by record takes
+    n 2^n steps for all candidates together, instead of 4^n.
 
     Args:
         answers: 2^n numbers, in the order of `subset_counts`.
@@ -69,7 +69,7 @@ def subset_distortions(answers: jax.Array) -> jax.Array:
         ValueError: if their number is not 2^n with n from 1 to 20.
 
     Formal guarantees:
-        Exact if floats hold the answers and their differences exactly, as for half integers.
+        Exact if the answers and their differences are exact in floats, as for half integers.
 
     Source:
         Dinur and Nissim (2003), by exhaustive search.
@@ -108,9 +108,9 @@ def reconstruct_from_all_subsets(answers: jax.Array) -> jax.Array:
         ValueError: as for `subset_distortions`.
 
     Formal guarantees:
-        At most `max_wrong_guesses(n, error=E)` guesses are wrong if no answer is off by more than
-        E. E need not be known. Under differential privacy E is so large that this bound is useless,
-        and `guessing_bound` bounds the number of right guesses instead.
+        At most `max_wrong_guesses(n, error=E)` guesses are wrong if the error of every answer is at
+        most E. E need not be known. Under differential privacy E is so large that this bound is
+        useless, and `guessing_bound` bounds the number of right guesses instead.
 
     Source:
         Dinur and Nissim (2003); Dwork and Roth (2014), Theorem 8.1; Theorem 1 of the lecture "A
@@ -149,7 +149,7 @@ def max_wrong_guesses(n: int, *, error: float | Fraction) -> int:
         ValueError: if n is below 1, or the error negative or not finite.
 
     Formal guarantees:
-        The bound holds, and is attained, over all databases of n bits, all answers within E of the
+        The bound is valid, and attained, over all databases of n bits, all answers within E of the
         truth, and all candidates within E of the answers.
 
     Source:

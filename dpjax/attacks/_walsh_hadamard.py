@@ -56,7 +56,7 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
     The queries are orthogonal, so the solution is the transform of the answers, divided by n. The
     estimate of a record is its true value plus an average of the noise with signs. Noise of
     standard deviation s in every answer becomes s / sqrt(n), and a guess is wrong if it exceeds
-    1/2. So the attack works for noise well below sqrt(n), and fails for more.
+    1/2. So the attack succeeds if s is well below sqrt(n), and fails if it is larger.
 
     Args:
         answers: shape (n,), or (..., n) for many releases; n a power of two, at most 2^24.
@@ -69,9 +69,9 @@ def reconstruct_from_walsh_hadamard(answers: jax.Array) -> jax.Array:
         ValueError: as for `walsh_hadamard`.
 
     Formal guarantees:
-        If no answer is off by more than E, at most 4 E^2 guesses are wrong. Under independent
-        Gaussian noise of standard deviation s, each guess is right with probability
-        Phi(sqrt(n) / (2 s)). No attack on one record does better, even if it knows all others.
+        If the error of every answer is at most E, at most 4 E^2 guesses are wrong. Under
+        independent Gaussian noise of standard deviation s, each guess is right with probability
+        Phi(sqrt(n) / (2 s)). No attack on one record is better, even if it knows all others.
 
     Source:
         Dwork and Yekhanin (2008).
@@ -120,8 +120,8 @@ def recovered_fraction(key: Key, c: ArrayLike, *, n: int) -> jax.Array:
     """The fraction of n bits that least squares recovers under noise of at most c sqrt(n).
 
     Draws a database of fair bits, answers its n Walsh-Hadamard queries with independent noise,
-    uniform on [-c sqrt(n), c sqrt(n)], and attacks them. Nothing here is private. For several
-    databases, map over keys by `vmap`.
+    uniform on [-c sqrt(n), c sqrt(n)], and reconstructs the bits. For several databases, map over
+    keys by `vmap`.
 
     Args:
         key: a typed key.

@@ -1,1 +1,1 @@
-"""Functions on grids of settings: computed in chunks, kept on disk, returned with labels."""
+"""`sweep` and `rehearse`: a function on a grid of parameters, and simulated releases."""

@@ -21,12 +21,10 @@ from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
-    """128 bits for a parameter and its value.
+    """128 bits for a parameter and its value, the same for equal values.
 
-    Values that the function cannot distinguish share them.
-
-    Numbers are compared as JAX holds them, whatever their dtype: 1, 1.0 and float32's 1 are the
-    same value, and 0.0 equals -0.0. Functions and enum members are compared by their names.
+    Numbers are equal if they are in JAX's dtypes, whatever the dtype: 1, 1.0 and float32's 1 are
+    equal, and 0.0 equals -0.0. Functions and enum members are equal if their names are.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is None)
     parts = tuple((jax.tree_util.keystr(path), _canonical(name, leaf)) for path, leaf in leaves)
@@ -34,7 +32,7 @@ def fingerprint_of_value(name: str, value: PyTree) -> bytes:
 
 
 def as_held(name: str, value: ArrayLike) -> np.ndarray:
-    """Numbers in the dtype in which JAX holds them; refuses numbers that do not fit."""
+    """Numbers in the dtype that JAX converts them to. Raises if a number does not fit."""
     if jnp.issubdtype(getattr(value, "dtype", object), jax.dtypes.prng_key):
         raise TypeError(
             f"{name} must be numbers, got keys: derive keys from the key that the function takes"
@@ -95,7 +93,7 @@ class Output:
 
 
 def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
-    """The arrays of a value, named by their keys and attributes; "value" if there are none."""
+    """The arrays of a value, named by their keys and attributes, or "value" without any."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
     outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
     names = [output.name for output in outputs]
@@ -185,7 +183,7 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
-    # The function gets these numbers, and their fingerprints determine the keys of cells.
+    # The function gets the same numbers that the fingerprints, and so the keys of cells, are of.
     tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
@@ -195,7 +193,7 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Numbers as JAX holds them, with -0.0 as 0.0, so that both share a stored chunk."""
+    """Numbers in JAX's dtype, with -0.0 as 0.0, which have the same fingerprint."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -240,8 +238,7 @@ def _static(name: str, values: PyTree) -> Axis:
         raise ValueError(f"{name} must have at least one value")
     fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
-    # Different values with the same text are refused, because the dataset could not distinguish
-    # them.
+    # Values with the same text raise, too, because they would be equal coordinates.
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, list(values), {name: _array_of_labels(labels)}, fingerprints)
 
@@ -302,8 +299,8 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
 
     Formal guarantees:
         First a 128-bit hash of names and values is folded into the key, then the repeat. Distinct
-        cells have distinct keys, up to collisions of 128 bits, or of the 64 bits of a threefry2x32
-        key.
+        cells have distinct keys, except for random collisions of 128 bits, or of the 64 bits of a
+        threefry2x32 key.
 
     Source:
         None.

@@ -1,4 +1,4 @@
-"""The parts of a sweep: one for each choice of the static parameters, each with its programs."""
+"""`Part`: the cells of one choice of the static parameters, and the programs that compute them."""
 
 import dataclasses
 import functools
@@ -21,9 +21,9 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# A draw of more values than this is not moved to a program of its own, because its result would
-# need extra memory. A program with more draws is not split, because hundreds of small programs take
-# longer to compile.
+# A draw of more values than this does not get a program of its own, because its result would need
+# extra memory. A program with more draws than this is not cut, because hundreds of small programs
+# take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
@@ -56,14 +56,14 @@ def cut_at_draws(program: Program) -> Cut:
     """Cuts a program of a key and values at its small draws from the key.
 
     Without cuts, each choice of static parameters would compile ChaCha20 and the noise tables
-    again. Only the program itself decides where it is cut, so its bits do not depend on other
-    choices.
+    again. Where a program is cut does not depend on other choices of static parameters, so its bits
+    do not, either.
     """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
 
 class _Walked:
-    """The operations of a program in order, with inner calls inlined where they draw."""
+    """The operations of a program in order. Calls of functions that draw are inlined."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -77,8 +77,7 @@ class _Walked:
         draws = [step for step in self._from_key() if self._is_small(step)]
         needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
         draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
-        # An operation with effects may write to arrays that are not outputs, so such a program is
-        # never cut.
+        # A program with effects is never cut: it may write to arrays that are not outputs.
         if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
             return Cut((), self.program)
 
@@ -91,7 +90,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # The operations come from a checked program, so the rest is not checked again.
+        # Not `Program.trace`, because the operations were checked with the whole program.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -111,7 +110,7 @@ class _Walked:
         return value
 
     def _from_key(self) -> list[_Step]:
-        """The random operations that depend on the key and on constants alone."""
+        """The random operations that depend only on the key and on constants."""
         found, known, from_key = list[_Step](), {*self._constants}, {self._inputs[0]}
         for step in self._steps:
             if others := {operand for operand in step.operands if operand not in known}:
@@ -136,7 +135,7 @@ class _Walked:
         return Program.trace("function", draw, key)
 
     def _needed(self, wanted: Sequence[_Value], known: Collection[_Value]) -> set[_Value]:
-        """The values that the wanted ones depend on, back to the known ones."""
+        """All values that are needed to compute the wanted ones from the known ones."""
         needed, ends = set(wanted), set(known)
         for step in reversed(self._steps):
             if any(value in needed and value not in ends for value in step.outputs):
@@ -163,13 +162,13 @@ def _is_key(variable: Any) -> bool:
 
 
 def _as_words(step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of a draw, with keys as words, because a program returns arrays."""
+    """The results of a draw, with keys as words, because a program cannot return keys."""
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [jax.random.key_data(x) if _is_key(variable) else x for x, variable in outputs]
 
 
 def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of a draw, with words as keys of the same kind as the given key."""
+    """The results of a draw, with the words made into keys of the same kind as the given key."""
     wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
@@ -220,7 +219,7 @@ class Part:
         return relations.pop() if len(relations) == 1 else None
 
     def default_chunk_size(self, device: Device | None) -> int:
-        """Cells in a chunk: a power of two, by memory and by the number of cells."""
+        """Cells in a chunk: a power of two that depends on memory and on the number of cells."""
         share = -(-len(self) // _CHUNKS)
         by_share, by_all = (2 ** (max(x, 1) - 1).bit_length() for x in (share, len(self)))
         most = min(max(_LEAST_CELLS, by_share), max(_LEAST, by_all))
@@ -234,7 +233,7 @@ def parts_of(
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """Traces all parts, and refuses outputs that differ, before any cell is computed."""
+    """Traces all parts before any cell is computed. Raises if their outputs differ in kind."""
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))
@@ -271,7 +270,7 @@ def _trace(
     program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
         raise TypeError("function closes over a traced value, but sweep runs on the host")
-    # Hashed now, because tracing the next part may write to an array that this function closes
+    # Hashed now: while the next part is traced, the function may write to an array that it closes
     # over.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])

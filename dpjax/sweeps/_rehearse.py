@@ -1,4 +1,4 @@
-"""Releases of simulated databases, which show how much of a release will be noise."""
+"""`rehearse`: releases of simulated databases, which show how much of a release is noise."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -41,10 +41,9 @@ def rehearse(
 ) -> "Dataset":
     """Shows what releases would look like, on databases that the oracle draws.
 
-    It compares the noise with the sampling spread: the variation of the answer between simulated
-    databases. The spread is the error of asking n people instead of everybody, which a release has
-    even without noise. The result says which mechanism to use, or not to publish, and uses public
-    data only.
+    It compares the noise with the spread: the variation of the answer between the databases. The
+    spread is the error of asking n people instead of everybody, which a release has even without
+    noise. The result helps to choose a mechanism, or not to publish, and uses only public data.
 
     Args:
         key: a typed key of `dpjax.random.seeded_key` or `secure_key`, used for nothing else.

@@ -1,4 +1,4 @@
-"""Finished chunks of a sweep on disk, one file each, with the cells that they hold."""
+"""`Store`: the finished chunks of a sweep on disk, one file each."""
 
 import contextlib
 import hashlib
@@ -19,17 +19,18 @@ from dpjax._files._chunk_files import (
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 
 _KIND, _RUN = "chunk", "run"
-# The runs of different parts may differ in these entries.
+# The entries in which the runs of different parts may differ.
 _OF_A_PART = ("function", "traced", "chunk size")
 
 
 class Store:
     """The chunks of one sweep, in a folder that several processes may share.
 
-    A part of the sweep is one choice of its static parameters. If a call does not ask for some
-    parts, their chunks stay in the folder. A process holds a lock while it computes a chunk. If it
-    dies, the system releases the lock, and another process takes over. Results do not depend on
-    locks: any two processes compute the same bits, and a file is always replaced as a whole.
+    A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
+    ask for stay in the folder. A process has a lock on a chunk while it computes it. If the process
+    ends early, the system releases the lock, and another process computes the chunk. Results do not
+    depend on locks: any two processes compute the same bits, and a file is always replaced as a
+    whole.
 
     Attributes:
         path: the path of the folder.
@@ -49,7 +50,7 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator["Store"]:
-        """Lets other processes know that this process uses the folder."""
+        """The folder, with a sign to other processes that this process uses it."""
         with open(self.path / "users", "ab") as self._users:
             try:
                 yield self
@@ -62,7 +63,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads the folder. Other processes wait until this process has announced its runs."""
+        """Reads the folder. Until the block ends, other processes wait to do the same."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
@@ -75,15 +76,15 @@ class Store:
             yield
 
     def _forget_runs(self) -> None:
-        """If no other process uses the folder, deletes announcements of runs that are over."""
+        """Deletes the files of runs, which are over, if no other process uses the folder."""
         if try_lock(self._users):
             for file in self.path.glob("*.run"):
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Announces the run of a part before its first chunk.
+        """Writes the run of a part into the folder before its first chunk.
 
-        Other processes must agree with it.
+        Other processes compare their own runs with it.
         """
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
@@ -93,15 +94,15 @@ class Store:
         return next((x.header["run"].get("chunk size") for x in self._found.get(part, ())), None)
 
     def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
-        """Refuses chunks of another sweep.
+        """Raises if chunks are of another sweep.
 
         Args:
             runs: for each part, everything that determines its bits.
             named: for each part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # If this call does not ask for a part, only the entries that all parts share are
-            # compared.
+            # For a part that this call does not ask for, only the entries are compared that are
+            # equal for all parts.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""

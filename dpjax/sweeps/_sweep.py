@@ -119,13 +119,13 @@ def sweep(
         static: maps parameter names to values that the function gets as Python objects: a list of
             numbers, strings, named functions or tuples, or a dict from names to any objects.
         repeats: the number of repeats, at least 1.
-        path: a folder that keeps finished chunks. After an interruption, the same call continues
+        path: a folder for finished chunks. After an interruption, the same call continues from
             there. A call with more values, repeats or choices computes only the new cells. Several
             processes that make the same call share the work: each chunk is computed by one of them.
-        progress: shows a bar with rate and time left (needs tqdm). A terminal shows one anyway, if
-            tqdm is installed and the environment does not have TQDM_DISABLE=1.
+        progress: shows a bar with rate and time left (needs tqdm). A terminal shows one by default
+            if tqdm is installed and the environment does not have TQDM_DISABLE=1.
         chunk_size: cells in a chunk. The default depends on cache or device memory, and on the
-            number of cells. A folder with chunks keeps its chunk size.
+            number of cells. If the folder has chunks, the default is their size.
         mesh: devices of this process that share the chunks; by default the default device.
         units: maps names of parameters and outputs to their units.
 
@@ -150,13 +150,13 @@ def sweep(
             processor or chunk size, which the message names.
 
     Formal guarantees:
-        Results are as private as the function makes them. A sweep is an experiment on public or
-        drawn records: its folder and attributes hold unkeyed hashes of its parameters. The folder
-        holds a hash of the key, never its words. For one chunk size, device and version, a chunk
-        has the same bits in every run, on any number of devices and processes. A resumed sweep has
-        the bits of an uninterrupted one. If a later call adds cells, they are in other chunks than
-        if one call had computed everything. Their keys are the same, and so are integer draws, such
-        as releases. Floats may differ in their last bits if these depend on the place in a chunk.
+        A sweep adds no privacy to the function. Use it on public or simulated records: its folder
+        and attributes contain unkeyed hashes of its parameters. The folder contains a hash of the
+        key, never its words. For one chunk size, device and version, a chunk has the same bits in
+        every run, on any number of devices and processes. A resumed sweep has the bits of an
+        uninterrupted one. If a later call adds cells, their chunks are not those of one call for
+        all cells. Keys are the same, and so are integer draws, such as releases. Floats may differ
+        in their last bits if these depend on the place in a chunk.
 
     Source:
         None.
@@ -190,7 +190,7 @@ def sweep(
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     traced_axes, static_axes = axes_of(traced, static)
-    # Static parameters come first, so that the cells of a part are contiguous in memory.
+    # Static parameters are the first axes, so that the cells of a part are contiguous in memory.
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
     outputs = parts[0].outputs

@@ -118,7 +118,7 @@ def test_what_is_finished_survives_an_interruption(swept, computed, monkeypatch,
         context.setattr(_work, "_run_chunk", interrupted)
         with pytest.raises(error) as ended:
             swept()
-    said = f"10 of 24 cells are kept in {tmp_path / 'sweep'}: the same call continues from there"
+    said = f"10 of 24 cells are saved in {tmp_path / 'sweep'}: the same call continues from there"
     assert getattr(ended.value, "__notes__", []) == ([said] if error is KeyboardInterrupt else [])
     before = set(computed)
     computed.clear()
@@ -135,7 +135,7 @@ def test_without_a_folder_an_interruption_says_that_nothing_is_kept(swept, monke
     monkeypatch.setattr(_work, "_run_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt) as ended:
         swept(path=None)
-    assert "no cell is kept: with path=PATH" in ended.value.__notes__[0]
+    assert "no cells are saved: with path=PATH" in ended.value.__notes__[0]
 
 
 def test_progress_counts_what_was_found(swept, capsys):
