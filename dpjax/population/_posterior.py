@@ -9,11 +9,14 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._release import _with_ends
-from dpjax._core._types import PyTree
+from dpjax._core._types import Key, PyTree
 from dpjax.population._draws import Draws
+from dpjax.random._keys import sampling_key
+from dpjax.sweeps._axes import name_of_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from xarray import Dataset
 
 _CONFIDENCE = 0.95
 LEAST_SIZE = 100
@@ -133,6 +136,38 @@ class Posterior:
         pandas = _checks.extra("pandas", "sweep")
         columns: dict[str, Any] = dict(zip(self._draws.names, self._draws.columns, strict=True))
         return pandas.DataFrame({**columns, "weight": self.weights})
+
+    def to_xarray(self, key: Key, *, draws: int = 1000) -> "Dataset":
+        """Equally weighted draws, for ArviZ: `arviz.convert_to_inference_data(dataset)`.
+
+        Args:
+            key: a typed key, which chooses draws in proportion to their weights.
+            draws: how many to choose. A draw may be chosen several times.
+
+        Returns:
+            An `xarray.Dataset` over `chain`, of length 1, and `draw`, with a variable for every
+            array of theta.
+
+        Raises:
+            ModuleNotFoundError: if xarray is not installed.
+            TypeError: if the key is not a typed key.
+            ValueError: if there are fewer than 1 draws.
+        """
+        xarray = _checks.extra("xarray", "sweep")
+        draws = _checks.integer("draws", draws, least=1)
+        of_start, of_order = jax.random.split(sampling_key(key))
+        start = float(jax.random.uniform(of_start))
+        below = np.cumsum(self.weights)
+        levels = (np.arange(draws) + start) / draws * below[-1]
+        places = np.minimum(np.searchsorted(below, levels), len(below) - 1)
+        # In random order, so that neighbors in a chain are independent.
+        chosen = places[np.asarray(jax.random.permutation(of_order, draws))]
+        variables: dict[str, Any] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.theta):
+            name = name_of_path(path) if path else "theta"
+            axes = [f"{name}_dim_{i}" for i in range(np.ndim(leaf) - 1)]
+            variables[name] = (("chain", "draw", *axes), np.asarray(leaf)[chosen][None])
+        return xarray.Dataset(variables, {"chain": [0], "draw": np.arange(draws)})
 
     def __repr__(self) -> str:
         low, high = self.interval()

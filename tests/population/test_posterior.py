@@ -107,6 +107,21 @@ def test_draws_become_a_table_and_functions_of_theta(bank):
     assert list(posterior.to_frame().columns) == ["theta", "weight"]
 
 
+def test_equal_draws_for_other_libraries_have_the_weighted_averages(bank, keys):
+    posterior = bank.posterior(np.int32(11)).predict(
+        lambda x: {"share": x, "pair": x + jnp.ones(2)}
+    )
+    found = posterior.to_xarray(keys(5), draws=4000)
+    assert found.pair.dims == ("chain", "draw", "pair_dim_0")
+    assert found.share.shape == (1, 4000)
+    spread = float(found.share.std())
+    assert float(found.share.mean()) == pytest.approx(
+        float(posterior.mean["share"]), abs=spread / 20
+    )
+    neighbors = np.corrcoef(found.share[0, 1:], found.share[0, :-1])[0, 1]
+    assert abs(neighbors) < 4.5 / np.sqrt(4000)
+
+
 def test_one_call_is_a_bank_and_its_posterior(bank, keys):
     release = Release(jnp.int32(11), PRIVATE.mechanism.guarantee)
     alone = dpjax.posterior(
