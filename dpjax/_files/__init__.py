@@ -1,1 +1,1 @@
-"""Files that survive a crash: chunks of finished work, and the file of a ledger."""
+"""Files that are complete even after a crash: chunks of finished work, and ledgers."""

@@ -1,9 +1,9 @@
-"""Finished chunks of a run, in files: a JSON header that identifies the run, and arrays.
+"""Reads and writes files of finished chunks: a JSON header that identifies the run, and arrays.
 
 A file starts with its kind and format. The next line has the header and a hash of everything, and
-the bytes of the arrays follow. Damaged files and files of another run are refused, and nothing is
-ever unpickled. A killed process leaves no partial file, because each is written under another name
-and then renamed.
+the bytes of the arrays follow. Damaged files and files of another run raise errors, and nothing is
+ever unpickled. A file is first written under another name and then renamed, so it is complete even
+if a process is killed.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class ChunkFile(NamedTuple):
 def write_chunks(
     path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray], *, secret: bool = False
 ) -> None:
-    """Replaces a file by arrays and a header. The header has the "run" that they belong to."""
+    """Replaces a file by arrays and a header, whose entry "run" is the run of the arrays."""
     body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     described = [[array.dtype.name, array.shape] for array in arrays]
     header = {**header, "arrays": described, "bytes": sum(map(len, body))}
@@ -50,10 +50,10 @@ def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
 def check_run(
     file: ChunkFile, run: Json, owner: str, *, place: str, at: str = "", free: Iterable[str] = ()
 ) -> None:
-    """Refuses a file whose run differs from this one in an entry that is not `free`.
+    """Raises if the run of a file differs from this one in an entry that is not `free`.
 
-    A run is everything that determines the bits of the chunks. The message names the `owner` of the
-    file and the part (`at`) in which runs differ, and asks for another `place`.
+    A run is everything that determines the bits of the chunks. The message starts with `owner`,
+    names the part (`at`) in which the runs differ, and asks for another `place`.
     """
     found = file.header["run"]
     names = [name for name in {**run, **found} if name not in free]
@@ -86,7 +86,7 @@ def read_chunk(path: Path, kind: str) -> ChunkFile:
         raise damaged("is corrupted")
     arrays, start = list[np.ndarray](), 0
     for name, shape in header["arrays"]:
-        # The hash detects accidents, not forgeries. Bytes of a forged file must not be read as
+        # The hash detects accidents, not forgeries, and bytes of a forged file must not be read as
         # object pointers.
         if (dtype := np.dtype(name)).hasobject:
             raise damaged("is corrupted")

@@ -1,4 +1,4 @@
-"""Files that survive a crash: written under another name, forced to disk, renamed; and locks."""
+"""`replace`: writes a file under another name, forces it to disk and renames it; and locks."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ Json: TypeAlias = dict[str, Any]
 def replace(
     path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
 ) -> None:
-    """Replaces a file atomically: at every moment either the old or the new file is there.
+    """Replaces a file atomically: at every moment, either the old or the new file exists.
 
     A secret file can only be read by its owner.
     """
@@ -43,7 +43,7 @@ def replace(
 def database_file(path: object, *, instead: str) -> pathlib.Path:
     """The path of an SQLite file, which need not exist.
 
-    SQLite does not read ":memory:", "" and URIs as paths, so they are refused.
+    Raises for ":memory:", "" and URIs, which SQLite does not read as paths.
     """
     words = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(words, str):
@@ -59,7 +59,7 @@ def database_file(path: object, *, instead: str) -> pathlib.Path:
 
 
 def check_folder(path: pathlib.Path, kind: str) -> None:
-    """Refuses a path in a folder that is missing or cannot be written to."""
+    """Raises if the folder of a path is missing or cannot be written to."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(
             f"{kind} {path} must be in a folder that exists and can be written to: create it, or"
@@ -70,10 +70,10 @@ def check_folder(path: pathlib.Path, kind: str) -> None:
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """Removes partial files of this host that no process is writing.
 
-    A lock shows whether a process still writes, because the system releases it however the process
-    ends. A process number would not show that: numbers are reused, and a container sees only its
-    own. Hosts may not see each other's locks, so files of other hosts are kept. `names` is a
-    regular expression for the final names of the files.
+    A lock shows whether a process still writes a file, because the system releases it when the
+    process ends in any way. A process number would not show that: numbers are reused, and a
+    container has its own numbers. Hosts may not see each other's locks, so files of other hosts are
+    not removed. `names` is a regular expression for the final names of the files.
     """
     if fcntl is None:
         return
@@ -88,7 +88,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Generator[None]:
-    """Waits until no other process is in such a block, if the file system has locks."""
+    """A block that only one process at a time runs; others wait. Needs a file system with locks."""
     with open(path, "ab") as file:
         _lock(file)
         yield
@@ -96,7 +96,7 @@ def locked(path: pathlib.Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """Raises if another process is in such a block, if the file system has locks."""
+    """A block that raises if another process runs it. Needs a file system with locks."""
     with open(path, "ab") as file:
         if not try_lock(file):
             raise ValueError(refusal)
@@ -104,9 +104,10 @@ def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Locks an open file, and returns whether that succeeded; without locks it always does.
+    """Locks an open file, and returns False if another process has the lock.
 
-    Closing the file frees the lock, and so does the end of the process.
+    If the file system has no locks, it returns True. The lock is released when the file is closed
+    or the process ends.
     """
     if fcntl is not None:
         try:
@@ -119,7 +120,7 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes a renaming survive a power failure, if the system can open folders."""
+    """Forces a renaming in a folder to disk, if the system can open folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,11 +1,11 @@
-"""A budget in a file. A debit is durable on the disk before the caller relies on it.
+"""`LedgerFile`: a budget in a file. A debit is durable on the disk before `debit` returns.
 
-Entries form a chain of hashes (`Chain`). A second file holds the high-water mark: the
-number and hash of the last debit that a caller relied on. A ledger with fewer entries than its mark
-is older than a published release. Each process computes sums from entries that it has verified
-itself.
+Entries form a chain of hashes (`Chain`). A second file contains the high-water mark: the number and
+hash of the last debit that a release may be based on. If a ledger has fewer entries than its mark,
+it is an old copy, in which such a debit is missing. Each process computes sums from entries that it
+has verified itself.
 
-This module and its imports need the standard library only.
+This module and its imports need only the standard library.
 """
 
 import contextlib
@@ -62,14 +62,14 @@ class Entry(NamedTuple):
 
 
 class Chain:
-    """The entries that this process has verified, and what follows from them.
+    """The entries that this process has verified, and the sums over them.
 
     Attributes:
         path: the path of the ledger, for messages.
         budget: the budget of epsilon and delta, in units.
         spent: sums over the entries, in units.
-        entries: the entries in order. The first one holds the budget.
-        releases: maps the name of a request to the number of the entry that holds its release.
+        entries: the entries in order. The first one contains the budget.
+        releases: maps the name of a request to the number of the entry with its release.
         relation: which databases are neighbors, from the first entry, or else from the first debit.
     """
 
@@ -95,10 +95,10 @@ class Chain:
         return [entry for entry in self.entries if "neighbors" in entry.body]
 
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
-        """Raises if these entries forbid a debit.
+        """Raises if a debit is not possible after these entries.
 
-        All debits must be for the same neighboring relation. `key` is a fingerprint, and no two
-        debits may share one.
+        All debits must be for the same neighboring relation. `key` is the fingerprint of a key,
+        which two debits must not share.
         """
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")
@@ -166,7 +166,7 @@ class Chain:
 
 
 def _shown(neighbors: str) -> str:
-    """Neighbors in words. Debits of records do not name their unit of privacy."""
+    """Neighbors in words. Debits per record are stored without a unit of privacy."""
     return neighbors if ", per " in neighbors else f"{neighbors}, per record"
 
 
@@ -193,8 +193,8 @@ def _link(last: str, text: str) -> str:
 
 
 _APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-# Connections that were inherited by a fork that Python did not report. Using or closing one in the
-# child would drop the parent's locks, so this list keeps them open and unused.
+# Connections that a child inherited by a fork that Python did not report. Using or closing one in
+# the child would release the parent's locks, so they are stored here, open and unused.
 _INHERITED: list[sqlite3.Connection | None] = []
 
 
@@ -206,14 +206,14 @@ class Mark(NamedTuple):
 
 
 class HighWaterMark:
-    """The last entry of a ledger that a caller relied on, in the file `path`."""
+    """The last entry of a ledger that a release may be based on, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
-        """A mark in a file, which need not exist yet."""
+        """A mark in a file, which may not exist yet."""
         self.path = path
 
     def read(self) -> Mark | None:
-        """The mark; None without a file."""
+        """The mark, or None if the file does not exist."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
@@ -232,8 +232,8 @@ class HighWaterMark:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # The folder is not synced, so a power failure may bring the old mark back. The old mark
-        # covers fewer entries, so it never leads to a wrong refusal.
+        # The folder is not synced, so the old mark may be back after a power failure. It covers
+        # fewer entries, so it never causes a false error.
         os.replace(fresh, self.path)
 
 
@@ -256,8 +256,8 @@ class LedgerFile:
     ) -> None:
         """Opens a ledger, or makes one if neither the file nor its mark exists.
 
-        The budget is in units. A file under another relation is refused, and a new one is under
-        `made_under`. `patience` is the time to wait for other processes, in seconds.
+        The budget is in units. A file under another relation than `relation` raises; a new file is
+        under `made_under`. `patience` is the time to wait for other processes, in seconds.
         """
         self.path = Path(path).resolve()
         self._budget, self._relation, self._made_under = budget, relation, made_under
@@ -336,7 +336,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None]:
-        """One thread at a time; an error of a file becomes a `LedgerError`."""
+        """A block for one thread at a time, in which errors of files become a `LedgerError`."""
         if self._process != os.getpid():
             # After a fork that Python did not report, a thread of the parent may hold the lock, and
             # the connection belongs to the parent.
@@ -358,11 +358,11 @@ class LedgerFile:
         return number
 
     def _catch_up(self, connection: sqlite3.Connection, mark: Mark | None) -> None:
-        """Verifies the new entries, and that no old one is gone."""
+        """Verifies the new entries, and that no old one is missing."""
         entries = self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
-        # The last known entry is read again, because an old file that was restored may lack it or
-        # have another.
+        # The last known entry is read again: if an old file was restored, it may be missing or
+        # another.
         rows = connection.execute(query, (max(0, len(entries) - 1),)).fetchall()
         if entries and (not rows or rows.pop(0)[2] != self.chain.last_digest):
             raise self.chain.corrupted("an entry that this process has read")
@@ -379,7 +379,7 @@ class LedgerFile:
             )
 
     def _raise_mark(self, number: float) -> None:
-        """Raises the mark to cover an entry. One process at a time writes, so it never falls."""
+        """Raises the mark to an entry. Only one process at a time does, so it never decreases."""
         with self._writing():
             mark = self._mark.read()
             if mark is None or mark.number < number:
@@ -389,13 +389,13 @@ class LedgerFile:
     # The connection.
 
     def close(self) -> None:
-        """Closes the file; the next call opens it again. The last process moves the log into it."""
+        """Closes the file until the next call. The last process to do so merges SQLite's log."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
     def suspend(self) -> None:
-        """Closes the file, and no other thread can open it."""
+        """Closes the file, so that no other thread can open it until `resume`."""
         self._lock.acquire()
         self.close()
 
@@ -455,10 +455,10 @@ class LedgerFile:
         return connection
 
     def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
-        """Makes the ledger in an empty file; refuses a file of another program.
+        """Makes the ledger in an empty file. Raises if the file is of another program.
 
-        SQLite reads the header for us. To open the file a second time would be a trap: on POSIX,
-        closing any descriptor of a file drops all of the process's locks on it.
+        The header is read by SQLite, because the file must not be opened a second time: on POSIX,
+        closing any descriptor of a file releases all of the process's locks on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         # Read after the tables, because another process may write both at once in between.
@@ -469,9 +469,9 @@ class LedgerFile:
             raise LedgerError(f"{self.path} is not a ledger, or corrupted")
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """Writes table, first entry and header in one transaction: no other state is ever seen.
+        """Writes table, first entry and header in one transaction, so no process sees a part.
 
-        The mark is written before the commit, because a ledger without its mark is refused.
+        The mark is written before the commit, because opening a ledger without its mark raises.
         """
         with _transaction(connection, "BEGIN IMMEDIATE"):
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
@@ -517,9 +517,9 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
             connection.execute("ROLLBACK")
 
 
-# Forks. Ledgers are closed before a fork, and parent and child each open their own afterwards.
-# SQLite keeps a list of its locks in the memory of the process. A child inherits the memory but not
-# the locks, so other processes could remove its log while it writes.
+# Forks. Ledgers are closed before a fork, and parent and child open them again afterwards. SQLite
+# has a list of its locks in the memory of the process. A child inherits the memory but not the
+# locks, so other processes could remove the log while the child writes.
 
 _OPEN = weakref.WeakSet[LedgerFile]()
 
@@ -538,7 +538,7 @@ _HELD = _Held()
 
 
 def _suspend() -> None:
-    # Suspended in a fixed order, so that two forking threads cannot deadlock.
+    # In a fixed order, so that two threads that fork at the same time do not deadlock.
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

@@ -186,17 +186,17 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Turns axis i from "is record i in the subset?" into "is record i of the candidate 1?"."""
+    """Replaces axis i, "is record i in the subset?", by "is record i of the candidate 1?"."""
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
     return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)
 
 
 def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
-    """The largest error of a sum over a subset of a published table.
+    """The largest error of a sum over any subset of a published table.
 
-    The worst of all 2^n subsets contains either all entries that are too large, or all that are too
-    small, and no others.
+    The subset with this error contains either exactly the entries that are too large, or exactly
+    those that are too small.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.
@@ -210,7 +210,7 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
         ValueError: if their shapes differ.
 
     Formal guarantees:
-        Some subset has this error, up to rounding in floats.
+        The largest of the errors of all 2^n subsets, up to rounding in floats.
 
     Source:
         Proved by the sentence above.
@@ -234,14 +234,14 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
 
 
 def reconstruct_from_noisy_table(table: jax.Array) -> jax.Array:
-    """Guesses bits by rounding a table that gives accurate counts.
+    """Guesses bits by rounding the entries of a table whose sums over subsets are accurate.
 
     If all subset sums are within E of the truth, at most 4 E guesses are wrong, without any search
     (docs/proofs/reconstruction.md). This is the lecture's dilemma: a table with accurate answers
     can be attacked, and a table that resists attacks has inaccurate answers. The lecture concludes
-    that only an interactive mechanism escapes this dilemma. That does not follow. No release that
-    answers *all* subsets accurately escapes, interactive or not, while a static release may be
-    accurate for the queries that it was made for.
+    that only an interactive mechanism avoids this dilemma. That is wrong: no release that answers
+    *all* subsets accurately can resist attacks, interactive or not. And a table may be accurate for
+    some queries, for which it was made, and still resist attacks.
 
     Args:
         table: n published numbers, shape (n,), or (..., n) for many tables.

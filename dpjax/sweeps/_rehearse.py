@@ -61,16 +61,16 @@ def rehearse(
         An `xarray.Dataset` (needs the extra "sweep") over `mechanism`, `draw`, and the dimensions
         of the target's arrays.
 
-        - `noise_over_spread`, for each mechanism: the root mean square of the noise over that of
-          the spread, for all numbers of the value together. It is infinite if the answer never
+        - `noise_over_spread`, for each mechanism: the root mean square of the noise divided by that
+          of the spread, for all numbers of the value together. It is infinite if the answer never
           varies, and NaN if the answer is not always finite;
         - `noise_over_spread_each`: the same for every single number;
         - `verdict`: what this means, in a sentence;
         - `value` and `released`: the answers on the drawn databases, and their releases. Arrays in
           a tree get names with their keys, as in `dpjax.sweep`.
 
-        The coordinates `guarantee` and `relation` hold each mechanism's guarantee.
-        `dpjax.plotting.rehearsal` draws the result.
+        The coordinates `guarantee` and `relation` describe each mechanism's guarantee.
+        `dpjax.plotting.rehearsal` plots the result.
 
     Raises:
         ModuleNotFoundError: if xarray is not installed.
@@ -81,8 +81,7 @@ def rehearse(
 
     Formal guarantees:
         None are needed: no private data are used, so you may look at all results before you choose.
-        Open ledgers are not told and pay nothing. Every database and every draw of noise has its
-        own key.
+        Nothing is debited from ledgers. Every database and every draw of noise has its own key.
 
     Source:
         None.
@@ -109,7 +108,7 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
-    # Whatever a release would refuse is refused here, before anything is drawn.
+    # Raises wherever a release would raise, before anything is drawn.
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
@@ -131,8 +130,8 @@ def rehearse(
                 drawn[name] = one.published(drawn[name]) if one.published else drawn[name]
         for name, found in drawn.items():
             if selecting:
-                # Next to selections, noisy scores select as many options as the first selection
-                # does.
+                # If some mechanisms are selections, noisy scores select as many options as the
+                # first selection.
                 like = drawn[next(iter(selecting))]
                 chosen = found if name in selecting else _largest(found, like)
                 answer, found = _best_and_selected(value, chosen)
@@ -250,7 +249,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
 def _numbers(
     variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
 ) -> np.ndarray:
-    """All numbers behind the first axes in one row, in float64 because they are subtracted."""
+    """Flattens all axes except the first ones, into float64 because results are subtracted."""
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)

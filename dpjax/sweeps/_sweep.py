@@ -1,4 +1,4 @@
-"""Evaluates a function on a grid of settings in one call."""
+"""`sweep`: evaluates a function on a grid of parameters in one call."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ RELATION = "relation"
 
 
 def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
-    """Refuses names that collide in a dataset, and units of unknown names."""
+    """Raises if names collide in a dataset, or units have unknown names."""
     coordinates = {REPEAT, *(name for axis in axes for name in axis.coordinates)}
     named = {output.name for output in outputs}
     if both := sorted(coordinates & named):
