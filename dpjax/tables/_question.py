@@ -104,7 +104,7 @@ class Question:
         return Release(value, release.guarantee, accuracy, labels)
 
     def _by_column(self, array: Any) -> Any:
-        return array.reshape(*self.cells.shape, *array.shape[1:])
+        return array.reshape((*self.cells.shape, *array.shape[1:]))
 
 
 def question_name(statistic: str, *asked: object) -> str:
