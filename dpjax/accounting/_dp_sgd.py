@@ -349,6 +349,7 @@ class _Run(NamedTuple):
             raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
         _checks.integer("sampling.capacity", sampling.capacity, least=1)
         _checks.integer("sampling.n", sampling.n, least=1)
+        _checks.integer("sampling.groups", self.groups, least=1, most=sampling.n)
         if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
@@ -360,6 +361,21 @@ class _Run(NamedTuple):
     @property
     def replaced(self) -> bool:
         return self.relation is NeighboringRelation.REPLACE_ONE
+
+    @property
+    def groups(self) -> int:
+        """A record may be in one of this many consecutive batches; a sampling need not say 1."""
+        return getattr(self.sampling, "groups", 1)
+
+    @property
+    def slots(self) -> int:
+        """The largest number of slots whose records may join one batch."""
+        return -(-self.sampling.n // self.groups)
+
+    @property
+    def participations(self) -> int:
+        """The largest number of steps whose batch may hold a given record."""
+        return -(-self.steps // self.groups)
 
     @property
     def loss(self) -> float:
@@ -386,8 +402,9 @@ class _Run(NamedTuple):
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway
-        # Both neighbors have at most n records, so n is the number of trials.
-        cut = float(scipy.stats.binom.sf(sampling.capacity, sampling.n, sampling.rate)) * _OUTWARD
+        # Both neighbors have at most this many records that may join a batch.
+        cut = scipy.stats.binom.sf(sampling.capacity, self.slots, sampling.rate)
+        cut = float(cut) * _OUTWARD
         return self.missed_anyway + self.steps * cut
 
     # Results are cached, because `fit` calls this several times, and a search takes a second.
@@ -408,12 +425,12 @@ class _Run(NamedTuple):
                 sampling.kind,
                 sampling.rate,
                 z,
-                self.steps,
+                self.participations,
                 replaced=self.replaced,
                 coarseness=coarseness,
             )
         else:
-            curve = _renyi(sampling, z, self.steps, self.replaced)
+            curve = _renyi(sampling, z, self.participations, self.replaced)
         epsilon = 0.0
         for _ in range(200):
             left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
@@ -470,7 +487,7 @@ class _Run(NamedTuple):
         anyway = (1 + math.exp(min(at, 700.0))) * self.missed_anyway
         if self.missed > 2 * self.missed_anyway and anyway < _LARGEST_SHARE * self.delta:
             enough = least_capacity(
-                self.sampling.n, self.sampling.rate, rare_enough(at, self.delta, self.steps)
+                self.slots, self.sampling.rate, rare_enough(at, self.delta, self.steps)
             )
             advice = f"capacity={enough}" if epsilon else "more noise, or a larger capacity"
             return (

@@ -2,9 +2,11 @@
 
 from dpjax.learning._clipped_in_parts import clipped_in_parts
 from dpjax.learning._clipping import ClippedGradients, ClippedSum, clipped_gradients
+from dpjax.learning._correlated_noise import correlated_noise
 from dpjax.learning._fit import fit
 from dpjax.learning._gaussian_noise import (
     AdaptiveNoiseState,
+    CorrelatedNoiseState,
     NoiseState,
     adaptive_noise,
     gaussian_noise,
@@ -12,7 +14,19 @@ from dpjax.learning._gaussian_noise import (
 )
 from dpjax.learning._objective_perturbation import ObjectivePerturbation, objective_perturbation
 from dpjax.learning._privatizers import PrivatizerState, with_privatizer
-from dpjax.learning._sampling import Batch, BatchSampling, fixed_size_sampling, poisson_sampling
+from dpjax.learning._sampling import (
+    Batch,
+    BatchSampling,
+    cyclic_sampling,
+    fixed_size_sampling,
+    poisson_sampling,
+)
+from dpjax.learning._strategies import (
+    Strategy,
+    banded_strategy,
+    optimized_strategy,
+    toeplitz_strategy,
+)
 from dpjax.learning._weighted_majority import (
     PrivateWeightedMajority,
     WeightedMajorityRun,
@@ -28,23 +42,30 @@ __all__ = [
     "BatchSampling",
     "ClippedGradients",
     "ClippedSum",
+    "CorrelatedNoiseState",
     "NoiseState",
     "ObjectivePerturbation",
     "PrivateWeightedMajority",
     "PrivatizerState",
+    "Strategy",
     "WeightedMajorityRun",
     "adaptive_noise",
     "adversarial_losses",
+    "banded_strategy",
     "clipped_gradients",
     "clipped_in_parts",
+    "correlated_noise",
+    "cyclic_sampling",
     "fit",
     "fixed_size_sampling",
     "gaussian_noise",
     "guarantee",
     "objective_perturbation",
+    "optimized_strategy",
     "poisson_sampling",
     "private_weighted_majority",
     "regret_bound",
+    "toeplitz_strategy",
     "weighted_majority",
     "with_privatizer",
 ]

@@ -114,7 +114,7 @@ def clipped_in_parts(
             of_records.append((one.private_losses, one.private_aux))
         value, bound = _whole(total, first.value, scale, bound, batch)
         losses, aux = jax.tree.map(joined, *of_records)
-        return sealed(value, bound, within, losses, aux, batch, drawn.drawn_by)
+        return sealed(value, bound, within, losses, aux, batch, drawn.drawn_by, drawn.turn)
 
 
 @functools.partial(jax.jit, static_argnames="batch")

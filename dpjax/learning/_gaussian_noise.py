@@ -20,7 +20,7 @@ from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
-from dpjax.learning._sampling import BatchSampling, number_of
+from dpjax.learning._sampling import ANY_TURN, BatchSampling, number_of
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
 from dpjax.random._grid_fit import Calibration
@@ -175,7 +175,9 @@ def noisy_average(
     state.refuse_if_closed_over()
     # Without x64, JAX would round a float64 to nearest, which may be the unsafe direction.
     bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
-    noisy, after = _noisy_sum(state, updates._value, bound, multiplier, least, drawn_by, noise)
+    noisy, after = _noisy_sum(
+        state, updates._value, bound, multiplier, least, drawn_by, updates.turn, noise
+    )
     return averaged(noisy, size), after
 
 
@@ -196,6 +198,7 @@ def _noisy_sum(
     multiplier: Scalar,
     least: Scalar,
     drawn_by: Scalar,
+    turn: Scalar,
     noise: NoiseKind,
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
@@ -203,11 +206,11 @@ def _noisy_sum(
     The division by the batch size is not in this program: inside, XLA would merge it with the last
     operation, and round differently.
     """
-    _check_step(state, value, noise)
+    check_step(state, value, noise)
     # The next key is a hash, so the state after a step does not reveal the noise of the step.
     next_key, step_key = jax.random.split(key_of_each_lane(state.key))
     noisy = _with_noise(step_key, value, norm_bound, multiplier, noise)
-    return noisy, after_a_step(state, drawn_by, next_key, least)
+    return noisy, after_a_step(state, drawn_by, next_key, least, turn)
 
 
 @functools.partial(jax.jit, static_argnames="noise")
@@ -217,7 +220,7 @@ def _with_noise(
     """The sum with Gaussian noise, whose scale is the multiplier times the norm bound."""
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
-    _refuse_shards(key, (value, bound, multiplier))
+    refuse_varying(key, (value, bound, multiplier))
     key = key_for_each(key, (value, bound, multiplier))
     calibration = Calibration(
         multiplier * bound,
@@ -234,7 +237,7 @@ def _with_noise(
     return add_noise(key, value, calibration, distribution)
 
 
-def _refuse_shards(key: Key, others: PyTree) -> None:
+def refuse_varying(key: Key, others: PyTree) -> None:
     """Refuses values that differ between shards, because all shards must add the same noise."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
@@ -255,7 +258,7 @@ def check_clipped(updates: object) -> None:
         )
 
 
-def _check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
+def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
     """Refuses a state that was made for other arrays, or for another kind of noise."""
     check_precision(state)
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
@@ -282,12 +285,16 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
     return structure.unflatten([x / jnp.asarray(size).astype(x.dtype) for x in leaves])
 
 
-def after_a_step(state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar) -> NoiseState:
-    """The state after one more step, with its next key and the least noise multiplier so far."""
+def after_a_step(
+    state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Scalar
+) -> NoiseState:
+    """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
-    # The guarantee assumes one sampling. SEVERAL means that several samplings drew the batches.
+    # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches,
+    # or that one drew the batch of another step.
     same = (state.step == 0) | (state.drawn_by == drawn_by)
+    same &= (jnp.asarray(turn) == ANY_TURN) | (jnp.asarray(turn) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
     return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
 
@@ -402,7 +409,7 @@ def adaptive_noise(
         del params
         check_clipped(updates)
         state.noise.refuse_if_closed_over()
-        _check_step(state.noise, (updates._value, updates.within), noise)
+        check_step(state.noise, (updates._value, updates.within), noise)
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         bound = outward(updates.norm_bound, math.inf)
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
@@ -412,7 +419,7 @@ def adaptive_noise(
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
-        after = after_a_step(state.noise, updates.drawn_by, next_key, total)
+        after = after_a_step(state.noise, updates.drawn_by, next_key, total, updates.turn)
         return averaged(gradient, size), AdaptiveNoiseState(after, norm)
 
     return transformation(init, update)
@@ -428,8 +435,38 @@ def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
     return left**-0.5 * (1 + 1e-12)
 
 
+@frozen_pytree
+class CorrelatedNoiseState:
+    """The state of correlated noise between two steps.
+
+    It holds the last clipped sums, which are as private as the records, and is never to be
+    published.
+
+    Attributes:
+        noise: the `NoiseState`, which counts steps and has the key.
+        norm_bound: the norm bound of the first step; 0 before it. A later clipped sum with a larger
+            norm bound gives NaN from then on.
+        published: the estimates of the last gradients, which are public.
+        bands: the number of bands of the strategy.
+        steps: the number of steps of the strategy.
+
+    Formal guarantees:
+        None of its own.
+    """
+
+    noise: NoiseState
+    norm_bound: jax.Array
+    published: PyTree
+    _sums: PyTree
+    bands: int = static()
+    steps: int = static()
+
+    def __repr__(self) -> str:
+        return f"CorrelatedNoiseState({self.noise}, bands={self.bands}, steps={self.steps})"
+
+
 def guarantee(
-    state: NoiseState | AdaptiveNoiseState,
+    state: NoiseState | AdaptiveNoiseState | CorrelatedNoiseState,
     sampling: BatchSampling,
     *,
     delta: float,
@@ -485,11 +522,13 @@ def guarantee(
         (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
     given: object = state
-    noise = given.noise if isinstance(given, AdaptiveNoiseState) else given
+    if isinstance(given, CorrelatedNoiseState):
+        _check_participation(given, sampling)
+    noise = given.noise if isinstance(given, (AdaptiveNoiseState, CorrelatedNoiseState)) else given
     if not isinstance(noise, NoiseState):
         raise TypeError(
-            "state must be a state of gaussian_noise or adaptive_noise (for a state of"
-            f" optax.chain, pass its first element), got {_checks.described(state)}"
+            "state must be a state of gaussian_noise, adaptive_noise or correlated_noise (for a"
+            f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
     _checks.host_only("state", noise.step, "it outside")
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
@@ -520,6 +559,21 @@ def guarantee(
     if seeded or is_seeded(noise.key):
         promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
     return promised
+
+
+def _check_participation(state: CorrelatedNoiseState, sampling: BatchSampling) -> None:
+    """Refuses a sampling that takes a record twice into one published number."""
+    if sampling.groups < state.bands:
+        raise ValueError(
+            f"sampling must have at least groups={state.bands}, one for each band of the strategy,"
+            f" got {sampling}: two batches of a record would enter one published number; draw"
+            " batches by learning.cyclic_sampling"
+        )
+    if not _checks.is_traced(state.noise.step) and np.max(state.noise.step) > state.steps:
+        raise ValueError(
+            f"state must have at most the {state.steps} steps of its strategy, got"
+            f" {state.noise.step}: train anew with a strategy of more steps"
+        )
 
 
 def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:

@@ -12,6 +12,7 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static
 from dpjax._core._types import Key
+from dpjax._core._values import Scalar
 from dpjax._tracing import _shards
 from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._dp_sgd import least_capacity
@@ -20,6 +21,8 @@ from dpjax.random._keys import check_key, is_seeded
 # The probability that a batch is cut off, if the caller names no capacity.
 RARE = 1e-15
 _WORD = 2.0**32
+# The turn of a batch that may be of any step.
+ANY_TURN = -1
 
 
 @frozen_pytree
@@ -44,6 +47,17 @@ class Batch:
     _mask: jax.Array
     capacity: int = static()
     drawn_by: int = static(default=0)
+    # The step for which a `cyclic_sampling` drew it, once for each slot, so that the slots may be
+    # spread over shards. None for other samplings, whose batches may serve every step.
+    _turn: jax.Array | None = None
+
+    @property
+    def turn(self) -> Scalar:
+        """The step for which a `cyclic_sampling` drew the batch; -1 for every step."""
+        if self._turn is None:
+            return ANY_TURN
+        axes = tuple(sorted(_shards.varying_axes(self._turn)))
+        return lax.pmax(self._turn[0], axes) if axes else self._turn[0]
 
     @staticmethod
     def filled_slots(
@@ -97,8 +111,9 @@ class BatchSampling:
     Attributes:
         kind: "poisson", which draws each record independently, or "fixed", a uniform subset.
         n: the number of slots for records, public.
-        rate: the probability that a record is in a batch, public.
+        rate: the probability that a record is in a batch of its group, public.
         capacity: the number of slots of a batch, public.
+        groups: slot i may be in batches of the steps t with t = i modulo this number; 1 if in all.
 
     Formal guarantees:
         See the factory that made it.
@@ -108,13 +123,16 @@ class BatchSampling:
     n: int
     rate: float
     capacity: int
+    groups: int = 1
 
     @property
     def batch_size(self) -> float:
         """The expected size of a batch if no slot is empty, public: what a sum is divided by."""
-        return self.n * self.rate
+        return self.n * self.rate / self.groups
 
-    def __call__(self, key: Key, present: jax.Array | None = None) -> Batch:
+    def __call__(
+        self, key: Key, present: jax.Array | None = None, *, step: Scalar | None = None
+    ) -> Batch:
         """Draws a batch. It works in `jit`, and all batches share one program.
 
         Args:
@@ -123,6 +141,8 @@ class BatchSampling:
                 used.
             present: booleans of shape (n,), the slots that contain a record, such as `present` of a
                 `PaddedRecords`; None if all slots do. Empty slots join no batch.
+            step: the number of the step, from 0. A `cyclic_sampling` needs it, because the step
+                decides which group may join the batch.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -130,9 +150,17 @@ class BatchSampling:
         Raises:
             TypeError: if the key is not a typed key.
             ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw; or if
-                `present` is not such an array, or is given for batches of a fixed size.
+                `present` is not such an array, or is given for batches of a fixed size; or if
+                `step` is missing where it is needed, or is given elsewhere.
         """
         check_key(key)
+        if (step is None) != (self.groups == 1):
+            raise ValueError(
+                f"step must be the number of the step for a sampling of {self.groups} groups, and"
+                f" None for one group, got {_checks.described(step)}"
+            )
+        if step is not None:
+            step = _whole_step(step)
         if present is not None and self.kind == "fixed":
             raise ValueError(
                 "present must be None for batches of a fixed size, which have no empty slots: use"
@@ -150,7 +178,9 @@ class BatchSampling:
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and give each shard its slots"
         )
-        return _poisson(key, self, present) if self.kind == "poisson" else _fixed(key, self)
+        if self.kind == "fixed":
+            return _fixed(key, self)
+        return _poisson(key, self, present, step)
 
 
 def number_of(sampling: BatchSampling, *, seeded: bool) -> int:
@@ -252,8 +282,74 @@ def fixed_size_sampling(n: int, *, batch_size: int) -> BatchSampling:
     return BatchSampling("fixed", n, size / n, size)
 
 
+def cyclic_sampling(
+    n: int, *, groups: int, batch_size: float, capacity: int | None = None
+) -> BatchSampling:
+    """Batches for correlated noise: step t draws from the group of slots i with i = t mod groups.
+
+    Within its group, each record joins by itself with probability batch_size groups / n. So a
+    record takes part at most once in any `groups` consecutive steps. With batch_size = n / groups,
+    every record of the group joins, and `groups` steps are an epoch in a fixed order.
+
+    Args:
+        n: number of slots for records, public, as for `poisson_sampling`.
+        groups: the number of groups, at least the number of bands of the strategy.
+        batch_size: the expected size of a batch if no slot is empty, above 0, at most n / groups.
+        capacity: slots of a batch, as for `poisson_sampling`.
+
+    Returns:
+        A `BatchSampling`, called as `sampling(key, step=t)`.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Those of `poisson_sampling` for the slots of the group of a step. The group depends on the
+        number of the slot alone. A batch knows its step, and noise of another step refuses its
+        guarantee.
+
+    Source:
+        Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), arXiv 2306.08153,
+        Algorithm 2.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.cyclic_sampling(1000, groups=10, batch_size=20)
+        >>> batch = sampling(dpjax.random.secure_key(), step=3)
+        >>> set((batch.indices[batch.indices > 0] % 10).tolist()) <= {3}
+        True
+    """
+    n = _checks.integer("n", n, least=1, most=2**31 - 1)
+    groups = _checks.integer("groups", groups, least=1, most=n)
+    size = _checks.positive("batch_size", batch_size)
+    _checks.host_only("batch_size", size, "a concrete number")
+    largest = -(-n // groups)
+    words = min(int(size * groups / n * _WORD), 2**32)
+    if size > n / groups * (1 + 1e-12) or words == 0:
+        raise ValueError(
+            f"batch_size must be at most n / groups = {n / groups:g} and above n / groups / 2^32,"
+            f" got {size:g}"
+        )
+    rate = words / _WORD
+    if capacity is None:
+        capacity = least_capacity(largest, rate, RARE)
+    capacity = _checks.integer("capacity", capacity, least=1, most=largest)
+    return BatchSampling("poisson", n, rate, capacity, groups)
+
+
+def _whole_step(step: Scalar) -> jax.Array:
+    if not jnp.issubdtype(jnp.result_type(step), jnp.integer) or jnp.ndim(step):
+        raise ValueError(f"step must be an integer from 0, got {_checks.described(step)}")
+    if not _checks.is_traced(step) and not 0 <= int(step) < 2**31:
+        raise ValueError(f"step must be from 0 to 2^31 - 1, got {int(step)}")
+    return jnp.asarray(step).astype(jnp.int32)
+
+
 @functools.partial(jax.jit, static_argnames="sampling")
-def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Batch:
+def _poisson(
+    key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array | None
+) -> Batch:
     key_joins, key_order = jax.random.split(key)
     if sampling.rate == 1:
         joins = jnp.ones(sampling.n, bool)
@@ -262,12 +358,14 @@ def _poisson(key: Key, sampling: BatchSampling, present: jax.Array | None) -> Ba
         joins = words < jnp.uint32(int(sampling.rate * _WORD))
     if present is not None:
         joins &= present
+    if step is not None:
+        joins &= jnp.arange(sampling.n, dtype=jnp.int32) % sampling.groups == step % sampling.groups
     # The output has a fixed size, so records beyond the capacity are cut off: the records with the
     # highest indices.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
-    return _batch(key, sampling, indices, mask)
+    return _batch(key, sampling, indices, mask, step)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
@@ -289,6 +387,13 @@ def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array
     return ordered
 
 
-def _batch(key: Key, sampling: BatchSampling, indices: jax.Array, mask: jax.Array) -> Batch:
+def _batch(
+    key: Key,
+    sampling: BatchSampling,
+    indices: jax.Array,
+    mask: jax.Array,
+    step: jax.Array | None = None,
+) -> Batch:
     drawn_by = number_of(sampling, seeded=is_seeded(key))
-    return Batch(indices, mask, sampling.capacity, drawn_by)
+    turn = None if step is None else jnp.broadcast_to(step, indices.shape)
+    return Batch(indices, mask, sampling.capacity, drawn_by, turn)

@@ -5,6 +5,7 @@ sum of value and noise is converted to a float at the very end, which is post-pr
 floats is for sweeps, which publish nothing.
 """
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -87,6 +88,38 @@ class PaddedNoise:
             pairs = zip(noisy, leaves, strict=True)
             noisy = [_unless_zero(y, x, self._calibration) for y, x in pairs]
         return jax.tree.unflatten(structure, noisy)
+
+
+def add_integer_noise(
+    key: jax.Array,
+    steps: list[Limbs],
+    scale: Scalar,
+    exponent: jax.Array,
+    dtypes: list[np.dtype],
+    noise: Noise,
+) -> list[jax.Array]:
+    """Adds noise to integers, and returns them as floats in units of 2^exponent.
+
+    `scale` is in units of the integers, and must cover all that moves them. If noise of this scale
+    would not fit, the result is NaN.
+    """
+    count = sum(x.low.size for x in steps)
+    if noise.lattice is None:
+        keys = jax.random.split(key, len(steps))
+        drawn = [OUTWARD * scale * noise.sample(one, x.low.shape, dtype)
+                 for one, x, dtype in zip(keys, steps, dtypes, strict=True)]  # fmt: skip
+        found = [_limbs.to_float(x, y.dtype) + y for x, y in zip(steps, drawn, strict=True)]
+        return [x * power_of_two(exponent, x.dtype) for x in found]
+    fit = Calibration(scale, scale, math.inf, 0.0, count).fit(noise.lattice, np.dtype("int32"))
+    whole = divided(noise.lattice.sample(key, (count,)), fit)
+    ends = np.cumsum([x.low.size for x in steps])[:-1]
+    parts = zip(*(jnp.split(limb, ends) for limb in whole), strict=True)
+    released = list[jax.Array]()
+    for x, part, dtype in zip(steps, parts, dtypes, strict=True):
+        drawn = Limbs(*(limb.reshape(x.low.shape) for limb in part))
+        total = _limbs.to_float(_limbs.add(x, drawn), dtype) * power_of_two(exponent, dtype)
+        released.append(jnp.where(jnp.isnan(fit.scale), jnp.nan, total))
+    return released
 
 
 def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:

@@ -1,0 +1,220 @@
+"""Strategy matrices of correlated noise: banded, lower triangular, with rational entries."""
+
+import dataclasses
+import math
+
+import numpy as np
+import scipy
+
+from dpjax._core import _checks
+
+# Entries are integers over this denominator, times a common factor that has no effect.
+BITS = 18
+# More bands would leave too few bits for the sums of a batch.
+_MOST_BANDS = 2**12
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strategy:
+    """A strategy matrix C: step t publishes sum_j C[t, j] g_j + noise.
+
+    C is lower triangular with b bands: C[t, j] is 0 unless 0 <= t - j < b. Its entries are integers
+    divided by 2^18, so that sums are exact. A common factor of all entries has no effect, because
+    the noise is relative to the largest norm of a column.
+
+    Attributes:
+        steps: the number of steps that a training may take.
+        bands: b. A record may take part in one step out of any b consecutive steps.
+
+    Formal guarantees:
+        None of its own: it is public.
+    """
+
+    steps: int
+    # numerators[t, i] is 2^18 C[t, t - i]; a Toeplitz matrix has one row.
+    numerators: np.ndarray = dataclasses.field(repr=False)
+
+    @property
+    def bands(self) -> int:
+        """The number of bands, b."""
+        return self.numerators.shape[1]
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """C as an array of float64, of shape (steps, steps), without rounding."""
+        dense = np.zeros((self.steps, self.steps))
+        for lag in range(min(self.bands, self.steps)):
+            later = np.arange(lag, self.steps)
+            dense[later, later - lag] = self._row_of_each_step()[lag:, lag] / 2**BITS
+        return dense
+
+    @property
+    def column_norm(self) -> float:
+        """The largest norm of a column of C, rounded up."""
+        return math.sqrt(self._column_squares().max()) / 2**BITS * (1 + 2**-50)
+
+    @property
+    def row_sum(self) -> int:
+        """The largest sum of the absolute values of a row, in units of 2^-18."""
+        return int(np.abs(self.numerators).sum(1).max())
+
+    def error(self) -> float:
+        """The root mean square, over steps t, of the noise in the sum of the first t gradients.
+
+        It is for a noise multiplier and a norm bound of 1. Independent noise has
+        sqrt((steps + 1) / 2).
+        """
+        if len(self.numerators) == 1:
+            start = np.zeros(self.steps)
+            start[0] = 1
+            inverse = scipy.signal.lfilter([1.0], self.numerators[0] / 2**BITS, start)
+            squares = np.cumsum(np.cumsum(inverse) ** 2)
+        else:
+            sums = np.tri(self.steps)
+            # Rows of A C^-1, as columns of C^-T A^T.
+            solved = scipy.linalg.solve_triangular(self.matrix.T, sums.T, lower=False)
+            squares = (solved**2).sum(0)
+        return self.column_norm * math.sqrt(squares.mean())
+
+    def _row_of_each_step(self) -> np.ndarray:
+        return np.broadcast_to(self.numerators, (self.steps, self.bands))
+
+    def _column_squares(self) -> np.ndarray:
+        """The squared norms of the columns that differ, in units of 2^-36."""
+        squares = self.numerators.astype(np.int64) ** 2
+        if len(squares) == 1:
+            return squares.sum(1)
+        found = np.zeros(self.steps, np.int64)
+        for lag in range(min(self.bands, self.steps)):
+            found[: self.steps - lag] += squares[lag:, lag]
+        return found
+
+
+def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:
+    """A strategy whose rows are shifted copies of one another: C[t, j] = coefficients[t - j].
+
+    Args:
+        coefficients: shape (bands,), such as those of
+            `jax_privacy.matrix_factorization.toeplitz.optimize_banded_toeplitz`. The first is
+            above 0.
+        steps: the number of steps of the training.
+
+    Returns:
+        A `Strategy`.
+
+    Raises:
+        TypeError: if an argument is not of numbers.
+        ValueError: if a coefficient is not finite, the first is not above 0, or is less than 2^-18
+            of the largest; or if a number is out of range.
+
+    Formal guarantees:
+        None: a strategy is public. Entries are rounded to multiples of 2^-18 of the largest, and
+        all bounds are those of the rounded matrix.
+
+    Source:
+        Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), arXiv 2306.08153;
+        McKenna, "Scaling up the Banded Matrix Factorization Mechanism" (2024), arXiv 2405.15913.
+
+    Example:
+        >>> import dpjax
+        >>> strategy = dpjax.learning.toeplitz_strategy([1.0, 0.5, 0.375], steps=100)
+        >>> strategy.bands
+        3
+        >>> plain = dpjax.learning.toeplitz_strategy([1.0], steps=100)
+        >>> round(plain.error(), 2), round(strategy.error(), 2)
+        (7.11, 4.76)
+    """
+    given = np.asarray(coefficients)
+    if given.ndim != 1:
+        raise ValueError(f"coefficients must have one axis, of bands, got shape {given.shape}")
+    return _strategy("coefficients", given[None], steps)
+
+
+def banded_strategy(rows: object) -> Strategy:
+    """A strategy given by its bands: C[t, t - i] = rows[t, i].
+
+    Args:
+        rows: shape (steps, bands). rows[t, 0] is the diagonal, and above 0. Entries with i > t have
+            no place in the matrix, and are not read.
+
+    Returns:
+        A `Strategy`.
+
+    Raises:
+        TypeError: if the rows are not of numbers.
+        ValueError: if an entry is not finite, or one of the diagonal is not above 0, or is less
+            than 2^-18 of the largest; or if there are more than 4,096 bands.
+
+    Formal guarantees:
+        Those of `toeplitz_strategy`.
+
+    Source:
+        Choquette-Choo et al. (2023).
+
+    Example:
+        >>> import dpjax
+        >>> strategy = dpjax.learning.banded_strategy([[1.0, 0.0], [1.0, 0.5], [0.8, 0.4]])
+        >>> strategy.matrix.round(3).tolist()
+        [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.0, 0.4, 0.8]]
+    """
+    given = np.asarray(rows)
+    if given.ndim != 2 or not given.size:
+        raise ValueError(f"rows must have shape (steps, bands), got {given.shape}")
+    steps, bands = given.shape
+    inside = np.arange(bands) <= np.arange(steps)[:, None]
+    return _strategy("rows", np.where(inside, given, 0), steps)
+
+
+def optimized_strategy(steps: int, *, bands: int) -> Strategy:
+    """The banded Toeplitz strategy with the least mean squared error of prefix sums.
+
+    Args:
+        steps: the number of steps of the training.
+        bands: b, at most the number of steps. More bands have less error, need more memory, and
+            allow a record in fewer steps.
+
+    Returns:
+        A `Strategy`.
+
+    Raises:
+        ModuleNotFoundError: if jax_privacy, of the extra `correlated`, is not installed.
+        TypeError: if an argument is not an integer.
+        ValueError: if an argument is out of range.
+
+    Formal guarantees:
+        Those of `toeplitz_strategy`.
+
+    Source:
+        `jax_privacy.matrix_factorization.toeplitz.optimize_banded_toeplitz`; McKenna (2024).
+
+    Example:
+        >>> import dpjax
+        >>> strategy = dpjax.learning.optimized_strategy(64, bands=8)  # doctest: +SKIP
+    """
+    steps = _checks.integer("steps", steps, least=1, most=2**24)
+    bands = _checks.integer("bands", bands, least=1, most=min(steps, _MOST_BANDS))
+    factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
+    return toeplitz_strategy(
+        factorization.toeplitz.optimize_banded_toeplitz(steps, bands), steps=steps
+    )
+
+
+def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
+    """The strategy whose entries are the rows, rounded."""
+    steps = _checks.integer("steps", steps, least=1, most=2**24)
+    if rows.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must be real numbers, got dtype {rows.dtype}")
+    rows = rows.astype(np.float64)
+    if not np.all(np.isfinite(rows)):
+        raise ValueError(f"{name} must be finite, got {rows[~np.isfinite(rows)][0]}")
+    if not 1 <= rows.shape[1] <= _MOST_BANDS:
+        raise ValueError(f"{name} must have 1 to {_MOST_BANDS} bands, got {rows.shape[1]}")
+    largest = np.abs(rows).max()
+    numerators = np.round(rows / largest * 2**BITS) if largest else rows
+    if not np.all(numerators[:, 0] >= 1):
+        least = rows[:, 0].min()
+        raise ValueError(
+            f"{name} must have a diagonal above 0, and above 2^-18 of the largest entry"
+            f" {largest:g}, got {least:g}: the update of a step is divided by it"
+        )
+    return Strategy(steps, numerators.astype(np.int32))

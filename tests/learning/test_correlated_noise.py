@@ -1,0 +1,319 @@
+"""Correlated noise: what is published in integers, what a record moves, what is promised."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import learning
+from dpjax._exact import _grid, _limbs
+from dpjax.learning import _correlated_noise as module
+from dpjax.learning._clipping import sealed
+
+DIMS = 5
+ROWS = np.array([[1, 0, 0], [0.7, -0.9, 0], [1.3, 0.5, 0.25], [0.9, 0.3, -0.4], [1, 0.6, 0.2]] * 2)
+STRATEGIES = {
+    "independent": learning.toeplitz_strategy([2.0], steps=10),
+    "toeplitz": learning.toeplitz_strategy([1.0, 0.5, 0.375], steps=10),
+    "any bands": learning.banded_strategy(ROWS),
+    "steep": learning.toeplitz_strategy([0.01, 1.0], steps=10),
+}
+
+
+def total(value, norm_bound=1.0, drawn_by=0, turn=-1):
+    """A clipped sum with this value."""
+    tree = {"a": jnp.asarray(value[:3], jnp.float32), "b": jnp.asarray(value[3:], jnp.float32)}
+    bound = jnp.float32(norm_bound)
+    return sealed(tree, bound, jnp.int32(0), jnp.zeros(1), None, 1, drawn_by, turn)
+
+
+PARAMETERS = {"a": jnp.zeros(3), "b": jnp.zeros(DIMS - 3)}
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Runs a training, and returns its integers, noise, scales, steps of the grid and updates."""
+    seen = []
+
+    def add(key, steps, scale, exponent, dtypes, distribution):
+        del distribution
+        size = sum(x.low.size for x in steps)
+        noise = jax.random.randint(key, (size,), -10_000, 10_000)
+        limbs = [jnp.concatenate([getattr(x, limb).ravel() for x in steps]) for limb in x_limbs]
+        jax.debug.callback(lambda *found: seen.append(found), *limbs, noise, scale, exponent)
+        parts = jnp.split(noise, np.cumsum([x.low.size for x in steps])[:-1])
+        whole = [
+            add_integers(x, part.reshape(x.low.shape)) for x, part in zip(steps, parts, strict=True)
+        ]
+        power = _grid.power_of_two(exponent, jnp.float32)
+        return [_limbs.to_float(x, dtype) * power for x, dtype in zip(whole, dtypes, strict=True)]
+
+    def add_integers(x, y):
+        return _limbs.add(x, _limbs.from_integers(y))
+
+    x_limbs = ("high", "low")
+    # A program of its own, which the real noise does not share.
+    step = jax.jit(module._step.__wrapped__, static_argnames=("strategy", "multiplier"))
+
+    def run(strategy, sums):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "add_integer_noise", add)
+            patch.setattr(module, "_step", step)
+            return trained(strategy, sums)
+
+    def trained(strategy, sums):
+        transform = learning.correlated_noise(
+            dpjax.random.seeded_key(1), strategy=strategy, noise_multiplier=2.0, batch_size=1
+        )
+        seen.clear()
+        state, updates = transform.init(PARAMETERS), []
+        for value in sums:
+            update, state = transform.update(total(value), state)
+            updates.append(flat(update))
+        jax.effects_barrier()
+        high, low, noise, scale, exponent = map(np.array, zip(*seen, strict=True))
+        integers = high.astype(np.int32).astype(np.int64) * 2**32 + low.astype(np.int64)
+        return integers, noise, scale, 2.0**exponent, np.array(updates)
+
+    return run
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_each_step_publishes_a_row_of_the_strategy_in_integers(name, published):
+    strategy = STRATEGIES[name]
+    sums = np.float32(np.random.default_rng(1).normal(size=(10, DIMS)) * 30)
+    integers, _, _, grids, _ = published(strategy, sums)
+    assert len(set(grids.tolist())) == 1
+    rounded = np.array([[math.floor(float(x) / grids[0] + 0.5) for x in row] for row in sums])
+    for t in range(10):
+        row = strategy.numerators[min(t, len(strategy.numerators) - 1)]
+        lags = range(min(t + 1, strategy.bands))
+        exact = sum(int(row[i]) * rounded[t - i].astype(object) for i in lags)
+        assert integers[t].tolist() == [(int(x) + 2**17) >> 18 for x in exact]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_record_moves_a_column_further_than_the_noise_covers(name, published):
+    """Neighbors differ in one step by a vector of the norm bound; halves make roundings extreme."""
+    strategy, rng = STRATEGIES[name], np.random.default_rng(2)
+    base = np.float32(rng.normal(size=(10, DIMS)))
+    farthest = 0.0
+    for trial in range(12):
+        others = base * 10.0 ** rng.integers(-3, 3)
+        at = trial % 10
+        moved = rng.normal(size=DIMS) if trial % 3 else np.eye(DIMS)[trial % DIMS]
+        neighbor = others.copy()
+        neighbor[at] = np.float32(others[at] + 0.999999 * moved / np.linalg.norm(moved))
+        first, _, scales, _, _ = published(strategy, others)
+        second, *_ = published(strategy, neighbor)
+        distance = math.sqrt(sum(int(x) ** 2 for x in (first - second).ravel()))
+        farthest = max(farthest, distance * 2.0 / scales[0])
+        assert distance * 2.0 <= scales[0]
+        changed = np.flatnonzero((first != second).any(axis=1))
+        assert changed.min() >= at
+        assert changed.max() < at + strategy.bands
+    assert farthest > 0.95 if name != "any bands" else 0.7  # The noise is no larger than need be.
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "steep"])
+def test_updates_are_the_inverse_of_what_is_published(name, published):
+    strategy, rng = STRATEGIES[name], np.random.default_rng(3)
+    integers, noise, _, grids, updates = published(strategy, rng.normal(size=(10, DIMS)))
+    rows = (integers + noise).astype(float) * grids[0]
+    np.testing.assert_allclose(updates, np.linalg.solve(strategy.matrix, rows), atol=1e-4)
+
+
+def test_sums_of_updates_have_the_error_that_the_strategy_states():
+    """At 40,000 numbers the root mean square is within .7% with probability .95; 3% are allowed."""
+    strategy = learning.toeplitz_strategy([1.0, 0.5, 0.375, 0.3125], steps=12)
+    size, parameters = 40_000, jnp.zeros(40_000)
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(4), strategy=strategy, noise_multiplier=1.0, batch_size=1
+    )
+    state, sums = noise.init(parameters), [np.zeros(size)]
+    nothing = sealed(
+        parameters, jnp.float32(1), jnp.int32(0), jnp.zeros(1), None, 1, 0, -1
+    )  # fmt: skip
+    update = jax.jit(lambda state: noise.update(nothing, state))
+    for _ in range(12):
+        found, state = update(state)
+        sums.append(sums[-1] + np.asarray(found))
+    observed = np.sqrt((np.array(sums[1:]) ** 2).mean())
+    assert observed == pytest.approx(strategy.error(), rel=0.03)
+    assert observed < 0.75 * math.sqrt(13 / 2)  # Independent noise.
+
+
+def test_the_error_is_that_of_the_matrix():
+    sums = np.tri(10)
+    for strategy in STRATEGIES.values():
+        norms = np.sqrt((strategy.matrix**2).sum(0).max())
+        assert strategy.column_norm == pytest.approx(norms)
+        noise = norms * sums @ np.linalg.inv(strategy.matrix)
+        assert strategy.error() == pytest.approx(np.sqrt((noise**2).sum() / 10))
+
+
+def cyclic_training(strategy, sampling, *, order=None, noise="exact", key=5):
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(key), strategy=strategy, noise_multiplier=2.0, batch_size=10,
+        noise=noise,
+    )  # fmt: skip
+    clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w, x), clip_norm=1.0)
+    state, records = noise.init(jnp.zeros(2)), jnp.ones((40, 2))
+    for step in order or range(8):
+        batch = sampling(dpjax.random.seeded_key(step), step=step)
+        gradient, state = noise.update(clipped(jnp.zeros(2), records[batch.indices], batch), state)
+    return gradient, state
+
+
+KEY, CYCLE = dpjax.random.seeded_key(0), learning.cyclic_sampling(40, groups=4, batch_size=5)
+PAIRS = learning.toeplitz_strategy([1.0, 0.5], steps=8)
+
+
+def test_a_record_pays_for_the_steps_of_its_group():
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    assert (sampling.rate, sampling.capacity) == (1.0, 10)
+    _, state = cyclic_training(PAIRS, sampling)
+    found = learning.guarantee(state, sampling, delta=1e-5)
+    # Two full steps of noise 2 are one of noise sqrt(2).
+    one = dpjax.accounting.dp_sgd(
+        dataclasses.replace(learning.poisson_sampling(40, batch_size=40)),
+        noise_multiplier=math.sqrt(2), steps=1, delta=1e-5, dims=2,
+    )  # fmt: skip
+    assert found.epsilon == pytest.approx(one.epsilon, rel=1e-4)
+    assert "seeded key" in found.notes
+
+
+def test_a_batch_of_another_step_has_no_guarantee():
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    _, state = cyclic_training(PAIRS, sampling, order=[0, 1, 2, 3, 0, 1, 2, 3])
+    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+        learning.guarantee(state, sampling, delta=1e-5)
+
+
+def test_fewer_groups_than_bands_are_refused():
+    three = learning.toeplitz_strategy([1.0, 0.5, 0.2], steps=8)
+    sampling = learning.cyclic_sampling(40, groups=2, batch_size=10)
+    _, state = cyclic_training(three, sampling)
+    with pytest.raises(ValueError, match="at least groups=3, one for each band"):
+        learning.guarantee(state, sampling, delta=1e-5)
+
+
+def test_steps_beyond_the_strategy_are_not_a_number():
+    short = learning.toeplitz_strategy([1.0, 0.5], steps=7)
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    last, state = cyclic_training(short, sampling)
+    assert np.isnan(last).all()
+    with pytest.raises(ValueError, match="at most the 7 steps of its strategy"):
+        learning.guarantee(state, sampling, delta=1e-5)
+
+
+def test_a_larger_norm_bound_gives_no_more_numbers():
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(6), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    found, state = noise.update(total(np.ones(DIMS)), noise.init(PARAMETERS))
+    assert np.isfinite(flat(found)).all()
+    found, state = noise.update(total(np.ones(DIMS), norm_bound=0.5), state)
+    assert np.isfinite(flat(found)).all()
+    for norm_bound in (1.01, 1.0):
+        found, state = noise.update(total(np.ones(DIMS), norm_bound=norm_bound), state)
+        assert np.isnan(flat(found)).all()
+
+
+def test_copies_of_a_state_in_lanes_have_noise_of_their_own():
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(7), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    state = noise.init(PARAMETERS)
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    found, _ = jax.vmap(lambda state: noise.update(total(np.zeros(DIMS)), state))(states)
+    assert not np.any(found["a"][0] == found["a"][1])
+
+
+def test_a_state_that_a_program_closes_over_is_refused():
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(8), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    state = noise.init(PARAMETERS)
+    with pytest.raises(ValueError, match="state must enter this function as an argument"):
+        jax.jit(lambda: noise.update(total(np.zeros(DIMS)), state))()
+
+
+def test_no_private_number_turns_into_a_nan():
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(9), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    odd = [np.nan, np.inf, -np.inf, 3e38, 1e-45]
+    found, state = noise.update(total(odd), noise.init(PARAMETERS))
+    assert np.isfinite(flat(found)).all()
+    found, state = noise.update(total(np.zeros(DIMS)), state)
+    assert np.isfinite(flat(found)).all()
+
+
+def test_noise_in_floats_promises_nothing():
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    gradient, state = cyclic_training(PAIRS, sampling, noise="float")
+    assert np.isfinite(gradient).all()
+    assert learning.guarantee(state, sampling, delta=1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: learning.toeplitz_strategy([0.0, 1.0], steps=4), "diagonal above 0"),
+        (lambda: learning.toeplitz_strategy([-1.0], steps=4), "diagonal above 0"),
+        (lambda: learning.toeplitz_strategy([1e-9, 1.0], steps=4), "diagonal above 0"),
+        (lambda: learning.toeplitz_strategy([0.0], steps=4), "diagonal above 0"),
+        (lambda: learning.toeplitz_strategy([1.0, np.inf], steps=4), "finite"),
+        (lambda: learning.toeplitz_strategy([1.0, np.nan], steps=4), "finite"),
+        (lambda: learning.toeplitz_strategy([[1.0]], steps=4), "one axis"),
+        (lambda: learning.toeplitz_strategy([], steps=4), "bands"),
+        (lambda: learning.toeplitz_strategy([1.0], steps=0), "steps"),
+        (lambda: learning.banded_strategy([[1.0, 2.0], [0.0, 1.0]]), "diagonal above 0"),
+        (lambda: learning.banded_strategy([1.0, 2.0]), "shape"),
+        (lambda: learning.cyclic_sampling(40, groups=41, batch_size=1), "groups"),
+        (lambda: learning.cyclic_sampling(40, groups=4, batch_size=11), "batch_size"),
+        (
+            lambda: learning.cyclic_sampling(40, groups=4, batch_size=5)(
+                dpjax.random.seeded_key(0)
+            ),
+            "step",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_entries_beyond_the_triangle_are_not_read():
+    read = learning.banded_strategy([[1.0, 9.0], [1.0, 0.5]])
+    assert read.matrix.round(3).tolist() == [[1, 0], [0.5, 1]]
+
+
+def test_a_record_joins_one_of_the_batches_of_a_cycle():
+    sampling = learning.cyclic_sampling(41, groups=4, batch_size=5)
+    keys = [dpjax.random.seeded_key(i) for i in range(8)]
+    batches = [sampling(key, step=step) for step, key in enumerate(keys)]
+    for step, batch in enumerate(batches):
+        held = np.asarray(batch.indices)[np.asarray(batch._mask)]
+        assert set(held % 4) <= {step % 4}
+        assert int(batch.turn) == step
+    assert sampling.batch_size == pytest.approx(5)
+
+
+@pytest.mark.slow
+def test_strategies_of_jax_privacy_keep_their_error():
+    factorization = pytest.importorskip("jax_privacy.matrix_factorization")
+    coefficients = factorization.toeplitz.optimize_banded_toeplitz(64, 8)
+    theirs = factorization.toeplitz.loss(coefficients, n=64)
+    ours = learning.optimized_strategy(64, bands=8)
+    assert ours.error() ** 2 == pytest.approx(float(theirs), rel=1e-6)
