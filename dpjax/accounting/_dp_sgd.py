@@ -334,6 +334,8 @@ class _Run(NamedTuple):
     dims: int
     relation: NeighboringRelation | None
     method: AccountingMethod
+    # A record may be in one of this many consecutive batches.
+    groups: int = 1
 
     def checked(self) -> "_Run":
         """Checks the parameters, and fills in the relation if it is None."""
@@ -349,23 +351,20 @@ class _Run(NamedTuple):
             raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
         _checks.integer("sampling.capacity", sampling.capacity, least=1)
         _checks.integer("sampling.n", sampling.n, least=1)
-        _checks.integer("sampling.groups", self.groups, least=1, most=sampling.n)
+        # A sampling without groups need not say so.
+        groups = getattr(sampling, "groups", 1)
+        groups = _checks.integer("sampling.groups", groups, least=1, most=sampling.n)
         if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
                 " poisson_sampling, or replace-one"
             )
         drawn = _Drawn(sampling.kind, sampling.n, sampling.rate, sampling.capacity)
-        return _Run(drawn, steps, delta, dims, relation, self.method)
+        return _Run(drawn, steps, delta, dims, relation, self.method, groups)
 
     @property
     def replaced(self) -> bool:
         return self.relation is NeighboringRelation.REPLACE_ONE
-
-    @property
-    def groups(self) -> int:
-        """A record may be in one of this many consecutive batches; a sampling need not say 1."""
-        return getattr(self.sampling, "groups", 1)
 
     @property
     def slots(self) -> int:
@@ -374,7 +373,7 @@ class _Run(NamedTuple):
 
     @property
     def participations(self) -> int:
-        """The largest number of steps whose batch may hold a given record."""
+        """The largest number of steps whose batch may contain a given record."""
         return -(-self.steps // self.groups)
 
     @property

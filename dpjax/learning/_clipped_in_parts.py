@@ -24,6 +24,7 @@ def clipped_in_parts(
     examples: Callable[[jax.Array], Database],
     parts: int,
     present: jax.Array | None = None,
+    step: Scalar | None = None,
     clip_norm: PyTree | None = None,
 ) -> ClippedSum:
     """The clipped sum of a batch that does not fit into memory.
@@ -42,6 +43,7 @@ def clipped_in_parts(
         parts: the number of parts, from 1 to the number of slots. All parts have the same size and
             share a program.
         present: the slots that contain a record, as for `sampling`; None if all slots do.
+        step: the number of the step, as for `sampling`; None unless it is a `cyclic_sampling`.
         clip_norm: as for `clipped`.
 
     Returns:
@@ -87,7 +89,7 @@ def clipped_in_parts(
     load = _checks.function("examples", examples)
     size = math.ceil(sampling.capacity / parts)
     batch = parts * size
-    drawn = sampling(key, present)
+    drawn = sampling(key, present, step=step)
     mask, _ = Batch.filled_slots(drawn, sampling.capacity)
     indices, mask = (jnp.pad(x, (0, batch - sampling.capacity)) for x in (drawn.indices, mask))
 

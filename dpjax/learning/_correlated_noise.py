@@ -121,7 +121,7 @@ def correlated_noise(
         ...     total = clipped(jnp.zeros(2), records[batch.indices], batch)
         ...     gradient, state = noise.update(total, state)
         >>> learning.guarantee(state, sampling, delta=1e-5)
-        (epsilon=2.02418, delta=1e-05)-DP, under add-or-remove-one, in 400 public slots
+        (epsilon=1.83359, delta=1e-05)-DP, under add-or-remove-one, in 400 public slots
     """
     check_key(key)
     if not isinstance(strategy, Strategy):

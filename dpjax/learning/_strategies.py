@@ -24,19 +24,19 @@ class Strategy:
 
     Attributes:
         steps: the number of steps that a training may take.
-        bands: b. A record may take part in one step out of any b consecutive steps.
+        numerators: int32, the bands in units of 2^-18: numerators[t, i] is 2^18 C[t, t - i]. A
+            Toeplitz matrix has one row.
 
     Formal guarantees:
         None of its own: it is public.
     """
 
     steps: int
-    # numerators[t, i] is 2^18 C[t, t - i]; a Toeplitz matrix has one row.
     numerators: np.ndarray = dataclasses.field(repr=False)
 
     @property
     def bands(self) -> int:
-        """The number of bands, b."""
+        """b; a record may take part in one step out of any b consecutive steps."""
         return self.numerators.shape[1]
 
     @property
@@ -122,7 +122,7 @@ def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:
         3
         >>> plain = dpjax.learning.toeplitz_strategy([1.0], steps=100)
         >>> round(plain.error(), 2), round(strategy.error(), 2)
-        (7.11, 4.76)
+        (7.11, 4.57)
     """
     given = np.asarray(coefficients)
     if given.ndim != 1:
@@ -165,7 +165,7 @@ def banded_strategy(rows: object) -> Strategy:
     return _strategy("rows", np.where(inside, given, 0), steps)
 
 
-def optimized_strategy(steps: int, *, bands: int) -> Strategy:
+def optimized_strategy(*, steps: int, bands: int) -> Strategy:
     """The banded Toeplitz strategy with the least mean squared error of prefix sums.
 
     Args:
@@ -189,7 +189,7 @@ def optimized_strategy(steps: int, *, bands: int) -> Strategy:
 
     Example:
         >>> import dpjax
-        >>> strategy = dpjax.learning.optimized_strategy(64, bands=8)  # doctest: +SKIP
+        >>> strategy = dpjax.learning.optimized_strategy(steps=64, bands=8)  # doctest: +SKIP
     """
     steps = _checks.integer("steps", steps, least=1, most=2**24)
     bands = _checks.integer("bands", bands, least=1, most=min(steps, _MOST_BANDS))

@@ -315,5 +315,5 @@ def test_strategies_of_jax_privacy_keep_their_error():
     factorization = pytest.importorskip("jax_privacy.matrix_factorization")
     coefficients = factorization.toeplitz.optimize_banded_toeplitz(64, 8)
     theirs = factorization.toeplitz.loss(coefficients, n=64)
-    ours = learning.optimized_strategy(64, bands=8)
+    ours = learning.optimized_strategy(steps=64, bands=8)
     assert ours.error() ** 2 == pytest.approx(float(theirs), rel=1e-6)

@@ -28,7 +28,7 @@ PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 def summed(value, norm_bound, within, slots=1):
     """A sum of gradients, without losses."""
-    return sealed(value, norm_bound, within, jnp.zeros(slots), None, slots, 0)
+    return sealed(value, norm_bound, within, jnp.zeros(slots), None, slots, 0, -1)
 
 
 def nothing(norm_bound=1.0):
