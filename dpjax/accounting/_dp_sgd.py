@@ -449,7 +449,7 @@ class _Run(NamedTuple):
             sampling.kind,
             sampling.rate,
             z,
-            self.steps,
+            self.participations,
             replaced=self.replaced,
             coarseness=coarseness,
         )
