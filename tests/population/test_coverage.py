@@ -78,6 +78,15 @@ COVERED = {
         2.0,
         -6.0,
     ),
+    "a regression from private second moments": (
+        lambda: functools.partial(
+            queries.private_linear_regression, x_radius=1.0, y_radius=1.0, epsilon=2.0
+        ),
+        line,
+        100,
+        0.5,
+        -0.5,
+    ),
     "a median": (
         lambda: dpjax.privatize(median, dpjax.exponential(2.0, epsilon=1.0)),
         lambda key, middle, n: middle + 8 * jax.random.normal(key, (n,)),
