@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,11 @@ from dpjax.accounting._dp_sgd import (
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, guarantee, rounded_down
-from dpjax.learning._people import of_people
 from dpjax.learning._per_example import fixed_loss
 from dpjax.learning._sampling import RARE, poisson_sampling
 from dpjax.learning._training_step import Numbers, Training, fixed_update
 from dpjax.learning._training_step import step as training_step
+from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
 from dpjax.targets._optax_training import optax_promotion
 
 if TYPE_CHECKING:
@@ -383,3 +383,48 @@ def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
     if _is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
     return jnp.asarray(array)
+
+
+# Training on people with several examples: a person's loss is the average over their examples.
+
+
+Loss = Callable[[PyTree, PyTree], Any]
+
+
+def of_people(
+    database: Database, loss: Loss, person: str | int, rows: int | None, most_people: int | None
+) -> tuple[PaddedRecords, Loss, str, tuple[str, ...]]:
+    """Returns people as records, a person's loss, the privacy unit, and notes for guarantees."""
+    if rows is None or most_people is None:
+        raise TypeError(
+            "rows and most_people must be given with person: how many rows of a person are used,"
+            f" and the number of slots for people, got rows={rows}, most_people={most_people}"
+        )
+    if isinstance(database, PaddedRecords):
+        raise TypeError("database must be a table of rows if person is given, got slots")
+    people = padded_people(database, person=person, rows=rows, capacity=most_people)
+    truncation = Truncation(person, rows)
+    return people, loss_of_person(loss), truncation.unit, (truncation.note,)
+
+
+def loss_of_person(loss: Loss) -> Loss:
+    """The average loss of a person's examples. Its gradient is the average of their gradients.
+
+    A missing example is replaced by the person's first example with weight 0. An example of zeros
+    might have a gradient of NaN, which remains NaN under weight 0.
+    """
+    _checks.function("loss", loss)
+
+    def of_person(parameters: PyTree, person: PyTree) -> jax.Array:
+        there = person[THERE]
+
+        def filled(leaf: jax.Array) -> jax.Array:
+            return jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, leaf[:1])
+
+        losses = jax.vmap(lambda example: loss(parameters, example))(
+            jax.tree.map(filled, person[ROWS])
+        )
+        count = jnp.maximum(jnp.sum(there, dtype=losses.dtype), 1)
+        return jnp.sum(jnp.where(there, losses, jnp.zeros_like(losses))) / count
+
+    return of_person

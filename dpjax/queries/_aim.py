@@ -24,8 +24,14 @@ from dpjax.mechanisms._additive import AdditiveMechanism, gaussian
 from dpjax.mechanisms._gaussian_multipliers import epsilon_of_multiplier
 from dpjax.mechanisms._selection import SelectionMechanism, exponential
 from dpjax.queries._counts import histogram_query
-from dpjax.queries._estimation import Measurement, independent
-from dpjax.queries._graphical_model import Columns, GraphicalModel, Sizes, cells_of_model
+from dpjax.queries._graphical_model import (
+    Columns,
+    GraphicalModel,
+    Measurement,
+    Sizes,
+    cells_of_model,
+    independent,
+)
 from dpjax.queries._query import Query
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._known_sensitivity import VectorNorm

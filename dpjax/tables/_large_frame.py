@@ -3,14 +3,18 @@
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+import pathlib
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._frames import Batches, Table, batches_of
 from dpjax._core._records import PaddedRecords, Parts
-from dpjax.tables._frame import Frame
-from dpjax.tables._rows_of_people import frames_of_people
+from dpjax.tables._frame import Column, Frame
+from dpjax.tables._groups import as_int64
 
 T = TypeVar("T")
 # The public number of rows in a batch. Longer batches are hardly faster.
@@ -94,3 +98,100 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         return large.batches.each(used, rows, functools.partial(of_batches, function))
 
     return Parts(each, like, slots, holds_whole_people=people is not None)
+
+
+# Groups the rows of a frame larger than memory by person, through temporary files on disk.
+
+
+# The most files that one pass writes.
+_MOST_BUCKETS = 2**10
+# Multiplying by this number spreads consecutive integers over the buckets.
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class _Bucket(Frame):
+    """Rows of some people, in the order of the table."""
+
+    def __init__(self, like: Frame, names: Sequence[str], rows: np.ndarray) -> None:
+        """Takes the rows that were written to one file."""
+        self.columns: Mapping[str, object] = like.columns
+        self.rows = len(rows)
+        # The number of slots is a power of two, so that buckets share their programs.
+        self.slots = max(like.slots, 2 ** max(0, self.rows - 1).bit_length())
+        self._converted = {name: self._column(like[name], rows) for name in names}
+
+    def _column(self, like: Column, rows: np.ndarray) -> Column:
+        entries = np.zeros((self.slots, *like.entries.shape[1:]), like.entries.dtype)
+        known = np.zeros(self.slots, bool)
+        entries[: self.rows] = rows[_entries(like.name)]
+        known[: self.rows] = rows[_known(like.name)]
+        return Column(like.name, entries, known, like.is_text, like.may_miss)
+
+
+def frames_of_people(
+    batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
+) -> Generator[Frame]:
+    """The same rows in other frames: all rows of a person are in one frame, in their order.
+
+    Each batch is written to files by the ids of its rows. The files are in a folder that only this
+    user may read, and are deleted at the end.
+    """
+    buckets = min(_MOST_BUCKETS, -(-most_rows // like.slots))
+    kinds = [(name, like[name].entries) for name in names]
+    record = np.dtype(
+        [(_entries(name), x.dtype, x.shape[1:]) for name, x in kinds]
+        + [(_known(name), bool) for name in names]
+    )
+    with tempfile.TemporaryDirectory(prefix="dpjax-") as folder:
+        files = [pathlib.Path(folder) / str(bucket) for bucket in range(buckets)]
+        for file in files:
+            file.touch()
+        for batch in batches:
+            rows = np.zeros(batch.rows, record)
+            for name in names:
+                column = batch[name]
+                _check_alike(like[name], column)
+                rows[_entries(name)] = column.entries[: batch.rows]
+                rows[_known(name)] = column.known[: batch.rows]
+            bucket = _bucket_of(batch[person], buckets)[: batch.rows]
+            order = np.argsort(bucket, kind="stable")
+            ends = np.searchsorted(bucket[order], np.arange(buckets + 1))
+            for place, file in enumerate(files):
+                with open(file, "ab") as opened:
+                    rows[order[ends[place] : ends[place + 1]]].tofile(opened)
+        for file in files:
+            yield _Bucket(like, names, np.fromfile(file, record))
+
+
+def _bucket_of(column: Column, buckets: int) -> np.ndarray:
+    """The bucket of each id; equal ids have the same bucket."""
+    if column.is_text:
+        return column.entries[:, 0].astype(np.int64) % buckets
+    ids, _ = as_int64(column)
+    mixed = (ids.view(np.uint64) * _ODD) >> np.uint64(33)
+    return mixed.astype(np.int64) % buckets
+
+
+def _check_alike(like: Column, column: Column) -> None:
+    kinds = [_kind(one) for one in (like, column)]
+    if kinds[0] != kinds[1]:
+        raise TypeError(
+            f"column {_checks.shown(like.name)} must have one dtype in all batches, got {kinds[0]}"
+            f" and {kinds[1]}: cast it where the batches are made"
+        )
+
+
+def _kind(column: Column) -> str:
+    """The dtype of a column, in words, including whether it allows missing entries."""
+    if column.is_text:
+        return "texts"
+    nullable = column.may_miss and column.entries.dtype.kind != "f"
+    return f"nullable {column.entries.dtype}" if nullable else str(column.entries.dtype)
+
+
+def _entries(name: str) -> str:
+    return f"entries of {name}"
+
+
+def _known(name: str) -> str:
+    return f"known of {name}"

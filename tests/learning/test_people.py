@@ -8,7 +8,7 @@ import pytest
 
 import dpjax
 from dpjax import learning, queries
-from dpjax.learning._people import loss_of_person
+from dpjax.learning._fit import loss_of_person
 
 TABLE = {
     "id": np.array([7, 8, 7, 9, 7, 8]),

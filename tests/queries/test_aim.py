@@ -11,8 +11,14 @@ from dpjax.accounting import PrivacyFilter, compose_at
 from dpjax.accounting._concentrated import largest_rho
 from dpjax.queries import _aim
 from dpjax.queries._aim import Plan, aim, check_budget, gaussian_at, plan_of, selection_at
-from dpjax.queries._estimation import Estimator, Measurement, independent, total_of
-from dpjax.queries._graphical_model import cells_of_model, model_of
+from dpjax.queries._graphical_model import (
+    Estimator,
+    Measurement,
+    cells_of_model,
+    independent,
+    model_of,
+    total_of,
+)
 
 REPLACE, ADD = dpjax.NeighboringRelation
 SIZES = {"a": 2, "b": 3, "c": 2, "d": 4}
