@@ -133,11 +133,11 @@ def outward(number: Any, toward: float) -> Any:
 def bisect(
     holds: Callable[[float], bool], low: float, high: float, *, in_logarithms: bool = False
 ) -> tuple[float, float]:
-    """Finds where a predicate stops holding, by bisection.
+    """Finds where a predicate changes from true to false, by bisection.
 
     Returns:
-        Two neighboring floats, or nearly so. The predicate holds at the first one if it holds at
-        `low`, and fails at the second one if it fails at `high`.
+        Two neighboring floats, or nearly so. The predicate is true at the first one if it is true
+        at `low`, and false at the second one if it is false at `high`.
     """
     while low < (middle := math.sqrt(low * high) if in_logarithms else (low + high) / 2) < high:
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -182,7 +182,7 @@ def clopper_pearson_upper(hits: ArrayLike, trials: int, error: float) -> np.ndar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TailBand:
-    """Upper limits of P(X > x) that hold at all points together (docs/proofs/privacy-profile.md).
+    """Upper limits of P(X > x), valid at all points together (docs/proofs/privacy-profile.md).
 
     Attributes:
         points: some of m independent draws of X, in descending order.
@@ -194,9 +194,9 @@ class TailBand:
 
     @classmethod
     def of(cls, draws: np.ndarray, error: Fraction) -> "TailBand":
-        """The band from independent draws. It fails with probability at most `error`.
+        """The band from independent draws, which is wrong with probability at most `error`.
 
-        NaN counts as infinite. The ranks depend on the number of draws alone.
+        NaN counts as infinite. The ranks depend only on the number of draws.
         """
         m = draws.size
         steps = math.ceil(math.log(m) / math.log(_RATIO)) + 1
@@ -207,16 +207,16 @@ class TailBand:
         return cls(ordered[ranks - 1], np.maximum.accumulate(limits))
 
     def least(self, covered: np.ndarray) -> float:
-        """The limit of P(X > x) at the best covered point; 1 if no point is covered."""
+        """The least limit of P(X > x) at a covered point; 1 if no point is covered."""
         return float(np.min(self.limits, where=covered, initial=1.0))
 
     def mean(self, curve: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """An upper limit of E curve(X), for every nondecreasing curve with values in [0, 1].
 
-        On the mass beyond the largest point, the curve counts as 1.
+        Above the largest point, the curve is taken to be 1.
 
         Args:
-            curve: takes the points to an array with a leading axis for them.
+            curve: maps the points to an array with a leading axis for them.
         """
         values = curve(self.points)
         masses = np.diff(np.append(self.limits, 1.0))

@@ -57,9 +57,9 @@ def _dataset(
     units: Mapping[str, str],
     attributes: dict[str, object],
 ) -> "Dataset":
-    """Labels the values of all cells, which come in the order of the axes.
+    """The dataset of the values of all cells, which are in the order of the axes.
 
-    `relations` holds the dimensions and values of a coordinate: the neighboring relation of the
+    `relations` is the dimensions and the values of a coordinate: the neighboring relation of the
     guarantees that the function returns, or None.
     """
     xarray = _checks.extra("xarray", "sweep")
@@ -135,7 +135,7 @@ def sweep(
         output joins the keys and attributes in the returned tree by "_"; a single array is "value".
         The coordinates of trees of arrays are an index, and the numbers in each tree; those of
         functions are their names. If the function returns guarantees, the coordinate "relation" is
-        their neighboring relation at each choice of static parameters. Attributes hold versions,
+        their neighboring relation at each choice of static parameters. Attributes are versions,
         device, seconds, and the kind and a digest of the key. `to_netcdf` saves it, and so does
         `to_zarr` if zarr is installed.
 
