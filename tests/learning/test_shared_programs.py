@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import dpjax
 from dpjax import Guarantee, NeighboringRelation, learning
 from dpjax.learning import _fit, _training_step
 from dpjax.random import seeded_key
@@ -99,6 +100,16 @@ def test_a_second_training_compiles_nothing(compiled):
     assert info.misses == 1
     assert info.maxsize == 8
     assert _training_step.step._last[1]._cache_size() == 1
+
+
+def test_a_shared_program_does_not_train_under_an_open_ledger(tmp_path):
+    """The refusal is a part of tracing, and nothing is traced again where no ledger is open."""
+    fit()
+    ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=10, delta="1e-4")
+    with ledger, pytest.raises(ValueError, match="pays for all of its steps at once"):
+        fit()
+    assert ledger.spent.epsilon == 0
+    fit()
 
 
 def test_similar_epsilons_have_batches_of_one_size():
