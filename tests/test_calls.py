@@ -4,8 +4,8 @@ import calls
 
 # Calls, and files that they lead to. Those of a sampling depend a little on how fast it runs.
 LIMITS = {
-    "warm mean, 1,000 records": (45, 8),
-    "warm histogram, 1,000 records": (54, 10),
+    "warm mean, 1,000 records": (50, 8),
+    "warm histogram, 1,000 records": (60, 10),
     "trace of a step of DP-SGD": (1480, 16),
     "warm sampling in one chunk": (360, 26),
     "warm step of DP-SGD": (21, 7),
