@@ -8,8 +8,8 @@ LIMITS = {
     "warm histogram, 1,000 records": (60, 10),
     "trace of a step of DP-SGD": (1480, 16),
     "warm sampling in one chunk": (360, 26),
-    "warm step of DP-SGD": (21, 7),
-    "10 further steps of fit": (44, 6),
+    "warm step of DP-SGD": (23, 7),
+    "10 further steps of fit": (53, 6),
     "10 further chunks of a sampling": (176, 8),
 }
 
