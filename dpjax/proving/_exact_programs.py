@@ -16,7 +16,7 @@ from dpjax._core._types import Database, Value
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Equation, aval, called, live, parts
 from dpjax.proving._exact_scatters import ExactScatter, planned_scatter, scattered_exactly
-from dpjax.proving._exact_sums import ExactSum, planned, planned_product, summed_exactly
+from dpjax.proving._exact_sums import FLOATS, ExactSum, planned, planned_product, summed_exactly
 from dpjax.proving._exact_variances import ExactVariance, of_records
 from dpjax.proving._value import Abstract
 
@@ -94,7 +94,7 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
     kind = ExactSum.named(name) or ExactVariance.named(name) or ExactScatter.named(name)
     xs = [(aval(x).shape, np.dtype(aval(x).dtype)) for x in equation.invars]
     count = 3 if isinstance(kind, ExactScatter) else 1
-    if kind is None or len(xs) != count or xs[-1][1] not in (np.float32, np.float64):
+    if kind is None or len(xs) != count or xs[-1][1] not in FLOATS:
         return None
     return kind if digest(inner) == _digest(kind, *xs) else None
 

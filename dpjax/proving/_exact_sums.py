@@ -24,7 +24,7 @@ from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalEr
 _NAME = "exact_sum"
 # If the exponent of a range is one of these, floats can represent all powers of two in this file.
 EXPONENTS = range(-60, 61)
-_FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 # Digits multiply a term by powers of 2, up to 2 to this exponent.
 _BITS_OF_DIGITS = 52
 # A matrix product becomes a separate product for each term: at most this many for each record.
@@ -111,7 +111,7 @@ def of_hex(bits: str) -> float:
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
     """Whether the error of a float sum of so many terms may exceed a small fraction of a term."""
-    return dtype in _FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
+    return dtype in FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
 def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
