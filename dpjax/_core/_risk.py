@@ -16,7 +16,7 @@ from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_los
 # Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
 # dpjax. The certificates in `random/_lattice.py` are smaller.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
-# How many coordinates of noise are charged for where the number is not known.
+# If the number of coordinates of the noise is not known, the cost of this many is charged.
 MOST_DIMS = 2**20
 _POINTS = 2000  # Of the privacy profile. Every point is a valid bound, and more points are tighter.
 _LEAST_DELTA = 1e-13

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import jax
-from jax._src import distributed  # JAX has no public name for the store.
+from jax._src import distributed  # JAX has no public name for the key-value store of its processes.
 from jax.sharding import Mesh
 
 from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watching

@@ -344,7 +344,8 @@ def pickler() -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
                 raise UnknownCodeError(f"the module {obj.__name__} as a whole")
             if isinstance(obj, types.FunctionType):
-                # NotImplemented makes pickle store a reference, which cloudpickle might not.
+                # NotImplemented lets pickle store the module and the name of the function, where
+                # cloudpickle might store its code.
                 return NotImplemented if _is_importable(obj) else _function_apart(obj)
             if isinstance(obj, type):
                 if obj.__module__ == "builtins" or _is_importable(obj):

@@ -22,8 +22,8 @@ _INTERVAL = 1e-4
 # The largest number of loss intervals: intervals become wider if there would be more. The largest
 # privacy loss: a run with larger losses is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Bounds on the probability that convolutions by FFT lose. The total probability of one step is off
-# by 1e-16, and it is raised to the power of the number of steps.
+# Convolutions by FFT lose probability mass to rounding. These are bounds on the lost mass.
+# The total probability of a step is off by 1e-16, and it is raised to the power of the steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
 # For more steps than this, dp-accounting would overflow, because it computes the number of outcomes

@@ -213,7 +213,7 @@ def subset_error(table: jax.Array, database: jax.Array) -> jax.Array:
         The largest of the errors of all 2^n subsets, up to rounding in floats.
 
     Source:
-        Proved by the sentence above.
+        Proved in the first paragraph of this docstring.
 
     Example:
         >>> import jax.numpy as jnp

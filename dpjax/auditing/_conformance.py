@@ -114,7 +114,10 @@ class _Case:
         return joined([_released_values(self.mechanism, keys, values) for keys in self.keys])
 
     def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:
-        """Log probabilities of the outputs under a value, or of the first batches of them."""
+        """Log probabilities of the outputs if the exact value were this one.
+
+        `batches` limits the computation to the first batches of outputs; None takes all.
+        """
         count = len(jax.tree.leaves(self.outputs)[0])
         found: list[np.ndarray] = []
         for start in range(0, count, _BATCH)[:batches]:

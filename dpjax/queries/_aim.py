@@ -44,8 +44,10 @@ Estimate: TypeAlias = Callable[[Sequence[Measurement]], GraphicalModel]
 # The fraction of the budget for the marginals of single columns; and the fraction of a step's
 # budget for the choice of a marginal, where the rest pays for its measurement.
 _OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
-_PER_COLUMN = 2  # The number of choices per column, if no stage measured more finely.
-_STAGES = 4  # The model is estimated again after 1 / this many choices per column.
+# A run chooses this many marginals per column of the table, or fewer if a stage lowers the noise.
+_PER_COLUMN = 2
+# A stage measures 1 / _STAGES marginals per column. After each stage, the model is estimated again.
+_STAGES = 4
 _LARGEST_SCORE, _LARGEST_WEIGHT = 2**30, 64
 # The mean absolute value of Gaussian noise, in standard deviations.
 _MEAN_DISTANCE = math.sqrt(2 / math.pi)
@@ -250,8 +252,8 @@ class _Run:
 def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
     """Gaussian noise whose cost is at most rho, and nearly rho."""
     ratio = math.sqrt(2 * rho)  # The ratio of the sensitivity to the noise.
-    # The noise and its cost in zCDP do not depend on delta. This one gives an epsilon near the
-    # ratio.
+    # `gaussian` needs a delta, although neither the noise nor its rho depends on it. This one makes
+    # epsilon close to the ratio.
     delta = min(0.25, ratio / 10)
     epsilon = epsilon_of_multiplier(1 / ratio, delta, None)
     if epsilon is None:

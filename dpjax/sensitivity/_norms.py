@@ -137,7 +137,7 @@ def difference(value: Value, other: Value) -> Value:
 
 
 def shapes_of_difference(value: Value) -> Value:
-    """The shapes and dtypes of a difference, from those of a value."""
+    """The shapes and dtypes that the difference of two values of this form has."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)), value)
 
 
