@@ -68,7 +68,7 @@ def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
     if name == "dot_general":
         return planned_product(operands[0], operands[1], equation.params)
     if name in _SCATTERS:
-        return planned_scatter(operands[0], operands[2])
+        return planned_scatter(*operands, equation.params)
     return None
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -73,8 +74,17 @@ class ExactScatter:
             return jax.jit(exact_scatter)(start, places, updates)
 
 
-def planned_scatter(start: Abstract, updates: Abstract) -> int | None:
-    """The exponent of the range of rows; None if a sum of floats does as well."""
+def planned_scatter(
+    start: Abstract, places: Abstract, updates: Abstract, parameters: Mapping[str, Any]
+) -> int | None:
+    """The exponent of the range of rows; None if a sum of floats does as well.
+
+    None also for a scatter of another form, because an exact scatter has only this one.
+    """
+    try:
+        check_scatter(start, places, updates, parameters["dimension_numbers"], parameters["mode"])
+    except RefusalError:
+        return None
     whole = start.whole and updates.whole
     if whole or updates.axis != 0 or updates.nan or updates.pending.coarse or not start.is_finite:
         return None

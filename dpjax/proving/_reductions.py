@@ -257,7 +257,11 @@ def cumulative_extremum(
     x: Abstract, axis: int, reverse: bool, *, largest: bool, **_: Any
 ) -> Abstract:
     """The largest entries so far move by at most the largest move so far."""
-    check_surrounded(x, [axis], -math.inf if largest else math.inf)
+    start = -math.inf if largest else math.inf
+    if x.dtype.kind in "iu":
+        ends = np.iinfo(x.dtype)
+        start = float(ends.min if largest else ends.max)
+    check_surrounded(x, [axis], start)
     dense = as_dense(x) if x.axis == axis else x
     pick = np.maximum if largest else np.minimum
     flush = 0.0 if x.whole else 4 * rounding.tiny(x.dtype)
@@ -295,14 +299,20 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
-    """The k largest numbers are the first of the sorted numbers; nothing bounds their indices."""
+    """The k largest numbers are the first of the sorted numbers; nothing bounds their indices.
+
+    XLA sorts in the total order, where -0 is below 0. Two numbers that are equal, such as 0 x for
+    two records x, may differ in their signs. So where numbers may be 0, an index may always change.
+    """
     axis = axis % len(x.shape)
     values = place(_sorted(x, axis), axis, 0, k)
     last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)
     dense = as_dense(x) if x.axis == axis else x
+    gap = 2 * rounding.tiny(x.dtype)
+    zero = gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
 
     def moved(d: Difference) -> Moves:
-        each = np.where(d.each.max(axis, keepdims=True) > 0, last, 0.0)
+        each = np.where(zero | (d.each.max(axis, keepdims=True) > 0), last, 0.0)
         return each, math.inf, math.inf
 
     kept: Any = {"shape": values.shape, "dtype": np.dtype(np.int32), "whole": True}

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import dpjax
 from all_pairs import VALUES, N, all_pairs
@@ -320,6 +321,24 @@ def test_sums_by_place_of_many_are_proved_nearly_exactly():
     assert (np.asarray(run(x)) == np.asarray(run(shuffled))).all()
     exact = [v[k::3].astype(float).sum() for k in range(3)]
     assert np.asarray(run(x)) == pytest.approx(exact, rel=2**-24)
+
+
+def of_axes_in_another_order(v):
+    places = jnp.stack([(v > 0.3).astype(int), (v > 0.6).astype(int)], 1)
+    numbers = lax.ScatterDimensionNumbers((), (0, 1), (1, 0))
+    return lax.scatter_add(jnp.zeros((2, 2)), places, v, numbers)
+
+
+def of_parts_of_rows(v):
+    return jnp.zeros((2, 3)).at[(v > 0.3).astype(int), 1:3].add(v[:, None])
+
+
+@pytest.mark.parametrize("target", [of_axes_in_another_order, of_parts_of_rows])
+def test_sums_by_place_of_another_form_stay_what_they_are(target):
+    """An exact scatter has one form only; in place of another form it would be another program."""
+    spec = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    with pytest.raises(dpjax.proving.NoProofError, match="a scatter of this form has no rule"):
+        dpjax.prove_sensitivity(target, spec, bounds=(0, 1), norm="l1")
 
 
 @pytest.mark.parametrize(("n", "most"), [(1000, 1.001), (100_000, 1.01), (1_000_000, 1.07)])

@@ -133,6 +133,13 @@ RULES = {
     "top_k": lambda x: lax.top_k(x, 2)[0],
     "top_k of rows": lambda x: lax.top_k(x[:, None] * TABLE[None], 2)[0],
     "top_k, places": lambda x: lax.top_k(x, 2)[1],
+    "top_k, places of 0 and -0": lambda x: lax.top_k(0 * x, 1)[1].astype(float) + x.mean(),
+    "top_k, places of rounded": lambda x: (
+        lax.top_k(jnp.round(x / 3), 2)[1].astype(float) + x.mean()
+    ),
+    "top_k, places in rows of 0 and -0": lambda x: (
+        lax.top_k(jnp.stack([0 * x, -0.0 * x, 0 * x], 1), 1)[1].sum().astype(float) + x.mean()
+    ),
     "scatter_max": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].max(x),
     "scatter_min": lambda x: jnp.zeros(3).at[(x + 1).astype(int)].min(x),
     "scatter_max of rows": lambda x: (
