@@ -83,7 +83,8 @@ def correlated_noise(
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
-        state is a `CorrelatedNoiseState`. Steps beyond those of the strategy give NaN.
+        state is a `CorrelatedNoiseState`. Steps beyond those of the strategy give NaN, and so does
+        a state of another strategy.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -139,7 +140,8 @@ def correlated_noise(
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
-        state = NoiseState(own_key, jnp.int32(0), least, jnp.uint32(0), dims, noise)
+        none = jnp.int32(0), least, jnp.uint32(0)
+        state = NoiseState(own_key, *none, dims, noise, strategy.bands)
 
         def empty(leaf: jax.Array) -> jax.Array:
             dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
@@ -149,6 +151,7 @@ def correlated_noise(
             state,
             jnp.zeros((), jnp.result_type(float)),
             jax.tree.map(empty, parameters),
+            jnp.uint32(strategy.number),
             jax.tree.map(empty, parameters),
             strategy.bands,
             strategy.steps,
@@ -165,6 +168,7 @@ def correlated_noise(
                 f"state must be of a strategy of {strategy.bands} bands and {strategy.steps} steps,"
                 f" got {state.bands} and {state.steps}: make it by init of this noise"
             )
+        _check_dtypes(state, updates._value)
         bound = outward(updates.norm_bound, math.inf)
         found, after = _step(
             state, updates._value, bound, np.uint32(updates.drawn_by), updates.turn,
@@ -195,7 +199,11 @@ def _step(
     first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
     # A larger norm bound would exceed the noise of this step and of later ones, so it stays NaN.
-    bound = jnp.where(first <= bound, bound, jnp.nan)
+    usable = first <= bound
+    # A column with entries of two strategies may be longer than the columns of either. A file may
+    # bring the arrays of a state back into the state of another strategy.
+    usable &= state.strategy == np.uint32(strategy.number)
+    bound = jnp.where(usable, bound, jnp.nan)
     noisy = _noisy_rows(step_key, state, value, bound, strategy=strategy, multiplier=multiplier)
     noisy = [jnp.where(step < strategy.steps, y, jnp.nan) for y in noisy]
     row = _row(strategy, step)
@@ -217,6 +225,17 @@ def _step(
         _sums=kept(state._sums, jax.tree.leaves(value)),
     )
     return jax.tree.unflatten(structure, found), after
+
+
+def _check_dtypes(state: CorrelatedNoiseState, value: PyTree) -> None:
+    """Refuses sums in other dtypes: a cast would round a sum differently in its later rows."""
+    kept = [x.dtype for x in jax.tree.leaves(state._sums)]
+    given = [x.dtype for x in jax.tree.leaves(value)]
+    if kept != given:
+        raise ValueError(
+            f"state must be of the parameters' dtypes, {[*map(str, given)]}, got"
+            f" {[*map(str, kept)]}: make it by init, from parameters of the dtypes of the training"
+        )
 
 
 def _noisy_rows(

@@ -52,6 +52,8 @@ class NoiseState(TrainingState):
             records, and 2^32 - 1 if batches come from several samplings.
         dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
+        bands: the number of steps whose noisy numbers a batch enters: 1, except for
+            `correlated_noise`.
 
     Formal guarantees:
         None. It contains a secret, the key.
@@ -63,6 +65,7 @@ class NoiseState(TrainingState):
     drawn_by: jax.Array
     dims: int = static()
     noise: NoiseKind = static()
+    bands: int = static(default=1)
 
     def __repr__(self) -> str:
         return f"NoiseState(step={self.step}, noise_multiplier={self.noise_multiplier})"
@@ -296,7 +299,7 @@ def after_a_step(
     same = (state.step == 0) | (state.drawn_by == drawn_by)
     same &= (jnp.asarray(turn) == ANY_TURN) | (jnp.asarray(turn) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
-    return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise)
+    return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise, state.bands)
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
@@ -447,6 +450,7 @@ class CorrelatedNoiseState:
         norm_bound: the norm bound of the first step; 0 before it. A later clipped sum with a larger
             norm bound gives NaN from then on.
         published: the estimates of the last gradients, which are public.
+        strategy: a number for the strategy. A step of another strategy gives NaN from then on.
         bands: the number of bands of the strategy.
         steps: the number of steps of the strategy.
 
@@ -457,6 +461,7 @@ class CorrelatedNoiseState:
     noise: NoiseState
     norm_bound: jax.Array
     published: PyTree
+    strategy: jax.Array
     _sums: PyTree
     bands: int = static()
     steps: int = static()
@@ -522,15 +527,25 @@ def guarantee(
         (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
     given: object = state
-    if isinstance(given, CorrelatedNoiseState):
-        _check_participation(given, sampling)
     noise = given.noise if isinstance(given, (AdaptiveNoiseState, CorrelatedNoiseState)) else given
     if not isinstance(noise, NoiseState):
         raise TypeError(
             "state must be a state of gaussian_noise, adaptive_noise or correlated_noise (for a"
             f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
+    # Also for the part of the state of correlated noise that counts steps.
+    if sampling.groups < noise.bands:
+        raise ValueError(
+            f"sampling must have at least groups={noise.bands}, one for each band of the strategy,"
+            f" got {sampling}: two batches of a record would enter one published number; draw"
+            " batches by learning.cyclic_sampling"
+        )
     _checks.host_only("state", noise.step, "it outside")
+    if isinstance(given, CorrelatedNoiseState) and np.max(noise.step) > given.steps:
+        raise ValueError(
+            f"state must have at most the {given.steps} steps of its strategy, got {noise.step}:"
+            " train anew with a strategy of more steps"
+        )
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(
             f"state must be the state of one training, got steps of shape {np.shape(noise.step)}:"
@@ -559,21 +574,6 @@ def guarantee(
     if seeded or is_seeded(noise.key):
         promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
     return promised
-
-
-def _check_participation(state: CorrelatedNoiseState, sampling: BatchSampling) -> None:
-    """Refuses a sampling that takes a record twice into one published number."""
-    if sampling.groups < state.bands:
-        raise ValueError(
-            f"sampling must have at least groups={state.bands}, one for each band of the strategy,"
-            f" got {sampling}: two batches of a record would enter one published number; draw"
-            " batches by learning.cyclic_sampling"
-        )
-    if not _checks.is_traced(state.noise.step) and np.max(state.noise.step) > state.steps:
-        raise ValueError(
-            f"state must have at most the {state.steps} steps of its strategy, got"
-            f" {state.noise.step}: train anew with a strategy of more steps"
-        )
 
 
 def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:

@@ -101,8 +101,11 @@ def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree)
     """The loss of one example, traced; `example` may be given by its shapes."""
     found = traced(loss, (parameters,), example, argnums=0, has_aux=False)
     own = with_own_arrays(found.program)
-    found = found._replace(program=own, uses=_uses(own, found.places))
-    return FixedLoss(found, digest(own, found.gradient, configuration()))
+    # A program that is kept must not refer to the caller's arrays (see `_programs`): JAX would take
+    # the numbers of an array of 64 bits from the old trace after they changed.
+    gradient = with_own_arrays(found.gradient)
+    found = found._replace(program=own, uses=_uses(own, found.places), gradient=gradient)
+    return FixedLoss(found, digest(own, gradient, configuration()))
 
 
 def traced(

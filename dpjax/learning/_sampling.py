@@ -21,8 +21,8 @@ from dpjax.random._keys import check_key, is_seeded
 # The probability that a batch is cut off, if the caller names no capacity.
 RARE = 1e-15
 _WORD = 2.0**32
-# The turn of a batch that may be of any step.
-ANY_TURN = -1
+# The turn of a batch that may be of any step, and of one that is of no step.
+ANY_TURN, NO_TURN = -1, -2
 
 
 @frozen_pytree
@@ -343,7 +343,9 @@ def _whole_step(step: Scalar) -> jax.Array:
         raise ValueError(f"step must be an integer from 0, got {_checks.described(step)}")
     if not _checks.is_traced(step) and not 0 <= int(step) < 2**31:
         raise ValueError(f"step must be from 0 to 2^31 - 1, got {int(step)}")
-    return jnp.asarray(step).astype(jnp.int32)
+    step = jnp.asarray(step).astype(jnp.int32)
+    # A traced step cannot be refused. Below 0 it is of no step, so that no guarantee counts it.
+    return jnp.where(step < 0, np.int32(NO_TURN), step)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")

@@ -1,12 +1,14 @@
 """Strategy matrices of correlated noise: banded, lower triangular, with rational entries."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import scipy
 
 from dpjax._core import _checks
+from dpjax._tracing._fingerprints import digest
 
 # Entries are integers over this denominator, times a common factor that has no effect.
 BITS = 18
@@ -57,6 +59,11 @@ class Strategy:
     def row_sum(self) -> int:
         """The largest sum of the absolute values of a row, in units of 2^-18."""
         return int(np.abs(self.numerators).sum(1).max())
+
+    @functools.cached_property
+    def number(self) -> int:
+        """An identifier of the matrix, from 0 to 2^32 - 1."""
+        return int(digest("strategy", self.steps, self.numerators)[:8], 16)
 
     def error(self) -> float:
         """The root mean square, over steps t, of the noise in the sum of the first t gradients.
@@ -217,4 +224,6 @@ def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
             f"{name} must have a diagonal above 0, and above 2^-18 of the largest entry"
             f" {largest:g}, got {least:g}: the update of a step is divided by it"
         )
-    return Strategy(steps, numerators.astype(np.int32))
+    numerators = numerators.astype(np.int32)
+    numerators.flags.writeable = False  # Programs keep the entries of their trace.
+    return Strategy(steps, numerators)

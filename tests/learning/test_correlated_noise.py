@@ -206,6 +206,65 @@ def test_fewer_groups_than_bands_are_refused():
         learning.guarantee(state, sampling, delta=1e-5)
 
 
+def test_a_part_of_the_state_promises_no_more():
+    """The counts of the state are a state of noise, which could be of independent noise."""
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    _, state = cyclic_training(PAIRS, sampling)
+    whole, part = (learning.guarantee(x, sampling, delta=1e-5) for x in (state, state.noise))
+    assert whole == part
+    unsampled = dataclasses.replace(state.noise, drawn_by=jnp.uint32(0))
+    with pytest.raises(ValueError, match="at least groups=2, one for each band"):
+        learning.guarantee(unsampled, learning.poisson_sampling(40, batch_size=10), delta=1e-5)
+
+
+def test_a_traced_step_below_zero_has_no_guarantee():
+    """Else -1 would mark batches of one group as those of any step."""
+    sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
+    drawn = jax.jit(lambda key, step: sampling(key, step=step))
+
+    def same_group(key, *, step):
+        del step
+        return drawn(key, jnp.int32(-1))
+
+    _, state = cyclic_training(PAIRS, same_group)
+    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+        learning.guarantee(state, sampling, delta=1e-5)
+
+
+def test_another_strategy_does_not_go_on_with_a_state():
+    """Its column would start by one strategy and end by the other, and be longer than both."""
+    first, second = (
+        learning.toeplitz_strategy(x, steps=8) for x in ([1.0, 0.01], [0.01, 1.0])
+    )  # fmt: skip
+    noises = [
+        learning.correlated_noise(
+            dpjax.random.seeded_key(6), strategy=x, noise_multiplier=1.0, batch_size=1
+        )
+        for x in (first, second)
+    ]
+    found, state = noises[0].update(total(np.ones(DIMS)), noises[0].init(PARAMETERS))
+    assert np.isfinite(flat(found)).all()
+    for noise in noises[::-1]:
+        found, state = noise.update(total(np.ones(DIMS)), state)
+        assert np.isnan(flat(found)).all()
+
+
+def test_sums_of_another_dtype_are_refused():
+    """A sum enters several rows, and a cast between them would round it differently."""
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(6), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    state = noise.init(PARAMETERS)
+    cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), state._sums)
+    with pytest.raises(ValueError, match="dtypes"):
+        noise.update(total(np.ones(DIMS)), dataclasses.replace(state, _sums=cast))
+
+
+def test_the_numbers_of_a_strategy_do_not_change():
+    with pytest.raises(ValueError, match="read-only"):
+        PAIRS.numerators[0, 0] = 0
+
+
 def test_steps_beyond_the_strategy_are_not_a_number():
     short = learning.toeplitz_strategy([1.0, 0.5], steps=7)
     sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)

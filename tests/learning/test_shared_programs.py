@@ -12,6 +12,7 @@ import pytest
 import dpjax
 from dpjax import Guarantee, NeighboringRelation, learning
 from dpjax.learning import _fit, _training_step
+from dpjax.learning._per_example import fixed_loss
 from dpjax.random import seeded_key
 from dpjax.targets._optax_training import optax_promotion
 
@@ -148,6 +149,21 @@ def test_a_loss_that_changed_does_not_train_by_its_old_program(no_noise):
     np.testing.assert_allclose(fit(loss), 6 * first, rtol=1e-5)
     weights[:], scale[0] = 1.0, 1.0
     np.testing.assert_array_equal(fit(loss), first)
+
+
+def test_a_kept_loss_does_not_keep_the_numbers_of_an_array():
+    """JAX converts an array of 64 bits once, while anything keeps the result."""
+    weights, one = np.ones(DIMS), jax.ShapeDtypeStruct((DIMS,), jnp.float32)
+
+    def loss(w, x):
+        return jnp.dot(w * weights, x)
+
+    kept = fixed_loss(loss, jnp.ones(DIMS), one)
+    weights[:] = 2
+    changed = fixed_loss(loss, jnp.ones(DIMS), one)
+    assert changed != kept
+    found = [float(x(jnp.ones(DIMS), jnp.ones(DIMS))) for x in (kept, changed)]
+    assert found == [DIMS, 2 * DIMS]
 
 
 def test_a_derivative_that_changed_is_another_loss(no_noise):
