@@ -185,8 +185,10 @@ def test_a_release_of_another_function_is_refused(name):
     """Otherwise the posterior would be wrong, and its interval as confident as ever."""
     maker, private, others, kind, told = REFUSED[name]
     release = maker(seeded_key(3), ones(jax.random.key(0), 0.4, N))
-    with pytest.raises(kind, match=told):
+    # A refusal for another reason, such as too few draws, has other words.
+    with pytest.raises((TypeError, ValueError), match=told) as refused:
         posterior(release, private, draws=200, **others)
+    assert refused.type is kind
 
 
 def test_a_release_that_the_model_cannot_explain_is_refused():

@@ -108,11 +108,13 @@ def test_reach_is_that_of_the_query_or_of_two_groups():
     wide, shifted = (
         queries.sum_query(lower=low, upper=high, capacity=2**10) for low, high in ((-8, 8), (7, 8))
     )
-    for query in (wide, shifted):
+    for query, moved in ((wide, 16), (shifted, 8)):
         grouped = queries.by(query, column="g", keys=[1, 2])
         alone = queries.by(query, column="g", keys=[1])  # A record that leaves it enters no other.
         for norm, factor in {"l1": 2, "l2": 2**0.5, "linf": 1}.items():
             apart, added = (query.sensitivity(norm, relation=r).value for r in (REPLACE, ADD))
+            # `sensitivity` of a query without groups is that of one group, so it is stated here.
+            assert (apart, added) == (moved, 8)
             stated = grouped.sensitivity(norm).value
             assert stated >= max(apart, factor * added)
             assert stated == pytest.approx(max(apart, factor * added), rel=1e-12)
@@ -414,6 +416,8 @@ def test_private_statistics_by_group_are_those_of_the_groups(relation):
     means = np.array([part.mean() for part in parts])
     variances = [part.var() for part in parts]
     got = queries.private_mean(KEY, slots, lower=0, upper=8, by=by, **sharp).value
+    np.testing.assert_allclose(got, means, atol=0.01)
+    got = queries.private_mean(KEY, slots, lower=0, upper=8, by=by, missing="lower", **sharp).value
     np.testing.assert_allclose(got, means, atol=0.01)
     found = queries.private_variance(KEY, slots, lower=0, upper=8, by=by, **sharp).value
     np.testing.assert_allclose(found["mean"], means, atol=0.01)
