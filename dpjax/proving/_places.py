@@ -297,7 +297,9 @@ def scatter_add(
         for end, row, pick in ((start.low, low, np.minimum), (start.high, high, np.maximum))
     )
     ends = rounding.widened(low, high, put(rounding.up(one + 2.0**-48 * sizes * (not whole))))
-    counts = [2.0 * math.prod(size)] * 2  # At most two rows.
+    # At most two rows, if sums are exact. A GPU may add floats in another order, so that sums of
+    # equal terms differ.
+    counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole, counts=counts)
     pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
     return dataclasses.replace(found, pending=pending)
