@@ -87,7 +87,7 @@ def under_distribution_shift(
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if len(given) != 1:
         raise ValueError(
-            f"exactly one of kl, reverse_kl, chi2 and ratio must be given, got {given}"
+            f"kl must be given, or exactly one of reverse_kl, chi2 and ratio instead, got {given}"
         )
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)

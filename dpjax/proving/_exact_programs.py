@@ -68,7 +68,8 @@ def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
     if name == "dot_general":
         return planned_product(operands[0], operands[1], equation.params)
     if name in _SCATTERS:
-        return planned_scatter(*operands, equation.params)
+        start, places, updates = operands
+        return planned_scatter(start, places, updates, equation.params)
     return None
 
 

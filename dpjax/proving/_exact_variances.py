@@ -74,7 +74,7 @@ class ExactVariance:
             y = lax.convert_element_type(x, jnp.float64) - self.center
             squares = y[:, :, None] * y[:, None, :] if self.matrix else y * y
             total = total_of_digits(y, self.exponent, (0,))
-            outer = total[:, None] * total if self.matrix else total * total
+            outer = total[:, None] * total[None] if self.matrix else total * total
             rest = total_of_digits(squares, 2 * self.exponent, (0,)) - outer / len(x)
             found = rest / self.divisor
             if not self.matrix:

@@ -99,7 +99,7 @@ class Frame:
 
     def kind_of(self, name: str) -> str:
         """The kind of a column of dates, times or durations, such as "dates"; else ""."""
-        moments = moments_of(self.columns[name])
+        moments = moments_of(self._as_given(name))
         return "" if moments is None else moments.kind
 
     @property
@@ -117,11 +117,6 @@ class Frame:
 
     def __getitem__(self, name: str) -> Column:
         """A column by its name."""
-        if name not in self.columns:
-            raise ValueError(
-                f"column must be one of the frame's {_checks.shown(list(self.columns))}, got"
-                f" {_checks.shown(name)}"
-            )
         if name not in self._converted:
             self._converted[name] = self._padded(name)
         return self._converted[name]
@@ -136,8 +131,17 @@ class Frame:
             return np.where(counts, entries, np.nan)
         return Numbers.of(entries, counts)
 
+    def _as_given(self, name: str) -> Any:
+        """A column of the frame, not converted; refuses a name that is not there."""
+        if name not in self.columns:
+            raise ValueError(
+                f"column must be one of the frame's {_checks.shown(list(self.columns))}, got"
+                f" {_checks.shown(name)}"
+            )
+        return self.columns[name]
+
     def _padded(self, name: str) -> Column:
-        entries, found = _exact(f"column {name!r}", self.columns[name])
+        entries, found = _exact(f"column {name!r}", self._as_given(name))
         xp = numpy_of(entries)
         known = np.ones(entries.shape, bool) if found is None else found
         if known.shape != (self.rows,):

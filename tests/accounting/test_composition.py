@@ -54,8 +54,10 @@ def test_gamma_and_doubt_add_over_samplings():
 
 def test_the_restriction_comes_first_in_the_docstring():
     restriction = compose.__doc__.split("\n\n")[1]
-    assert restriction.strip().startswith("Targets, sizes, norms and oracles must have been")
-    assert "fixed without the private data" in " ".join(restriction.split())
+    restriction = " ".join(restriction.split())
+    assert restriction.startswith(
+        "You must have chosen targets, sizes, norms and oracles without the private data"
+    )
 
 
 def test_marginal_and_confidence_are_never_confused():

@@ -41,12 +41,12 @@ def factories():
 
 
 def test_every_factory_has_a_row():
-    """`two_coins` takes no epsilon: it is randomized response at one."""
+    """Two are other factories at an epsilon that they find: randomized response, and `gaussian`."""
     named = set(factories())
     assert {"laplace", "mwem", "two_coins", "private_weighted_majority"} <= named
     rows = [function for function, _ in TABLE.values()]
     called = {name for row in rows for name in (row.__name__, *row.__code__.co_names)}
-    assert named - called == {"two_coins"}
+    assert named - called == {"two_coins", "gaussian_for_advantage"}
     coins, response = dpjax.two_coins(3), dpjax.randomized_response(math.log(4), 3)
     assert type(coins) is type(response)
     assert coins.report_weights == response.report_weights
