@@ -44,7 +44,7 @@ def columns(name: str, database: Database) -> Database:
 
 
 def place_of(name: str, path: tuple[Any, ...]) -> str:
-    """The text by which messages refer to a column: its name, or else its path in the pytree."""
+    """How messages name a column: by its name, or by its path in a pytree without names."""
     if not path:
         return name
     key = getattr(path[-1], "key", path[-1])

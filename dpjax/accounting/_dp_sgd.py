@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, get_args
 
-import numpy as np
 import scipy
 
 from dpjax._core import _checks
@@ -20,16 +19,15 @@ from dpjax._core._guarantee import RECORD, check_privacy_unit
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._risk import Risk, risk_of_losses
 from dpjax._core._values import Guarantee, NeighboringRelation
-from dpjax.accounting._compose_events import AccountingMethod, left_out_orders_hidden
+from dpjax.accounting._compose_events import AccountingMethod
 from dpjax.accounting._loss_distributions import (
     NoEpsilonError,
     composed_losses,
     epsilons_by_losses,
 )
+from dpjax.accounting._renyi_divergences import epsilons_by_renyi
 from dpjax.random._noise import GAUSSIAN
 
-# Orders of Renyi divergences, densest where most runs have their best order.
-_ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
 # The search for a noise multiplier starts with loss intervals that are wider by this factor.
 _COARSE = 16.0
@@ -40,10 +38,6 @@ _MET = 0.99
 # The largest fraction of delta that may be used for the differences between real and ideal noise
 # and batches.
 _LARGEST_SHARE = 0.1
-# Below this noise multiplier, Renyi divergences under replace-one are bounded in closed form.
-_LEAST_INTEGRATED = 0.25
-# Above this noise multiplier, dp-accounting takes the logarithm of 0 for batches of a fixed size.
-_MOST_WITHOUT_REPLACEMENT = 1e7
 
 
 class Sampling(Protocol):
@@ -354,6 +348,11 @@ class _Run(NamedTuple):
         # A sampling without groups need not say so.
         groups = getattr(sampling, "groups", 1)
         groups = _checks.integer("sampling.groups", groups, least=1, most=sampling.n)
+        if sampling.kind == "fixed" and groups != 1:
+            raise ValueError(
+                "sampling.groups must be 1 for batches of a fixed size, which draw from all"
+                f" records, got {groups}: use cyclic_sampling"
+            )
         if sampling.kind == "fixed" and relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
@@ -429,7 +428,7 @@ class _Run(NamedTuple):
                 coarseness=coarseness,
             )
         else:
-            curve = _renyi(sampling, z, self.participations, self.replaced)
+            curve = epsilons_by_renyi(sampling, z, self.participations, self.replaced)
         epsilon = 0.0
         for _ in range(200):
             left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
@@ -555,56 +554,6 @@ def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: fl
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)
     ratio = math.exp(min(0.0, float(mirrored)))
     return sampling.rate * (float(scipy.special.ndtr(0.5 / sigma - inner * sigma)) - ratio)
-
-
-@left_out_orders_hidden()
-def _renyi(sampling: Sampling, z: float, steps: int, replaced: bool) -> Callable[[float], float]:
-    accounting = _checks.extra("dp_accounting", "accounting")
-    relations = accounting.NeighboringRelation
-    orders = np.array(_ORDERS)
-    if sampling.rate == 1:
-        divergences = orders / (2 * z**2) * (4 if replaced else 1)
-    elif sampling.kind == "fixed":
-        # The accountant assumes a sensitivity of 1, but replacing a record changes the sum by 2.
-        one = accounting.GaussianDpEvent(min(z, _MOST_WITHOUT_REPLACEMENT) / 2)
-        event = accounting.SampledWithoutReplacementDpEvent(sampling.n, sampling.capacity, one)
-        accountant = accounting.rdp.RdpAccountant(_ORDERS, relations.REPLACE_ONE)
-        divergences = accountant.compose(event).rdp
-    elif replaced:
-        divergences = np.array([_renyi_of_replacing(x, sampling.rate, z) for x in _ORDERS])
-    else:
-        event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
-        divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
-    # dp-accounting computes a divergence as the logarithm of a number near 1. So at low rates, its
-    # rounding error may be larger than the divergence, and the result may be negative. The measured
-    # error at all orders is below 1e-13 times the rate.
-    divergences = np.maximum(divergences, 0) + 1e-13 * sampling.rate
-    composed = divergences * (steps * _OUTWARD)
-
-    def epsilon_at(delta: float) -> float:
-        return max(0.0, float(accounting.rdp.compute_epsilon(orders, composed, delta)[0]))
-
-    return epsilon_at
-
-
-def _renyi_of_replacing(order: float, rate: float, z: float) -> float:
-    """The divergence of (1 - q) N(0, 1) + q N(1 / z, 1) from (1 - q) N(0, 1) + q N(-1 / z, 1).
-
-    The integrand is smooth and decays fast, so the trapezoidal rule converges faster than any power
-    of the step. A small z would need many points, but then sampling hardly reduces the divergence.
-    So for small z, the function returns the divergence without sampling, which is an upper bound.
-    """
-    if z < _LEAST_INTEGRATED:
-        return 2 * order / z**2
-    end, step = (2 * order + 2) / z + 15, min(0.02, z / 50)
-    x = np.arange(-end, end, step)
-    shifts = np.array([[0.0], [1 / z]])
-    weights = np.log([[1 - rate], [rate]])
-    log_p = scipy.special.logsumexp(weights - (x - shifts) ** 2 / 2, axis=0)
-    log_q = scipy.special.logsumexp(weights - (x + shifts) ** 2 / 2, axis=0)
-    total = scipy.special.logsumexp(order * log_p + (1 - order) * log_q)
-    log_moment = total + math.log(step) - math.log(2 * math.pi) / 2
-    return max(0.0, log_moment) / (order - 1) * (1 + 1e-7) + 1e-12
 
 
 def _positive(name: str, value: float) -> float:

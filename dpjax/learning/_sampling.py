@@ -154,6 +154,11 @@ class BatchSampling:
                 `step` is missing where it is needed, or is given elsewhere.
         """
         check_key(key)
+        if self.kind == "fixed" and self.groups != 1:
+            raise ValueError(
+                "groups must be 1 for batches of a fixed size, which draw from all records, got"
+                f" {self.groups}: use cyclic_sampling"
+            )
         if (step is None) != (self.groups == 1):
             raise ValueError(
                 f"step must be the number of the step for a sampling of {self.groups} groups, and"

@@ -14,6 +14,7 @@ from dpjax._tracing._fingerprints import digest
 BITS = 18
 # More bands would leave too few bits for the sums of a batch.
 _MOST_BANDS = 2**12
+_MOST_STEPS = 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +36,24 @@ class Strategy:
 
     steps: int
     numerators: np.ndarray = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Keeps a copy, because compiled programs keep the entries of their trace."""
+        _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
+        kept = np.array(self.numerators)
+        has_bands = kept.ndim == 2 and kept.shape[1] > 0 and len(kept) in (1, self.steps)
+        if kept.dtype != np.int32 or not has_bands:
+            raise ValueError(
+                f"numerators must be int32 of shape (1, bands) or ({self.steps}, bands), got"
+                f" {_checks.described(self.numerators)}: use toeplitz_strategy or banded_strategy"
+            )
+        if kept[:, 0].min() < 1 or np.abs(kept.astype(np.int64)).max() > 2**BITS:
+            raise ValueError(
+                f"numerators must be from -2^{BITS} to 2^{BITS}, and above 0 in the first column,"
+                f" got {kept.min()} to {kept.max()}: use toeplitz_strategy or banded_strategy"
+            )
+        kept.flags.writeable = False
+        object.__setattr__(self, "numerators", kept)
 
     @property
     def bands(self) -> int:
@@ -198,7 +217,7 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
         >>> import dpjax
         >>> strategy = dpjax.learning.optimized_strategy(steps=64, bands=8)  # doctest: +SKIP
     """
-    steps = _checks.integer("steps", steps, least=1, most=2**24)
+    steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
     bands = _checks.integer("bands", bands, least=1, most=min(steps, _MOST_BANDS))
     factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
     return toeplitz_strategy(
@@ -208,7 +227,7 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
 
 def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
     """The strategy whose entries are the rows, rounded."""
-    steps = _checks.integer("steps", steps, least=1, most=2**24)
+    steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
     if rows.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {rows.dtype}")
     rows = rows.astype(np.float64)
@@ -224,6 +243,4 @@ def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
             f"{name} must have a diagonal above 0, and above 2^-18 of the largest entry"
             f" {largest:g}, got {least:g}: the update of a step is divided by it"
         )
-    numerators = numerators.astype(np.int32)
-    numerators.flags.writeable = False  # Programs keep the entries of their trace.
-    return Strategy(steps, numerators)
+    return Strategy(steps, numerators.astype(np.int32))

@@ -13,8 +13,8 @@ from scipy.stats import binom, norm
 import dpjax
 from dpjax import accounting, learning
 from dpjax.accounting import _dp_sgd
-from dpjax.accounting._dp_sgd import _LEAST_INTEGRATED, _renyi_of_replacing
 from dpjax.accounting._loss_distributions import epsilons_by_losses
+from dpjax.accounting._renyi_divergences import _LEAST_INTEGRATED, _renyi_of_replacing
 
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dpjax.NeighboringRelation.REPLACE_ONE
@@ -437,12 +437,13 @@ def test_dp_accounting_still_reads_noise_multipliers_as_dpjax_passes_them():
 
     Its other accountant halves by itself. google/differential-privacy has an open pull request that
     makes both halve (464, about issue 378). With it, dpjax would halve twice. What passes
-    multipliers to dp-accounting: `_renyi` and `_of_two_contributions` halve, `epsilons_by_losses`
-    halves where it does not sample and leaves it to `from_gaussian_mechanism` where it does.
+    multipliers to dp-accounting: `epsilons_by_renyi` and `_of_two_contributions` halve,
+    `epsilons_by_losses` halves where it does not sample and leaves it to `from_gaussian_mechanism`
+    where it does.
     """
     relations, event = dp_accounting.NeighboringRelation, dp_accounting.GaussianDpEvent(2.0)
     whole = dp_accounting.SampledWithoutReplacementDpEvent(100, 100, event)
-    advice = "dp-accounting halves under replace-one now: let _renyi and compose_events leave it so"
+    advice = "dp-accounting halves under replace-one now: no caller of it may halve again"
     for one in (event, whole):
         accountant = dp_accounting.rdp.RdpAccountant([2.0, 8.0], relations.REPLACE_ONE)
         assert list(accountant.compose(one).rdp) == [0.25, 1.0], advice

@@ -353,6 +353,46 @@ def test_what_cannot_be_is_refused(make, words):
         make()
 
 
+@pytest.mark.parametrize(
+    "numerators",
+    [
+        [[0, 1]],
+        [[2**18 + 1]],
+        [[1], [1]],
+        [1],
+        np.ones((1, 0), np.int32),
+        np.ones((1, 1)),
+        np.full((1, 1), 2**33),
+    ],
+)
+def test_a_strategy_of_other_numerators_is_refused(numerators):
+    """A column norm of other integers would not be that of the rows that programs compute."""
+    given = np.asarray(numerators)
+    if given.dtype == np.int64 and given.max(initial=0) < 2**31:
+        given = given.astype(np.int32)
+    with pytest.raises(ValueError, match="numerators must be"):
+        learning.Strategy(4, given)
+
+
+def test_a_strategy_keeps_its_entries():
+    given = np.ones((1, 1), np.int32)
+    strategy = learning.Strategy(4, given)
+    given[:] = 5
+    assert strategy.numerators.item() == 1
+
+
+def test_batches_of_a_fixed_size_have_no_groups():
+    """They draw from all records, so a record would pay for too few steps."""
+    grouped = dataclasses.replace(learning.fixed_size_sampling(40, batch_size=10), groups=4)
+    with pytest.raises(ValueError, match="groups must be 1"):
+        grouped(KEY, step=0)
+    relation = dpjax.NeighboringRelation.REPLACE_ONE
+    with pytest.raises(ValueError, match="groups must be 1"):
+        dpjax.accounting.dp_sgd(
+            grouped, noise_multiplier=1.0, steps=8, delta=1e-5, dims=2, relation=relation
+        )
+
+
 def test_entries_beyond_the_triangle_are_not_read():
     read = learning.banded_strategy([[1.0, 9.0], [1.0, 0.5]])
     assert read.matrix.round(3).tolist() == [[1, 0], [0.5, 1]]
