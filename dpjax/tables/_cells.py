@@ -11,9 +11,9 @@ from dpjax._core import _checks
 from dpjax._core._frames import moments_of
 from dpjax._core._values import Release
 from dpjax.tables._bounds import Bounds, End, bounds_of
+from dpjax.tables._counts import LEAST
 from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import codes_of, keys_of
-from dpjax.tables._range import LEAST
 from dpjax.targets._clamping import increasing
 
 Buckets: TypeAlias = int | Mapping[str, int | Sequence[End]]

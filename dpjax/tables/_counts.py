@@ -1,6 +1,7 @@
 """Counts of a table, and statistics computed from counts: the most frequent keys, and a range."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,16 @@ from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key
 from dpjax._core._values import Release
 from dpjax._tracing._programs import Unchanging
-from dpjax.mechanisms._additive import discrete_laplace
+from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._counts import histogram_query
 from dpjax.release._privatize import privatize
 from dpjax.tables._asked_table import AskedTable
 from dpjax.tables._bounds import End
 from dpjax.tables._distinct import CELL, WORDS, DistinctCount, words_of
+from dpjax.tables._frame import Column
 from dpjax.tables._groups import By, Cells, buckets_of, codes_of, keys_of
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import Question
-from dpjax.tables._range import BUCKETS, powers_of, range_of
 from dpjax.tables._where import Where
 
 _NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie between them"
@@ -331,3 +332,41 @@ def _by_group(value: Mapping[Any, tuple[Any, ...]], found: Release, asked: Quest
     """The keys of each group, or those of all rows."""
     keys = dict(value) if asked.cells.axes else next(iter(value.values()))
     return Release(keys, found.guarantee, labels=Labels(asked.statistic, asked.cells.axes))
+
+
+# The range of a column, found by a private histogram on powers of two.
+
+
+_EXPONENTS = range(-20, 64)
+# The middle bucket holds all numbers closer to 0 than the least power of two.
+LEAST = 2.0 ** _EXPONENTS[0]
+EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
+BUCKETS = len(EDGES) - 1
+# The probability that no empty bucket is mistaken for a bucket with numbers.
+_CONFIDENCE = 0.999
+
+
+def powers_of(column: Column) -> np.ndarray:
+    """The bucket of each entry. The outer buckets also contain the numbers beyond them.
+
+    Positive buckets include their lower edge, negative buckets their upper edge.
+    """
+    numbers = column.numbers()
+    below = np.searchsorted(EDGES, numbers, side="right") - 1
+    from_above = np.searchsorted(EDGES, numbers, side="left") - 1
+    found = np.clip(np.where(numbers < 0, from_above, below), 0, BUCKETS - 1)
+    return np.where(column.known, found, -1).astype(np.int32)
+
+
+def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
+    """The ends of the range of buckets that certainly contain numbers; NaN if there are none."""
+    # Noise on all empty buckets is below this, with this confidence for all of them together.
+    confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
+    least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
+    held = np.flatnonzero(np.asarray(counts) > least)
+    if not len(held):
+        return np.array([math.nan, math.nan])
+    middle = BUCKETS // 2
+    low = 0.0 if held[0] == middle else EDGES[held[0]]
+    high = 0.0 if held[-1] == middle else EDGES[held[-1] + 1]
+    return np.array([low, high])

@@ -259,7 +259,7 @@ def read(monkeypatch):
     """Takes a table and arguments to its plan, and to a function that counts marginals."""
 
     def stopped(key, codes, plan, **how):
-        from dpjax.tables._synthetic import _Counts
+        from dpjax.tables._synthesis import _Counts
 
         raise ReadError(plan, _Counts(codes, plan))
 
