@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def promises():
     """The tests that the page names, by promise."""
     page = (ROOT / "docs" / "security.md").read_text()
-    (table,) = (text for text in page.split("\n\n") if text.startswith("| Promise |"))
-    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
-    return {promise: set(re.findall(r"`([^`]+)`", tests)) for promise, _, tests in rows[2:]}
+    tables = [text for text in page.split("\n\n") if text.startswith("| Promise |")]
+    rows = [row.strip("| ").split(" | ") for table in tables for row in table.splitlines()[2:]]
+    return {promise: set(re.findall(r"`([^`]+)`", tests)) for promise, _, tests in rows}
 
 
 def function_of(test):
