@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dpjax._core import _checks
+from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Norm, Scalar, Sensitivity
@@ -394,7 +395,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
             f" {epsilon}: below this limit, rounding errors of the multiplier cannot be measured"
         )
     numbers = np.float64(epsilon), np.float64(delta)
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+    with jax.enable_x64(True), computing_now():
         unit = _in_float64(multiplier(*numbers))
         # `additive` refuses an infinite scale.
         around = _lost_around(lambda *moved: _in_float64(multiplier(*moved)), numbers, unit)
@@ -466,7 +467,7 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     # Both dtypes get the same parameters, which the shorter dtype represents exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
-        with jax.ensure_compile_time_eval():
+        with computing_now():
             short = jax.vmap(multiplier)(jnp.asarray(epsilons, dtype), jnp.asarray(deltas, dtype))
             short = np.asarray(short, np.float64)
             with jax.enable_x64(True):

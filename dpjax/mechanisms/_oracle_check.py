@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from dpjax._core import _checks
+from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Norm, Oracle, Scalar, Sensitivity
@@ -288,7 +289,7 @@ def check_oracle(
             raise TypeError("score must be a function of a record: the oracle has no log_prob")
     _checks.function("score", score)
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
-    with jax.ensure_compile_time_eval():
+    with computing_now():
         expected = _simulated(key, oracle, score, n, cuts, simulations)
     return OracleCheck(dataclasses.replace(sensitivity, n=n), epsilon, score, expected)
 

@@ -16,6 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax._core._computing_now import computing_now
 from dpjax._core._proof import Ball, Bound, Categories, Interval, RecordBounds
 from dpjax._core._types import Database
 from dpjax._tracing._walks import Equation, bind, called, live, parts, run
@@ -90,7 +91,7 @@ class Losses:
 
             return jax.lax.map(one, pairs).max(0)
 
-        with jax.ensure_compile_time_eval(), jax.enable_x64(self.x64):
+        with computing_now(), jax.enable_x64(self.x64):
             found = np.asarray(moves(self._pairs()), float)
         return dict(zip(keys, found.tolist(), strict=True)), operands
 

@@ -106,6 +106,25 @@ def by_a_wrong_norm(x):
     return (x / jnp.maximum(1, jnp.sqrt(jnp.sum(jnp.abs(x), axis=1, keepdims=True)))).mean(0)
 
 
+def test_a_proof_is_explained_alike_in_a_shard_map_that_is_not_compiled():
+    """There JAX makes shards of all arrays, also of the neighbors that `explain` compares."""
+    proved = dpjax.prove_sensitivity(sigmoids, np.zeros(20, np.float32), bounds=(0, 1), norm="l1")
+    found = []
+
+    def body(x):
+        found.append(proved.explain())
+        return x
+
+    mesh = jax.make_mesh((1,), ("shards",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("shards")
+    jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.zeros(1))
+    assert found == [proved.explain()]
+
+
+def sigmoids(records):
+    return jax.nn.sigmoid(records).mean()
+
+
 @pytest.mark.parametrize("wrapped", [by_a_wrong_norm, jax.jit(by_a_wrong_norm)])
 def test_explain_says_where_a_bound_is_lost_and_what_to_use(wrapped):
     """A record of length 10 becomes one of length 10^.5, but the rule knows only the least norm."""
