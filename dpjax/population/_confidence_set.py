@@ -14,10 +14,9 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
-from dpjax.population._depth import p_value
 from dpjax.population._laws import Law, Releases
 from dpjax.population._model import Model, NumberOfRecords, Population
-from dpjax.population._search import Search
+from dpjax.population._search import Search, p_value
 from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 

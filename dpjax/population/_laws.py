@@ -291,7 +291,6 @@ def _any_numbers(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
         limits = jnp.iinfo(like.dtype)
         return jnp.asarray(rng.integers(limits.min + 1, limits.max, like.shape, like.dtype))
     sizes = 10.0 ** rng.integers(-3, 7, like.shape)
-    sizes = 10.0 ** rng.integers(-3, 7, like.shape)
     return jnp.asarray(rng.normal(size=like.shape) * sizes, like.dtype)
 
 

@@ -11,8 +11,7 @@ import pytest
 import dpjax
 from dpjax import queries
 from dpjax._exact._numerics import clopper_pearson_upper
-from dpjax.population._depth import p_value
-from dpjax.population._search import Search
+from dpjax.population._search import Search, p_value
 from tables import for_each
 
 N = 20

@@ -8,8 +8,14 @@ from scipy import stats
 
 import dpjax
 from dpjax.population._latents import Latents
-from dpjax.population._moves import with_slope
-from dpjax.population._tempered import _LEAST, ISLANDS, Islands, effective_size, weights_of
+from dpjax.population._tempered import (
+    _LEAST,
+    ISLANDS,
+    Islands,
+    effective_size,
+    weights_of,
+    with_slope,
+)
 
 
 def draws_of_many_kinds(key):
