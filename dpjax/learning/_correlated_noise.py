@@ -8,7 +8,6 @@ proof.
 """
 
 import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -137,74 +136,93 @@ def correlated_noise(
     trainings = Trainings(key)
 
     def init(parameters: PyTree) -> CorrelatedNoiseState:
-        dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
         own_key = key_for_each(trainings.key(key), parameters)
-        least = rounded_down(multiplier)
-        none = jnp.int32(0), least, jnp.uint32(0)
-        state = NoiseState(own_key, *none, dims, noise, strategy.bands)
-
-        def empty(leaf: jax.Array) -> jax.Array:
-            dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-            return jnp.zeros((strategy.bands - 1, *jnp.shape(leaf)), dtype)
-
-        return CorrelatedNoiseState(
-            state,
-            jnp.zeros((), jnp.result_type(float)),
-            jax.tree.map(empty, parameters),
-            jnp.uint32(strategy.number),
-            jax.tree.map(empty, parameters),
-            strategy.bands,
-            strategy.steps,
-        )
+        return initial_state(own_key, parameters, strategy, multiplier, noise)
 
     def update(
         updates: PyTree, state: CorrelatedNoiseState, params: PyTree = None
     ) -> tuple[PyTree, CorrelatedNoiseState]:
         del params
-        check_clipped(updates)
-        state.noise.refuse_if_closed_over()
-        if (state.bands, state.steps) != (strategy.bands, strategy.steps):
+        if state.strategy != strategy:
             raise ValueError(
-                f"state must be of a strategy of {strategy.bands} bands and {strategy.steps} steps,"
-                f" got {state.bands} and {state.steps}: make it by init of this noise"
+                "state must be of the strategy of this noise, got one of another strategy,"
+                f" {state}: a record would enter more than the columns of either; make it by init"
+                " of this noise"
             )
-        _check_dtypes(state, updates._value)
-        bound = outward(updates.norm_bound, math.inf)
-        found, after = _step(
-            state, updates._value, bound, np.uint32(updates.drawn_by), updates.turn,
-            strategy=strategy, multiplier=multiplier,
-        )  # fmt: skip
-        return averaged(found, size), after
+        # Rounded up: the program computes in float32.
+        above = outward(multiplier, math.inf)
+        return correlated_average(updates, state, above, rounded_down(multiplier), size)
 
     return transformation(init, update)
 
 
-@functools.partial(jax.jit, static_argnames=("strategy", "multiplier"))
+def initial_state(
+    key: Key,
+    parameters: PyTree,
+    strategy: Strategy,
+    multiplier: float,
+    noise: NoiseKind = "exact",
+) -> CorrelatedNoiseState:
+    """The state before the first step, which has no sums yet."""
+    dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
+    none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
+    state = NoiseState(key, *none, dims, noise, strategy.bands)
+
+    def empty(leaf: jax.Array) -> jax.Array:
+        dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
+        return jnp.zeros((strategy.bands - 1, *jnp.shape(leaf)), dtype)
+
+    return CorrelatedNoiseState(
+        state,
+        jnp.zeros((), jnp.result_type(float)),
+        jax.tree.map(empty, parameters),
+        jnp.uint32(strategy.number),
+        jax.tree.map(empty, parameters),
+        strategy,
+        _fineness(strategy, dims, multiplier),
+    )
+
+
+def correlated_average(
+    updates: PyTree, state: CorrelatedNoiseState, multiplier: Scalar, least: Scalar, size: Scalar
+) -> tuple[PyTree, CorrelatedNoiseState]:
+    """A step: the update, and the next state; `least` is the multiplier rounded down."""
+    check_clipped(updates)
+    state.noise.refuse_if_closed_over()
+    _check_dtypes(state, updates._value)
+    bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
+    found, after = _step(
+        state, updates._value, bound, multiplier, least, drawn_by, updates.turn
+    )  # fmt: skip
+    return averaged(found, size), after
+
+
+@jax.jit
 def _step(
     state: CorrelatedNoiseState,
     value: PyTree,
     norm_bound: Scalar,
+    multiplier: Scalar,
+    least: Scalar,
     drawn_by: Scalar,
     turn: Scalar,
-    *,
-    strategy: Strategy,
-    multiplier: float,
 ) -> tuple[PyTree, CorrelatedNoiseState]:
     """The update of a step, and the state after it, as one program."""
+    strategy = state.strategy
     check_step(state.noise, value, state.noise.noise)
     refuse_unpaid_steps()
     step = state.noise.step
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))
-    refuse_varying(step_key, (value, norm_bound, state._sums))
+    refuse_varying(step_key, (value, norm_bound, multiplier, state._sums))
     first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
     # A larger norm bound would exceed the noise of this step and of later ones, so it stays NaN.
     usable = first <= bound
     # A column with entries of two strategies may be longer than the columns of either. A file may
     # bring the arrays of a state back into the state of another strategy.
-    usable &= state.strategy == np.uint32(strategy.number)
+    usable &= state.number == np.uint32(strategy.number)
     bound = jnp.where(usable, bound, jnp.nan)
-    noisy = _noisy_rows(step_key, state, value, bound, strategy=strategy, multiplier=multiplier)
+    noisy = _noisy_rows(step_key, state, value, bound, multiplier)
     noisy = [jnp.where(step < strategy.steps, y, jnp.nan) for y in noisy]
     row = _row(strategy, step)
     structure = jax.tree.structure(value)
@@ -216,7 +234,7 @@ def _step(
         pairs = zip(jax.tree.leaves(old), new, strict=True)
         return jax.tree.unflatten(structure, [_kept(x, y, step) for x, y in pairs])
 
-    after = after_a_step(state.noise, drawn_by, next_key, rounded_down(multiplier), turn)
+    after = after_a_step(state.noise, drawn_by, next_key, least, turn)
     after = dataclasses.replace(
         state,
         noise=after,
@@ -243,14 +261,11 @@ def _noisy_rows(
     state: CorrelatedNoiseState,
     value: PyTree,
     bound: jax.Array,
-    *,
-    strategy: Strategy,
-    multiplier: float,
+    multiplier: Scalar,
 ) -> list[jax.Array]:
     """y_t: row t of C times the clipped sums, plus noise, for each leaf."""
-    leaves = jax.tree.leaves(value)
-    dims = sum(leaf.size for leaf in leaves)
-    exponent, scale = _grid(bound, dims, strategy, multiplier)
+    leaves, strategy = jax.tree.leaves(value), state.strategy
+    exponent, scale = _grid(bound, state, multiplier)
     step = state.noise.step
     row = _row(strategy, step)
     limit = 2 ** (_SUM_BITS - strategy.row_sum.bit_length())
@@ -274,14 +289,25 @@ def _noisy_rows(
 
     kept_sums = jax.tree.leaves(state._sums)
     rows = [combined(leaf, kept) for leaf, kept in zip(leaves, kept_sums, strict=True)]
-    key = key_for_each(key, (value, bound, state._sums))
+    key = key_for_each(key, (value, bound, multiplier, state._sums))
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
     dtypes = [leaf.dtype for leaf in leaves]
     return add_integer_noise(key, rows, scale, exponent, dtypes, distribution)
 
 
+def _fineness(strategy: Strategy, dims: int, multiplier: float) -> int:
+    """How many binary digits the grid has below the norm bound, before those for dimensions.
+
+    Any number is valid. A finer grid costs less rounding, but noise of more steps has a divisor
+    with fewer digits.
+    """
+    assert GAUSSIAN.lattice is not None
+    moved = 2 * multiplier * strategy.column_norm * math.sqrt(dims)
+    return max(0, min(_MOST_FINE, math.floor(math.log2(GAUSSIAN.lattice.resolution / moved) / 2)))
+
+
 def _grid(
-    bound: jax.Array, dims: int, strategy: Strategy, multiplier: float
+    bound: jax.Array, state: CorrelatedNoiseState, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
     """The exponent of the grid, and the scale of the noise in steps of it, rounded up.
 
@@ -289,16 +315,13 @@ def _grid(
     bound / g + sqrt(d) steps g. That enters `bands` rows with the weights of a column, and each row
     is rounded again.
     """
-    assert GAUSSIAN.lattice is not None
+    strategy, dims = state.strategy, state.noise.dims
     spread, norm = math.sqrt(dims), strategy.column_norm
-    # A finer grid costs less rounding, but noise of more steps has a divisor with fewer digits.
-    most = math.log2(GAUSSIAN.lattice.resolution / (2 * multiplier * norm * spread))
-    fine = max(0, min(_MOST_FINE, math.floor(most / 2)))
     _, high = jnp.frexp(bound)
-    exponent = high.astype(jnp.int32) - np.int32(fine + math.ceil(math.log2(spread)))
+    exponent = high.astype(jnp.int32) - np.int32(state.fineness + math.ceil(math.log2(spread)))
     steps = bound.astype(jnp.float32) * power_of_two(-exponent, jnp.float32) * _OUTWARD + spread
     moved = norm * steps + math.sqrt(strategy.bands * dims)
-    return exponent, multiplier * moved * _OUTWARD
+    return exponent, jnp.asarray(multiplier).astype(jnp.float32) * moved * _OUTWARD
 
 
 def _times(factor: jax.Array, x: Limbs) -> Limbs:

@@ -20,7 +20,7 @@ from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._records import PaddedRecords, record_arrays
 from dpjax._core._types import Database, Key, PyTree
-from dpjax._core._values import NeighboringRelation, Release
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import outward
 from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, alone, check_folder
@@ -35,9 +35,17 @@ from dpjax.accounting._dp_sgd import (
 )
 from dpjax.accounting._ledger import Ledger
 from dpjax.learning._clipping import clipped_gradients
-from dpjax.learning._gaussian_noise import NoiseState, gaussian_noise, guarantee, rounded_down
+from dpjax.learning._correlated_noise import correlated_noise, initial_state
+from dpjax.learning._gaussian_noise import (
+    CorrelatedNoiseState,
+    NoiseState,
+    gaussian_noise,
+    guarantee,
+    rounded_down,
+)
 from dpjax.learning._per_example import fixed_loss
-from dpjax.learning._sampling import RARE, poisson_sampling
+from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
+from dpjax.learning._strategies import Strategy
 from dpjax.learning._training_step import Numbers, Training, fixed_update
 from dpjax.learning._training_step import step as training_step
 from dpjax.queries._truncation import ROWS, THERE, Truncation, padded_people
@@ -55,9 +63,11 @@ def fit(
     database: Database,
     optimizer: "optax.GradientTransformation",
     epochs: int,
-    batch_size: float,
     clip_norm: PyTree,
     delta: float,
+    batch_size: float | None = None,
+    sampling: BatchSampling | None = None,
+    strategy: Strategy | None = None,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
     relation: NeighboringRelation | None = None,
@@ -74,10 +84,11 @@ def fit(
 
     Every step draws a batch by `poisson_sampling`, clips its gradients by `clipped_gradients`, adds
     noise by `gaussian_noise`, and passes the average to the optimizer. An epoch is n / batch_size
-    steps, rounded up. For other batches or noise, write the loop yourself.
+    steps, rounded up. With a strategy, noise comes from `correlated_noise`, and batches from
+    `cyclic_sampling`, in as many groups as the strategy has bands. `sampling` draws other batches.
 
-    A second training with the same loss, shapes and optimizer compiles nothing, also if the key,
-    epsilon, clip norm or learning rate differ.
+    A second training with the same loss, shapes, strategy and optimizer compiles nothing, also if
+    the key, epsilon, clip norm or learning rate differ.
 
     n is public: it is the number of slots of the database, and the guarantee says so. Every row of
     an array is a slot with a record. If the number of records is private, put them into a public
@@ -94,9 +105,12 @@ def fit(
             `PaddedRecords` with n slots.
         optimizer: an optimizer of optax, without noise, such as `optax.adam(1e-3)`.
         epochs: at least 1.
-        batch_size: the expected size of a batch if no slot is empty, public.
         clip_norm: as for `clipped_gradients`.
         delta: the delta of the guarantee, in (0, 1).
+        batch_size: the expected size of a batch if no slot is empty, public.
+        sampling: may be given instead of batch_size: draws batches from the n slots.
+        strategy: of correlated noise, for at least as many steps as the training has; None for
+            independent noise.
         epsilon: the epsilon of the guarantee; the least noise multiplier for it is used.
         noise_multiplier: may be given instead of epsilon.
         relation: which databases are neighbors; None for the relation of the ledger, else as for
@@ -125,15 +139,17 @@ def fit(
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if an argument has the wrong type.
         ValueError: if an argument is out of range; if both or none of epsilon and noise_multiplier
-            are given; if a ledger is open; if the key was used before; or if the checkpoint belongs
-            to another run, or is truncated or corrupted.
+            are given, or of batch_size and sampling; if the strategy has too few steps, or more
+            bands than the sampling has groups; if a ledger is open; if the key was used before; or
+            if the checkpoint belongs to another run, or is truncated or corrupted.
         BudgetExceededError: if the ledger has too little left.
 
     Formal guarantees:
-        The release has the guarantee that `guarantee` computes for all steps, from
-        `poisson_sampling`, `clipped_gradients` and `gaussian_noise`. Every step has its own keys.
-        The ledger pays for the guarantee. A batch has so many slots that exceeding them costs at
-        most a thousandth of delta in all steps.
+        The release has the guarantee that `guarantee` reads from the last state of the noise. It is
+        that of the sampling, `clipped_gradients` and `gaussian_noise` or `correlated_noise`. Every
+        step has its own keys. The ledger pays for the same guarantee before. If you give no
+        sampling, a batch has so many slots that exceeding them costs at most a thousandth of delta
+        in all steps.
 
         With `person`, this guarantee is for databases that differ in all rows of one person. A
         person is one record of `queries.padded_people`, whose loss is the average over its rows.
@@ -177,17 +193,24 @@ def fit(
         _checks.function("evaluate", evaluate)
     if progress:
         _checks.extra("tqdm", "progress")
-    everyone = poisson_sampling(n, batch_size=batch_size, capacity=n)
-    in_an_epoch = math.ceil(n / batch_size)
+    planned = _planned_sampling(n, batch_size, sampling, strategy)
+    size = float(planned.batch_size if batch_size is None else batch_size)
+    # The rate of a sampling is rounded down, and so is its batch size.
+    in_an_epoch = math.ceil(n / size - (1e-3 if batch_size is None else 0))
     epochs = _checks.integer("epochs", epochs, least=1)
     steps = in_an_epoch * epochs
+    if strategy is not None and strategy.steps < steps:
+        raise ValueError(
+            f"strategy must be of at least the {steps} steps of the training, got one of"
+            f" {strategy.steps}: make one of {steps} steps, or train in fewer epochs"
+        )
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
     given = {"delta": delta, "relation": relation, "steps": steps, "dims": dims}
     multiplier = None
     if epsilon is None and noise_multiplier is not None:
         multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-        reached = float(dp_sgd(everyone, noise_multiplier=multiplier, **given).epsilon)
+        reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
     elif epsilon is not None and noise_multiplier is None:
         reached = _checks.positive("epsilon", epsilon)
     else:
@@ -195,21 +218,30 @@ def fit(
             "one of epsilon and noise_multiplier must be given, got"
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
-    # The fewest slots for which overflowing batches cost hardly any delta at this epsilon.
-    capacity = least_capacity(n, everyone.rate, _rounded(rare_enough(reached, delta, steps)))
-    sampling = dataclasses.replace(everyone, capacity=capacity)
+    if sampling is None:
+        # The fewest slots for which overflowing batches cost hardly any delta at this epsilon.
+        rare = _rounded(rare_enough(reached, delta, steps))
+        capacity = least_capacity(planned.capacity, planned.rate, rare)
+        sampling = dataclasses.replace(planned, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
     # The state rounds the multiplier down. Rounding it up first keeps the guarantee of the state
     # within the requested one.
     multiplier = outward(multiplier, math.inf)
-    noise = gaussian_noise(key, noise_multiplier=multiplier, batch_size=batch_size)
+    of_noise = {"noise_multiplier": multiplier, "batch_size": size}
+    if strategy is None:
+        noise = gaussian_noise(key, **of_noise)
+    else:
+        noise = correlated_noise(key, strategy=strategy, **of_noise)
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     one_loss = fixed_loss(loss, parameters, _example(records))
 
     # A dry run of one step raises the errors of the call before anything is paid.
-    least_noise, drawn_by = rounded_down(multiplier), jnp.uint32(0)
-    unkeyed = NoiseState(key, jnp.int32(0), least_noise, drawn_by, dims, "exact")
+    least_noise = rounded_down(multiplier)
+    if strategy is None:
+        unkeyed = NoiseState(key, jnp.int32(0), least_noise, jnp.uint32(0), dims, "exact")
+    else:
+        unkeyed = initial_state(key, parameters, strategy, multiplier)
     with optax_promotion():
         # Arrays made from Python floats are weakly typed, which a file cannot store. So these
         # arrays get a fixed dtype here.
@@ -218,7 +250,6 @@ def fit(
         )
     now = Training(parameters, inner, unkeyed, key)
     update, of_optimizer = fixed_update(optimizer, inner, parameters)
-    size = float(batch_size)
     numbers = Numbers(clipped.clip_norm, multiplier, float(least_noise), size, of_optimizer)
     step = functools.partial(
         training_step,
@@ -228,9 +259,12 @@ def fit(
         microbatch_size=clipped.microbatch_size,
     )
     jax.eval_shape(step, now, records, numbers)
-    last = dataclasses.replace(unkeyed, step=jnp.int32(steps))
-    promised = guarantee(last, sampling, delta=delta, relation=relation, privacy_unit=unit)
-    promised = dataclasses.replace(promised, notes=(*notes, *promised.notes))
+
+    def promised_by(now: Training) -> Guarantee:
+        found = guarantee(now.noise, sampling, delta=delta, relation=relation, privacy_unit=unit)
+        return dataclasses.replace(found, notes=(*notes, *found.notes))
+
+    planned_guarantee = promised_by(now.with_counts(step=jnp.int32(steps)))
     run: Json = {}
     if checkpoint is not None:
         run = {
@@ -239,8 +273,9 @@ def fit(
             "optimizer": _of_optimizer(optimizer, parameters, inner),
             "database": _shapes(records),
             "state": _shapes(now),
-            "sampling": [sampling.n, sampling.rate, sampling.capacity],
-            "batch_size": float(batch_size),
+            "sampling": list(dataclasses.astuple(sampling)),
+            "strategy": None if strategy is None else strategy.number,
+            "batch_size": size,
             "clip_norm": _texts(clipped.clip_norm),
             "microbatch_size": clipped.microbatch_size,
             "noise_multiplier": multiplier,
@@ -254,12 +289,13 @@ def fit(
         found = file.read(now)
         if found is None:
             own = noise.init(parameters)
-            assert isinstance(own, NoiseState)
+            assert isinstance(own, (NoiseState, CorrelatedNoiseState))
             if ledger is not None:
-                ledger.charge(promised, key=key, what="training")
+                ledger.charge(planned_guarantee, key=key, what="training")
+            now = now._replace(noise=own)
             # No other training uses the state's own key, so it can be split here.
-            of_noise, of_batches = jax.random.split(own.key)
-            now = now._replace(noise=dataclasses.replace(own, key=of_noise), batches=of_batches)
+            key_of_noise, of_batches = jax.random.split(now.counts.key)
+            now = now._replace(batches=of_batches).with_counts(key=key_of_noise)
             file.write(0, now)
         first, now = found or (0, now)
         with counting("steps", steps, done=first * in_an_epoch, shown=progress) as count:
@@ -272,7 +308,44 @@ def fit(
                 if epoch and evaluate is not None:
                     evaluate(epoch, now.parameters)
         file.remove()
-    return Release(now.parameters, promised)
+    return Release(now.parameters, promised_by(now))
+
+
+def _planned_sampling(
+    n: int,
+    batch_size: float | None,
+    sampling: BatchSampling | None,
+    strategy: Strategy | None,
+) -> BatchSampling:
+    """The given sampling, or the one of this batch size, with a slot for all that may join."""
+    for name, value, kind in (
+        ("strategy", strategy, Strategy),
+        ("sampling", sampling, BatchSampling),
+    ):
+        if not isinstance(value, (kind, type(None))):
+            raise TypeError(f"{name} must be a {kind.__name__}, got {_checks.described(value)}")
+    if (batch_size is None) == (sampling is None):
+        raise ValueError(
+            "one of batch_size and sampling must be given, got"
+            f" batch_size={_checks.shown(batch_size)}, sampling={_checks.shown(sampling)}"
+        )
+    bands = 1 if strategy is None else strategy.bands
+    if sampling is None:
+        assert batch_size is not None
+        if bands == 1:
+            return poisson_sampling(n, batch_size=batch_size, capacity=n)
+        largest = -(-n // bands)
+        return cyclic_sampling(n, groups=bands, batch_size=batch_size, capacity=largest)
+    if sampling.n != n:
+        raise ValueError(
+            f"sampling must be of the {n} slots of the database, got {sampling}: make it by n={n}"
+        )
+    if sampling.groups < bands:
+        raise ValueError(
+            f"sampling must have at least groups={bands}, one for each band of the strategy, got"
+            f" {sampling}: draw batches by learning.cyclic_sampling"
+        )
+    return sampling
 
 
 def _rounded(rare: float) -> float:

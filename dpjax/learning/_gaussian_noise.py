@@ -21,6 +21,7 @@ from dpjax._tracing import _shards
 from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
 from dpjax.learning._sampling import ANY_TURN, BatchSampling, number_of
+from dpjax.learning._strategies import Strategy
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
 from dpjax.random._grid_fit import Calibration
@@ -450,9 +451,10 @@ class CorrelatedNoiseState:
         norm_bound: the norm bound of the first step; 0 before it. A later clipped sum with a larger
             norm bound gives NaN from then on.
         published: the estimates of the last gradients, which are public.
-        strategy: a number for the strategy. A step of another strategy gives NaN from then on.
-        bands: the number of bands of the strategy.
-        steps: the number of steps of the strategy.
+        number: the `number` of the strategy. If a file brings the arrays of another strategy here,
+            steps give NaN from then on.
+        strategy: the strategy of all steps.
+        fineness: the grid divides the norm bound by at least 2 to this power less 1.
 
     Formal guarantees:
         None of its own.
@@ -461,13 +463,14 @@ class CorrelatedNoiseState:
     noise: NoiseState
     norm_bound: jax.Array
     published: PyTree
-    strategy: jax.Array
+    number: jax.Array
     _sums: PyTree
-    bands: int = static()
-    steps: int = static()
+    strategy: Strategy = static()
+    fineness: int = static()
 
     def __repr__(self) -> str:
-        return f"CorrelatedNoiseState({self.noise}, bands={self.bands}, steps={self.steps})"
+        bands, steps = self.strategy.bands, self.strategy.steps
+        return f"CorrelatedNoiseState({self.noise}, bands={bands}, steps={steps})"
 
 
 def guarantee(
@@ -541,10 +544,10 @@ def guarantee(
             " batches by learning.cyclic_sampling"
         )
     _checks.host_only("state", noise.step, "it outside")
-    if isinstance(given, CorrelatedNoiseState) and np.max(noise.step) > given.steps:
+    if isinstance(given, CorrelatedNoiseState) and np.max(noise.step) > given.strategy.steps:
         raise ValueError(
-            f"state must have at most the {given.steps} steps of its strategy, got {noise.step}:"
-            " train anew with a strategy of more steps"
+            f"state must have at most the {given.strategy.steps} steps of its strategy, got"
+            f" {noise.step}: train anew with a strategy of more steps"
         )
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(

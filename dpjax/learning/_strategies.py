@@ -55,6 +55,15 @@ class Strategy:
         kept.flags.writeable = False
         object.__setattr__(self, "numerators", kept)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strategy) and (
+            self is other
+            or (self.steps == other.steps and np.array_equal(self.numerators, other.numerators))
+        )
+
+    def __hash__(self) -> int:
+        return self.number
+
     @property
     def bands(self) -> int:
         """b; a record may take part in one step out of any b consecutive steps."""

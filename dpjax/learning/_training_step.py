@@ -23,7 +23,8 @@ from dpjax._tracing import _walks
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import configuration, kept_jit, with_own_arrays
 from dpjax.learning._clipping import ClippedGradients
-from dpjax.learning._gaussian_noise import NoiseState, noisy_average
+from dpjax.learning._correlated_noise import correlated_average
+from dpjax.learning._gaussian_noise import CorrelatedNoiseState, NoiseState, noisy_average
 from dpjax.learning._per_example import FixedLoss, inlined, perform
 from dpjax.learning._sampling import BatchSampling
 from dpjax.targets._optax_training import optax_promotion
@@ -40,8 +41,20 @@ class Training(NamedTuple):
 
     parameters: PyTree
     optimizer: PyTree
-    noise: NoiseState
+    noise: NoiseState | CorrelatedNoiseState
     batches: Key
+
+    @property
+    def counts(self) -> NoiseState:
+        """The part of the state of the noise that counts steps, and has the key."""
+        return self.noise.noise if isinstance(self.noise, CorrelatedNoiseState) else self.noise
+
+    def with_counts(self, **changed: object) -> "Training":
+        """The state with other counts."""
+        counts = dataclasses.replace(self.counts, **changed)
+        if isinstance(self.noise, CorrelatedNoiseState):
+            return self._replace(noise=dataclasses.replace(self.noise, noise=counts))
+        return self._replace(noise=counts)
 
 
 class Numbers(NamedTuple):
@@ -148,14 +161,18 @@ def step(
     microbatch_size: int,
 ) -> Training:
     """The state after one more step."""
-    key, present = jax.random.fold_in(now.batches, now.noise.step), None
+    count, present = now.counts.step, None
     if isinstance(records, PaddedRecords):
         records, present = records.records, records.present.astype(bool)
-    batch = sampling(key, present)
+    key = jax.random.fold_in(now.batches, count)
+    batch = sampling(key, present, step=None if sampling.groups == 1 else count)
     examples = jax.tree.map(lambda column: column[batch.indices], records)
     clipped = ClippedGradients(loss, numbers.clip_norm, microbatch_size)
     total = clipped(now.parameters, examples, batch, clip_norm=numbers.clip_norm)
-    multiplier, least = numbers.noise_multiplier, numbers.least_noise
-    gradient, noise = noisy_average(total, now.noise, multiplier, least, numbers.batch_size)
+    of_noise = numbers.noise_multiplier, numbers.least_noise, numbers.batch_size
+    if isinstance(now.noise, CorrelatedNoiseState):
+        gradient, noise = correlated_average(total, now.noise, *of_noise)
+    else:
+        gradient, noise = noisy_average(total, now.noise, *of_noise)
     parameters, inner = update(numbers.of_optimizer, gradient, now.optimizer, now.parameters)
     return Training(parameters, inner, noise, now.batches)

@@ -61,7 +61,7 @@ def published():
 
     x_limbs = ("high", "low")
     # A program of its own, which the real noise does not share.
-    step = jax.jit(module._step.__wrapped__, static_argnames=("strategy", "multiplier"))
+    step = jax.jit(module._step.__wrapped__)
 
     def run(strategy, sums):
         with pytest.MonkeyPatch.context() as patch:
@@ -244,9 +244,29 @@ def test_another_strategy_does_not_go_on_with_a_state():
     ]
     found, state = noises[0].update(total(np.ones(DIMS)), noises[0].init(PARAMETERS))
     assert np.isfinite(flat(found)).all()
-    for noise in noises[::-1]:
-        found, state = noise.update(total(np.ones(DIMS)), state)
+    with pytest.raises(ValueError, match="one of another strategy"):
+        noises[1].update(total(np.ones(DIMS)), state)
+    # A file brings arrays alone, without the strategy.
+    arrays, structure = jax.tree.leaves(state), jax.tree.structure(noises[1].init(PARAMETERS))
+    state = jax.tree.unflatten(structure, arrays)
+    for _ in range(2):
+        found, state = noises[1].update(total(np.ones(DIMS)), state)
         assert np.isnan(flat(found)).all()
+
+
+def test_equal_strategies_share_a_state():
+    """A strategy is its numbers, so that equal trainings share a program."""
+    again, other = (learning.toeplitz_strategy(x, steps=8) for x in ([1.0, 0.5], [1.0, 0.6]))
+    assert (again == PAIRS, hash(again) == hash(PAIRS)) == (True, True)
+    assert PAIRS not in (other, learning.toeplitz_strategy([1.0, 0.5], steps=9), "a strategy")
+    noise = [
+        learning.correlated_noise(
+            dpjax.random.seeded_key(6), strategy=x, noise_multiplier=1.0, batch_size=1
+        )
+        for x in (PAIRS, again)
+    ]
+    found, _ = noise[1].update(total(np.ones(DIMS)), noise[0].init(PARAMETERS))
+    assert np.isfinite(flat(found)).all()
 
 
 def test_sums_of_another_dtype_are_refused():

@@ -251,7 +251,10 @@ OTHERS = {
     "ledger": (["a ledger"],),
     "checkpoint": ([],),
     "progress": ([], True),
-    # A table of people has tests of its own.
+    # A strategy has tests of its own.
+    "sampling": ([],),
+    "strategy": ([learning.toeplitz_strategy([1.0], steps=6)],),
+    # So has a table of people.
     "person": ([],),
     "rows": ([],),
     "most_people": ([],),
