@@ -12,11 +12,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 import numpy as np
 
 import dpjax
 from dpjax._tracing import _programs
-from dpjax._tracing._programs import _MOST_KEPT, kept_jit
+from dpjax._tracing._programs import _MOST_KEPT, kept_jit, quick_options
 from dpjax.sensitivity import _chunks
 
 
@@ -88,3 +89,18 @@ def test_no_program_is_a_static_argument_of_a_plain_jit():
     static = re.findall(r"jax\.jit, static_argnames=(.*?)\)\n", texts)
     assert len(static) > 5  # It finds those that are left.
     assert not re.search(r'"(pair|program|norm|target|oracle)"', " ".join(static))
+
+
+def test_options_are_those_that_a_jaxlib_knows():
+    """jaxlib 0.11.1 refuses the option of its old emitters, and with it the first release."""
+    assert quick_options((0, 11, 1)) == quick_options((0, 11, 2))
+    known_before = set(quick_options((0, 11, 0))) - set(quick_options((0, 11, 1)))
+    assert known_before == {"xla_cpu_use_fusion_emitters"}
+    assert (
+        int(
+            jax.jit(
+                lambda x: x + 1, compiler_options=quick_options(jaxlib.version.__version_info__)
+            )(1)
+        )
+        == 2
+    )
