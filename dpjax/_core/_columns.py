@@ -298,10 +298,9 @@ def as_text(entry: object) -> str | None:
 def _digits_of(number: float | decimal.Decimal) -> str:
     """The digits of a number with a fractional part, without trailing zeros."""
     exact = number if isinstance(number, decimal.Decimal) else decimal.Decimal(repr(number))
-    sign, digits, exponent = exact.as_tuple()
-    kept = "".join(map(str, digits)).rstrip("0")
-    shorter = int(exponent) + len(digits) - len(kept)
-    return str(decimal.Decimal((sign, tuple(map(int, kept)), shorter)))
+    # The default context would round to 28 digits.
+    precision, least, most = len(exact.as_tuple().digits), decimal.MIN_EMIN, decimal.MAX_EMAX
+    return str(exact.normalize(decimal.Context(precision, Emin=least, Emax=most)))
 
 
 @frozen_pytree

@@ -385,13 +385,20 @@ def batches_of(name: str, source: Any) -> Batches | None:
     root = root_of(type(source))
     if root == "pyarrow" and hasattr(source, "iter_batches"):
         like = source.schema_arrow.empty_table
-        return Batches(name, like, lambda names, rows: _of_parquet(source, names, rows))
+        read = source.iter_batches
+        return Batches(name, like, lambda names, rows: read(batch_size=rows, columns=list(names)))
     if root == "pyarrow" and hasattr(source, "get_fragments"):
         like = source.schema.empty_table
         return Batches(name, like, lambda names, rows: _of_dataset(source, names, rows))
     if root == "polars" and hasattr(source, "collect_batches"):
         like = source.head(0).collect
-        return Batches(name, like, lambda names, rows: _of_lazy(source, names, rows))
+        return Batches(
+            name,
+            like,
+            lambda names, rows: source.select(list(names)).collect_batches(
+                chunk_size=rows, maintain_order=True
+            ),
+        )
     if root == "dask":
         return Batches(
             name,
@@ -415,10 +422,6 @@ def _first(name: str, tables: Iterable[Any]) -> Any:
     )
 
 
-def _of_parquet(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    return source.iter_batches(batch_size=rows, columns=list(names))
-
-
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
     # If Arrow used threads, it would read the rest of the file into memory while a batch is in use.
     options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
@@ -428,10 +431,6 @@ def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
         parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
         options["fragment_scan_options"] = parquet(pre_buffer=False)
     return source.to_batches(columns=list(names), batch_size=rows, **options)
-
-
-def _of_lazy(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    return source.select(list(names)).collect_batches(chunk_size=rows, maintain_order=True)
 
 
 def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:

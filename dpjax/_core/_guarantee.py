@@ -36,6 +36,7 @@ class NeighboringRelation(enum.Enum):
 
 
 RECORD = "record"  # The default privacy unit.
+NUMBERS = ("epsilon", "delta", "gamma", "confidence")  # Fields of a guarantee.
 
 
 def check_privacy_unit(unit: object) -> None:
@@ -219,7 +220,9 @@ def concrete(guarantee: object) -> Guarantee:
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
-    def number(name: str, value: Scalar) -> float:
+    def number(name: str, value: Scalar | None) -> Any:
+        if value is None:
+            return None  # The confidence of a marginal statement.
         if _checks.is_traced(value):
             raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
         if np.ndim(value) > 0:
@@ -228,26 +231,16 @@ def concrete(guarantee: object) -> Guarantee:
             raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
         return float(value)
 
-    def confidence(of: Guarantee | SampledEvent) -> float | None:
-        return None if of.confidence is None else number("confidence", of.confidence)
-
     # The guarantee is rebuilt field by field, because a subclass may have skipped the checks.
     events = tuple(
-        SampledEvent(number("gamma", event.gamma), confidence(event), event.identity, event.records)
-        for event in guarantee.events
+        SampledEvent(
+            number("gamma", x.gamma), number("confidence", x.confidence), x.identity, x.records
+        )
+        for x in guarantee.events
     )
-    return Guarantee(
-        number("epsilon", guarantee.epsilon),
-        number("delta", guarantee.delta),
-        number("gamma", guarantee.gamma),
-        confidence(guarantee),
-        events,
-        guarantee.relation,
-        guarantee.notes,
-        guarantee.group_size,
-        guarantee.replacing,
-        guarantee.privacy_unit,
-    )
+    fields = {field.name: getattr(guarantee, field.name) for field in dataclasses.fields(Guarantee)}
+    numbers = {name: number(name, fields[name]) for name in NUMBERS}
+    return Guarantee(**{**fields, **numbers, "events": events})
 
 
 def describe_confidence(confidence: Scalar | None) -> str:

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 from dpjax._core import _checks
 
-# Bounds on the accountants' own rounding errors: the relative error of sums of 10^5 terms, and the
-# absolute error of Fourier transforms in delta.
+# Bounds on rounding errors of dp-accounting: the relative error of sums of 10^5 terms, and the
+# absolute error in delta of its Fourier transforms.
 _ROUNDING, TRANSFORMS = 1e-9, 1e-15
-# Exponentials would overflow above this. Adding epsilons is as good there.
+# Above this epsilon, exponentials would overflow. There, adding epsilons is as tight.
 LARGEST_EPSILON = 500.0
 
 
 class LossKind(NamedTuple):
-    """The loss distribution of one release: "gaussian", "laplace" or "guarantee", and two numbers.
+    """A family of loss distributions with its parameters, for one release.
 
     Attributes:
-        name: the name.
+        name: the family: "gaussian", "laplace" or "guarantee".
         first: the noise multiplier, or the epsilon of a guarantee.
         second: the delta of a guarantee, or 0.
         epsilon: the epsilon of the guarantee.
@@ -31,10 +31,11 @@ class LossKind(NamedTuple):
 
 
 def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: float) -> LossKind:
-    """The loss distribution by an event of dp-accounting, or else by epsilon and delta."""
+    """The loss distribution of an event of dp-accounting; otherwise of an epsilon and a delta."""
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
-    # Some mechanisms have the event of a Laplace mechanism of larger epsilon.
+    # Some mechanisms have the event of a Laplace mechanism with a larger epsilon, which is a worse
+    # bound than their own epsilon.
     laplace = isinstance(event, accounting.LaplaceDpEvent)
     if laplace and event.noise_multiplier * epsilon > 1 - _ROUNDING:
         return LossKind("laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
@@ -42,9 +43,9 @@ def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: fl
 
 
 def joint_losses(kinds: Mapping[LossKind, int]) -> Any:
-    """The joint distribution of releases, by their kinds and counts; None where losses overflow.
+    """The joint loss distribution of releases, rounded up; None if an epsilon is too large.
 
-    Its losses are rounded up.
+    `kinds` maps each kind of loss to the number of releases of this kind.
     """
     distributions = _checks.extra("dp_accounting.pld.privacy_loss_distribution", "accounting")
     common = _checks.extra("dp_accounting.pld.common", "accounting")

@@ -181,7 +181,7 @@ def paying_for_the_rest(ledger: Account) -> Generator[None]:
 
 
 Simulation: TypeAlias = Callable[[Any, Value], Value]
-"""Takes how a release is made, and the exact value on a public database, to a drawn value."""
+"""Maps the plan of a release and the exact value of a public database to a drawn value."""
 
 _SIMULATION: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar(
     "simulation of releases", default=None
@@ -190,9 +190,10 @@ _SIMULATION: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def simulating(simulation: Simulation) -> Generator[None]:
-    """For releases of simulated databases, which are public: no ledger is told.
+    """A block for releases of simulated databases, which are public. No ledger is notified.
 
-    `simulation` takes the place of every draw, so nothing here is a release of private records.
+    `simulation` replaces the draw of every release, so nothing in the block releases private
+    records.
     """
     token = _SIMULATION.set(simulation)
     try:
@@ -202,7 +203,7 @@ def simulating(simulation: Simulation) -> Generator[None]:
 
 
 def simulation() -> Simulation | None:
-    """The simulation that releases at this place belong to, if any."""
+    """The simulation whose block the running code is in; None outside of such blocks."""
     return _SIMULATION.get()
 
 

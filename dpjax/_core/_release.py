@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._accuracy import UNKNOWN, Accuracy, Ends, estimate, interval, is_kind
 from dpjax._core._guarantee import (
+    NUMBERS,
     RECORD,
     Guarantee,
     NeighboringRelation,
@@ -127,7 +128,6 @@ def _array(center: np.ndarray, step: float) -> str:
 _OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_PRINTED = 0.95
 
 
 def saved(
@@ -186,7 +186,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
 def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     """A guarantee as a dict for JSON, with all digits of its numbers."""
     known = concrete(guarantee)
-    numbers = {name: _number_to_json(getattr(known, name)) for name in _NUMBERS}
+    numbers = {name: _number_to_json(getattr(known, name)) for name in NUMBERS}
     events = [
         (
             event.gamma,
@@ -204,23 +204,16 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
     return parts
 
 
-_NUMBERS = ("epsilon", "delta", "gamma", "confidence")
-
-
 def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
     """Reads the dict of `guarantee_to_json`, and checks all numbers."""
-    epsilon, delta, gamma, confidence = (_number_from_json(stored[name]) for name in _NUMBERS)
     guarantee = Guarantee(
-        epsilon,
-        delta,
-        gamma,
-        confidence,
-        tuple(SampledEvent(*event) for event in stored["events"]),
-        NeighboringRelation(stored["relation"]),
-        tuple(map(str, stored["notes"])),
-        stored["group_size"],
-        _replacing(stored.get("replacing")),
-        stored.get("privacy_unit", RECORD),
+        **{name: _number_from_json(stored[name]) for name in NUMBERS},
+        events=tuple(SampledEvent(*event) for event in stored["events"]),
+        relation=NeighboringRelation(stored["relation"]),
+        notes=tuple(map(str, stored["notes"])),
+        group_size=stored["group_size"],
+        replacing=_replacing(stored.get("replacing")),
+        privacy_unit=stored.get("privacy_unit", RECORD),
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
         raise ValueError(
@@ -248,9 +241,8 @@ def tree_to_json(tree: PyTree) -> Any:
         return _array_to_json(np.asarray(tree))
     if type(tree) is dict and all(isinstance(name, str) for name in tree):
         return {"dict": {name: tree_to_json(part) for name, part in tree.items()}}
-    for kind in (list, tuple):
-        if type(tree) is kind:
-            return {kind.__name__: [tree_to_json(part) for part in tree]}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [tree_to_json(part) for part in tree]}
     raise TypeError(
         "value must consist of arrays, numbers, strings, lists, tuples and dicts with strings as"
         f" keys, to be saved as JSON, got {type(tree).__name__}: extract its arrays by"
@@ -314,11 +306,11 @@ def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
     `Release.from_dict` ignores it, because dpjax can compute it again.
     """
     try:
-        low, high = interval(value, accuracy, _PRINTED, simultaneous=False)
+        low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
     except ValueError:
         return None
     low, high = (tree_to_json(jax.tree.map(np.asarray, end)) for end in (low, high))
-    return {"confidence": _PRINTED, "low": low, "high": high}
+    return {"confidence": _CONFIDENCE, "low": low, "high": high}
 
 
 def _digest(parts: dict[str, Any]) -> str:
@@ -338,9 +330,9 @@ class Release:
             no labels.
 
     It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with an interval for each single number. It
-        prints `± up to 0.4` if intervals differ in length, `3.2 in [2.5, 3.6]` if an interval is
-        not symmetric, and `simulated` if intervals come from a simulation. If no interval is known,
-        only the value prints.
+    prints `± up to 0.4` if intervals differ in length, `3.2 in [2.5, 3.6]` if an interval is not
+    symmetric, and `simulated` if intervals come from a simulation. If no interval is known, only
+    the value prints.
 
     Formal guarantees:
         A release contains neither the database nor the target's exact value, so it may be stored

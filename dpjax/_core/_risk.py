@@ -16,9 +16,11 @@ from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_los
 # Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
 # dpjax. The certificates in `random/_lattice.py` are smaller.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
-# If the number of coordinates of the noise is not known, the cost of this many is charged.
+# If the number of noisy coordinates is unknown, the tables are charged for this many.
 MOST_DIMS = 2**20
-_POINTS = 2000  # Of the privacy profile. Every point is a valid bound, and more points are tighter.
+# The number of points of a privacy profile. Each point gives a valid bound, so more points only
+# tighten the result.
+_POINTS = 2000
 _LEAST_DELTA = 1e-13
 _OUTWARD = 1 + 1e-9
 
@@ -29,15 +31,15 @@ Basis = Literal["losses", "epsilon and delta"]
 class Risk:
     """Bounds on what any attack can learn about one record from releases.
 
-    They hold for the worst pair of neighboring databases, and for an attacker who knows all other
-    records. They use the whole distribution of the privacy loss, so they are tighter than bounds by
-    one epsilon and delta.
+    The bounds are true for the worst pair of neighboring databases, and for an attacker who knows
+    all other records. They use the whole distribution of the privacy loss, so they are tighter than
+    bounds computed from a single epsilon and delta.
 
     Attributes:
-        epsilons: from 0 upward.
+        epsilons: ascending numbers, the first of which is 0.
         deltas: for each epsilon, an upper bound on the least delta with (epsilon, delta)-DP.
-        basis: "losses", or "epsilon and delta" where no loss distribution is known for some
-            release, so that its guarantee alone is used.
+        basis: "losses" if the loss distribution of every release is known; otherwise "epsilon and
+            delta", because for some release only its guarantee is known.
         relation: which databases are neighbors.
         gamma: the fraction of pairs that sampled sensitivities do not cover.
 
@@ -45,8 +47,8 @@ class Risk:
         Each (epsilon, delta) gives two lines below the trade-off curve: a test with the false
         positive rate x has a false negative rate of at least 1 - delta - e^epsilon x and of at
         least e^-epsilon (1 - delta - x). Methods use the best line, so a coarse grid is valid.
-        Results are rounded toward more risk. Where gamma is above 0, they hold for all pairs but
-        this fraction.
+        Results are rounded toward more risk. If gamma is above 0, they are true for all pairs
+        except this fraction.
     """
 
     epsilons: np.ndarray
@@ -85,8 +87,8 @@ class Risk:
         """Bounds how often an attacker reconstructs a record.
 
         Args:
-            prior: the largest probability of success without the releases, in [0, 1]: of the best
-                guess that does not use them. For K equally likely values of a record it is 1 / K.
+            prior: the success probability of the best guess without the releases, in [0, 1]. If a
+                record has one of K equally likely values, this is 1 / K.
 
         Returns:
             The largest probability of success with the releases, rounded up.
@@ -120,20 +122,21 @@ def risk_of_losses(
     missed: float = 0.0,
     lost: float = 0.0,
 ) -> Risk:
-    """The risk of ideal releases, charged for the difference to real ones.
+    """The risk of ideal releases, increased by the difference between real and ideal noise.
 
     Args:
         joint: the loss distribution of the ideal releases; None if no bound is known.
         basis: as in `Risk`.
         relation: as in `Risk`.
         gamma: as in `Risk`.
-        loss: densities of real and ideal releases are within a factor e^loss, outside of a mass.
-        missed: this mass.
-        lost: bounds the mass that convolutions lose.
+        loss: densities of real and ideal releases differ by a factor of at most e^loss, except on
+            a set of outputs.
+        missed: the probability of this set.
+        lost: a bound on the probability mass that convolutions lose.
     """
     if joint is None:
         return Risk(np.zeros(1), np.ones(1), basis, relation, gamma)
-    # At the largest epsilons, a delta that never vanishes is left.
+    # At large epsilons, delta approaches a limit, which may be above 0.
     left = float(joint.get_delta_for_epsilon(LARGEST_EPSILON))
     largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
     ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
@@ -146,7 +149,7 @@ def _charged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Epsilons and deltas of drawn noise, by the formula of `charged` in `accounting`.
 
-    The first epsilon stays 0: (e, delta)-DP has at most delta + tanh(e / 2) there.
+    A point at epsilon 0 is added in front, because (e, delta)-DP implies (0, delta + tanh(e / 2)).
     """
     epsilons = ideal + 2 * loss
     drawn = deltas * math.exp(loss) + missed * (1 + np.exp(epsilons))
@@ -155,7 +158,8 @@ def _charged(
     return epsilons, np.minimum(drawn, 1.0)
 
 
-@functools.lru_cache(64)  # Methods of a mechanism ask again and again, for a second each time.
+# Cached, because each method of `Risk` on a mechanism needs it, and computing it takes a second.
+@functools.lru_cache(64)
 def risk_of_kinds(
     kinds: tuple[tuple[LossKind, int], ...],
     relation: NeighboringRelation,
@@ -182,16 +186,17 @@ def risk_of_kinds(
 
 
 def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
-    """The least deltas of normal noise whose mean moves by mu standard deviations, rounded up."""
+    """The least deltas of normal noise whose mean changes by mu standard deviations."""
     above = scipy.special.ndtr(mu / 2 - epsilons / mu)
     below = np.exp(epsilons + scipy.special.log_ndtr(-mu / 2 - epsilons / mu))
     return np.maximum(above - below, 0.0) + 1e-12
 
 
 def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
-    """The risk of one guarantee: that of randomized response, which fails with probability delta.
+    """The risk of a release of which only epsilon and delta are known.
 
-    It dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).
+    It is the risk of randomized response that reveals everything with probability delta, which
+    dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).
     """
     epsilons = np.linspace(0.0, epsilon, 64)
     # (e^epsilon - e^x) / (e^epsilon + 1), without overflow.

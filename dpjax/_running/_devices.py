@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -112,11 +113,7 @@ class Layout:
         missing = [
             [c for c in self.chunks_of(d) if c in among and c not in found] for d in self.local
         ]
-        longest = max(len(chunks) for chunks in missing)
-        return [
-            [chunks[step] if step < len(chunks) else None for chunks in missing]
-            for step in range(longest)
-        ]
+        return list(map(list, itertools.zip_longest(*missing)))
 
     def pairs_in(self, chunk: int | None) -> int:
         """Pairs of a chunk; the last chunk may have fewer."""

@@ -30,6 +30,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._core._checks import any_traced
+from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
@@ -69,6 +70,35 @@ class GridFit(NamedTuple):
     divisor: jax.Array
     shift: jax.Array
     scale: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        lattice: Lattice,
+        exponent: jax.Array,
+        step: jax.Array,
+        ratio: jax.Array,
+        usable: jax.Array | bool,
+    ) -> "GridFit":
+        """The fit for noise that is at least as large as a given scale.
+
+        Args:
+            lattice: the lattice of the noise.
+            exponent: see the attribute.
+            step: a grid step, in units of the value.
+            ratio: a grid step, divided by the given scale.
+            usable: whether the given scale is in range; otherwise the scale of the fit is NaN.
+        """
+        points = jnp.floor(jnp.minimum(float(lattice.resolution) * ratio, _LARGEST_DIVISOR))
+        # `_limbs.floor_divide` accepts divisors of 16 bits. Rounding down makes the noise larger.
+        shift = jnp.maximum(jnp.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
+        short = jnp.floor(points * power_of_two(-shift, points.dtype))
+        usable &= short >= 1
+        short = jnp.where(usable, short, 1)
+        drawn = float(lattice.resolution) / (short * power_of_two(shift, points.dtype)) * step
+        # A traced number cannot raise an error, so it gives NaN.
+        drawn = jnp.where(usable, drawn, jnp.nan)
+        return cls(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
 
     @property
     def points(self) -> Limbs:
@@ -125,61 +155,42 @@ class Calibration:
         # Integers use float32, not the default float dtype, so that x64 does not change the noise.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
-            exponent = self._in(self.grid_dtype, jnp)._exponent(lattice, jnp)
-        known = self._in(compute, jnp)
+            exponent = self._in(self.grid_dtype)._exponent(lattice)
+        known, grid = self._in(compute), power_of_two(exponent, compute)
         # Scales near subnormal numbers are not usable, because devices may flush these to 0.
         limits = float_limits(compute)
         usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
-        grid = power_of_two(exponent, compute)
-        step, short, shift, is_small = known._divided_step(lattice, grid, jnp, floating=floating)
-        usable &= (short >= 1) & is_small
-        exponent = exponent if floating else jnp.zeros_like(exponent)
-        short = jnp.where(usable, short, 1)
-        drawn = float(lattice.resolution) / (short * power_of_two(shift, compute)) * step
-        # A traced number cannot raise an error, so it gives NaN.
-        drawn = jnp.where(usable, drawn, jnp.nan)
-        return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
-
-    def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
-        """Whether `fit` finds a divisor, for concrete numbers: the same steps in NumPy."""
-        if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
-            return False
-        known, floating = self._in(np.float64, np), bool(jnp.issubdtype(dtype, jnp.floating))
-        grid = np.ldexp(1.0, known._exponent(lattice, np))
-        _, short, shift, is_small = known._divided_step(lattice, grid, np, floating=floating)
-        # `fit` needs a divisor of at least 1. In float32 its result may be 1 less, so this requires
-        # at least 2.
-        return bool(short * 2.0**shift >= 2 and is_small)
-
-    def _divided_step(
-        self, lattice: Lattice, grid: _Number, numpy: ModuleType, *, floating: bool
-    ) -> tuple[_Number, jax.Array, jax.Array, _Number]:
-        """The step of a grid, its divisor and shift, and whether the loss is small."""
+        # This keeps the denominator of `_needed` above 1/2.
+        usable &= 4 * known._loss(lattice) < known.epsilon
         # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
         # leaves, because one sensitivity bounds the changes of all leaves together.
-        step = grid if floating else numpy.ones_like(grid)
-        short, shift = divisor(lattice, step / self._needed(lattice, grid), numpy)
-        return step, short, shift, self._has_small_loss(lattice)
+        step = grid if floating else jnp.ones_like(grid)
+        exponent = exponent if floating else jnp.zeros_like(exponent)
+        return GridFit.of(lattice, exponent, step, step / known._needed(lattice, grid), usable)
 
-    def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
-        """Converts all numbers to a dtype, as arrays of JAX or NumPy."""
+    def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
+        """Whether `fit` finds a divisor, for concrete numbers."""
+        if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
+            return False
+        with computing_now():
+            found = self.fit(lattice, dtype)
+            # A draw may round the same numbers in another way, and its divisor may be 1 less.
+            return bool(found.scale > 0) and int(found.divisor) << int(found.shift) >= 2
+
+    def _in(self, dtype: DTypeLike) -> "Calibration":
+        """Converts all numbers to arrays of a dtype."""
         names = ("scale", "sensitivity", "epsilon", "rounding")
-        numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
-        if numpy is jnp:
-            # XLA folds constants at compile time, and may round differently from a program that
-            # gets these numbers as arguments. Both programs must compute the same grid, so a
-            # barrier prevents folding.
-            numbers = lax.optimization_barrier(numbers)
+        numbers = [jnp.asarray(getattr(self, name)).astype(dtype) for name in names]
+        # XLA folds constants at compile time, and may round differently from a program that gets
+        # these numbers as arguments. Both programs must compute the same grid, so a barrier
+        # prevents folding.
+        numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
     def _loss(self, lattice: Lattice) -> Scalar:
         return self.coordinates * lattice.certificate.loss
 
-    def _has_small_loss(self, lattice: Lattice) -> bool | jax.Array:
-        """Whether 4 loss < epsilon. It keeps the denominator of `_needed` above 1/2."""
-        return 4 * self._loss(lattice) < self.epsilon
-
-    def _needed(self, lattice: Lattice, grid: _Number) -> _Number:
+    def _needed(self, lattice: Lattice, grid: jax.Array) -> jax.Array:
         """The scale that covers tables and rounding, for the common grid of all leaves."""
         loss = self._loss(lattice)
         # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. An epsilon
@@ -188,7 +199,7 @@ class Calibration:
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 
-    def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
+    def _exponent(self, lattice: Lattice) -> jax.Array:
         """The exponent of the grid, which all leaves share.
 
         Every power of two is correct. This one keeps the noise small. A step g increases the scale
@@ -196,13 +207,13 @@ class Calibration:
         """
         # At this step, in units of sensitivity / rounding, both factors are equal.
         ratio = self.scale / self.sensitivity
-        balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
-        ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
+        balanced = jnp.sqrt(ratio * (self.rounding / float(lattice.resolution)))
+        ideal = jnp.maximum(balanced, _FINEST) / jnp.maximum(self.rounding, 1)
         # The power of two nearest to sensitivity * ideal. The product itself may underflow.
-        (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
-        exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
+        (x, i), (y, j) = jnp.frexp(self.sensitivity), jnp.frexp(ideal)
+        exponent = i + j + jnp.frexp(x * y * math.sqrt(2))[1] - 1
         limits = float_limits(self.grid_dtype)
-        return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
+        return jnp.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
         """Whether the margin in delta covers the probability that the tables omit."""
@@ -228,17 +239,6 @@ def _compiled_fit(
     known: Calibration, exponent: jax.Array | None, *, lattice: Lattice, dtype: np.dtype
 ) -> GridFit:
     return known._fit(lattice, dtype, exponent)
-
-
-def divisor(lattice: Lattice, steps: _Number, numpy: ModuleType) -> tuple[jax.Array, jax.Array]:
-    """The number of lattice points in a grid step, rounded down to 16 bits and a shift.
-
-    `_limbs.floor_divide` accepts divisors of 16 bits. Rounding down makes the noise larger.
-    """
-    points = numpy.floor(numpy.minimum(float(lattice.resolution) * steps, _LARGEST_DIVISOR))
-    shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
-    unit = power_of_two(-shift, points.dtype) if numpy is jnp else np.ldexp(1.0, -shift)
-    return numpy.floor(points * unit), shift
 
 
 def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:

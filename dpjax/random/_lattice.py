@@ -36,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
 
 from dpjax._core._types import PyTree
 from dpjax._exact import _limbs
@@ -207,16 +206,14 @@ GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
-    consume(key)
-    _, _, drawn = _drawn(_EXPONENTIAL, key, math.prod(shape))
-    return _shaped(drawn, shape)
+    _, _, drawn = _drawn(_EXPONENTIAL, key, shape)
+    return drawn
 
 
 def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
-    consume(key)
-    _, sign, magnitude = _drawn(_EXPONENTIAL, key, math.prod(shape))
-    return _shaped(_limbs.where(sign == 1, _limbs.invert(magnitude), magnitude), shape)
+    _, sign, magnitude = _drawn(_EXPONENTIAL, key, shape)
+    return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
 
 
 class Pair(NamedTuple):
@@ -238,8 +235,7 @@ def lattice_pair(key: jax.Array, shape: tuple[int, ...]) -> Pair:
 
 def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
-    consume(key)
-    return _shaped(_drawn(_GAUSSIAN, key, math.prod(shape)), shape)
+    return _drawn(_GAUSSIAN, key, shape)
 
 
 def exponential_rounds(
@@ -250,17 +246,16 @@ def exponential_rounds(
     Returns:
         The number of the next round, and `count` uniform words and exponential variables.
     """
-    (word,), _, drawn = _drawn(_EXPONENTIAL_AND_WORD, key, count, round_number)
+    key_data = jax.random.key_data(key)
+    (word,), _, drawn = sample(_EXPONENTIAL_AND_WORD, key_data, round_number, count)
     restarts = jnp.max(drawn.high // np.uint32(_RESTART_HIGH))
     return round_number + restarts + np.uint32(1), word, drawn
 
 
-def _drawn(sampler: Sampler, key: jax.Array, count: int, round_number: ArrayLike = 0) -> PyTree:
-    return sample(sampler, jax.random.key_data(key), round_number, count)
-
-
-def _shaped(x: Limbs, shape: tuple[int, ...]) -> Limbs:
-    return Limbs(x.high.reshape(shape), x.low.reshape(shape))
+def _drawn(sampler: Sampler, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
+    consume(key)
+    drawn = sample(sampler, jax.random.key_data(key), 0, math.prod(shape))
+    return jax.tree.map(lambda x: x.reshape(shape), drawn)
 
 
 # Words that a round does not use, a random bit, and the variable.

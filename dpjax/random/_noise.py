@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -69,15 +70,11 @@ class Noise:
     dp_event: Callable[[float], object] | None = None
     event_norm: str | None = None
     lattice: Lattice | None = None
+    is_whole: ClassVar[bool] = False  # Whether the noise is only for integers.
 
     def in_floats(self) -> "Noise":
         """The same distribution drawn in floats, for sweeps where nothing is published."""
         return dataclasses.replace(self, lattice=None)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the noise is only for integers."""
-        return False
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
         """The noise of integers at a scale, drawn in floats."""
@@ -114,10 +111,7 @@ class DiscreteLaplace(Noise):
     P(|k| > t) = 2 a^(t + 1) / (1 + a). docs/proofs/exact-noise.md has the proofs.
     """
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the noise is only for integers."""
-        return True
+    is_whole: ClassVar[bool] = True
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
         """The difference of two geometric variables."""

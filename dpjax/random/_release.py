@@ -23,7 +23,7 @@ from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, rou
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax._tracing._programs import QuickJit
-from dpjax.random._grid_fit import Calibration, GridFit, divided, divisor
+from dpjax.random._grid_fit import Calibration, GridFit, divided
 from dpjax.random._keys import key_for_each
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
@@ -378,13 +378,8 @@ def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
     resolution, c has a shift, so c is even. For even c, round(N / c) is floor(N / c + 1/2). It is
     the same function of the real number N / c for every c, so the rounding does not reveal c.
     """
-    resolution = float(LAPLACE_LATTICE.resolution)
-    short, shift = divisor(LAPLACE_LATTICE, 1 / scale, jnp)
-    usable = (scale > 0) & (short >= 1)
-    short = jnp.where(usable, short, 1)
-    drawn = resolution / (short * power_of_two(shift, scale.dtype))
-    drawn = jnp.where(usable, drawn * power_of_two(exponent, scale.dtype), jnp.nan)
-    return GridFit(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
+    step = power_of_two(exponent, scale.dtype)
+    return GridFit.of(LAPLACE_LATTICE, exponent, step, 1 / scale, scale > 0)
 
 
 def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.Array:

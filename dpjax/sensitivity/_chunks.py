@@ -168,8 +168,6 @@ def empty_block(
 ) -> Block:
     """A block that holds the known distances and resolutions, given by chunk."""
     shape = layout.block + 1, layout.size, *numbers
-    if layout.devices == (None,) and not found:
-        return _empty(shape, dtype)
     distances, resolutions = [], []
     for d, device in layout.local.items():
         rows = jnp.full(shape, jnp.inf, dtype, device=device)
@@ -182,13 +180,6 @@ def empty_block(
         resolutions.append(jax.device_put(coarsest, device))
     mesh = layout.local_mesh
     return Block(_joined(distances, mesh), _joined(resolutions, mesh))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _empty(shape: tuple[int, ...], dtype: np.dtype) -> Block:
-    # One compiled program allocates both arrays, because each separate call takes a tenth of a
-    # millisecond.
-    return Block(jnp.full(shape, jnp.inf, dtype), jnp.zeros(1, dtype))
 
 
 def compute_chunks(

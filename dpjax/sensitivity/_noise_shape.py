@@ -12,10 +12,10 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._host_calls import host_errors
 from dpjax._tracing._programs import kept_jit
 from dpjax.random._keys import sampling_key
-from dpjax.sensitivity._norms import difference
+from dpjax.sensitivity._norms import difference, flat
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 from dpjax.sensitivity._plan import pairs_in_a_chunk
-from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, flat, shape_of
+from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
 # Eigenvalues of W are raised to at least this fraction of the largest one. So the standard

@@ -14,27 +14,34 @@ from dpjax._exact._numerics import compute_dtype, extremum, is_float
 from dpjax._tracing._programs import Program, Unchanging
 
 
-def _flat(difference: Value) -> jax.Array:
-    leaves = [jnp.abs(leaf).ravel() for leaf in jax.tree.leaves(difference)]
-    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
-    return jnp.concatenate([leaf.astype(widest) for leaf in leaves])
+def flat(tree: Value) -> jax.Array:
+    """All leaves of a pytree as one vector, in the widest float dtype of a leaf."""
+    leaves = jax.tree.leaves(tree)
+    widest = widest_float(leaves)
+    return jnp.concatenate([leaf.reshape(-1).astype(widest) for leaf in leaves])
+
+
+def widest_float(leaves: list[jax.Array]) -> np.dtype:
+    """The widest dtype in which a float leaf is computed; the default dtype if all are integers."""
+    floats = [leaf.dtype for leaf in leaves if is_float(leaf)]
+    return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 
 
 def _l1(difference: Value) -> jax.Array:
-    return jnp.sum(_flat(difference))
+    return jnp.sum(jnp.abs(flat(difference)))
 
 
 def _l2(difference: Value) -> jax.Array:
     # The largest difference is factored out, because squares of small differences would underflow
     # to 0, and a sensitivity of 0 gets no noise.
-    flat = _flat(difference)
-    largest = jnp.max(flat)
+    sizes = jnp.abs(flat(difference))
+    largest = jnp.max(sizes)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    return safe * jnp.sqrt(jnp.sum(jnp.square(flat / safe)))
+    return safe * jnp.sqrt(jnp.sum(jnp.square(sizes / safe)))
 
 
 def _linf(difference: Value) -> jax.Array:
-    return _largest(_flat(difference))
+    return _largest(jnp.abs(flat(difference)))
 
 
 def _largest(x: jax.Array) -> jax.Array:
@@ -42,15 +49,13 @@ def _largest(x: jax.Array) -> jax.Array:
 
 
 def _hamming(difference: Value) -> jax.Array:
-    flat = _flat(difference)
-    return jnp.sum(flat != 0, dtype=flat.dtype)
+    numbers = flat(difference)
+    return jnp.sum(numbers != 0, dtype=numbers.dtype)
 
 
 def _range(difference: Value) -> jax.Array:
-    leaves = [leaf.ravel() for leaf in jax.tree.leaves(difference)]
-    widest = max((leaf.dtype for leaf in leaves), key=lambda dtype: dtype.itemsize)
-    flat = jnp.concatenate([leaf.astype(widest) for leaf in leaves])
-    return _largest(flat) + _largest(-flat)
+    numbers = flat(difference)
+    return _largest(numbers) + _largest(-numbers)
 
 
 NORMS: dict[str, Callable[[Value], jax.Array]] = {

@@ -8,13 +8,15 @@ import functools
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, TypeAlias, get_args
 
 import scipy
 
 from dpjax._core import _checks
 from dpjax._core._values import Method, OperatingPoint
 from dpjax._exact._numerics import bisect, round_up
+
+_Tail: TypeAlias = Callable[[float, float, float], float]
 
 MOST_PAIRS = 10**10
 # The number 1 in fixed point. Every float is a multiple of the unit 2^-1280.
@@ -251,36 +253,26 @@ def _least_marginal_gamma(m: int, _: None) -> float:
 
 def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
     """The least rank whose order statistic covers 1 - gamma; None if no rank up to m does."""
-    return _least(m, lambda k: _excess(k, m, gamma, scipy.special.betainc) >= _needed(confidence))
+    return _least(m, lambda k: _is_sure(k, m, gamma, confidence, scipy.special.betainc))
 
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
     """The largest rank whose order statistic is below the 1 - gamma quantile; 0 for no rank."""
     # The excess grows as the rank falls, so the search counts ranks down from m.
-    found = _least(
-        m, lambda j: _excess(m - j, m, gamma, scipy.special.betaincc) >= _needed(confidence)
-    )
+    found = _least(m, lambda j: _is_sure(m - j, m, gamma, confidence, scipy.special.betaincc))
     return 0 if found is None else m - found
 
 
 def _least_anytime_m(gamma: float, confidence: float) -> float:
     """The least m whose largest distance covers 1 - gamma; infinite if it is above `MOST_PAIRS`."""
-    found = _least(MOST_PAIRS, lambda m: _anytime_covers(m, gamma, confidence))
+    found = _least(MOST_PAIRS, lambda m: _is_sure(m, m, gamma, confidence, scipy.special.betainc))
     return math.inf if found is None else found
 
 
 def _least_anytime_gamma(m: int, confidence: float) -> float:
     """The least gamma that the largest of m distances covers, rounded up."""
-    return bisect(lambda gamma: not _anytime_covers(m, gamma, confidence), 0.0, 1.0)[1]
-
-
-def _anytime_covers(m: int, gamma: float, confidence: float) -> bool:
-    """Whether the largest of m distances covers 1 - gamma."""
-    return _excess(m, m, gamma, scipy.special.betainc) >= _needed(confidence)
-
-
-def _needed(confidence: float) -> float:
-    return -math.log1p(-confidence) * (1 + _ERROR)
+    tail = scipy.special.betainc
+    return bisect(lambda gamma: not _is_sure(m, m, gamma, confidence, tail), 0.0, 1.0)[1]
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
@@ -294,7 +286,12 @@ def _least(most: int, holds: Callable[[int], bool]) -> int | None:
     return high
 
 
-def _excess(k: int, m: int, gamma: float, tail: Callable[[float, float, float], float]) -> float:
+def _is_sure(k: int, m: int, gamma: float, confidence: float, tail: _Tail) -> bool:
+    """Whether the e-value of `_excess` is at least 1 / (1 - confidence)."""
+    return _excess(k, m, gamma, tail) >= -math.log1p(-confidence) * (1 + _ERROR)
+
+
+def _excess(k: int, m: int, gamma: float, tail: _Tail) -> float:
     """Log of the mixture e-value for k of m pairs within the quantile of 1 - gamma, rounded down.
 
     The formula is written in gamma and m - k, because 1 - gamma would lose digits for small gammas.

@@ -145,7 +145,7 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
     """`_search` for a CPU, which brackets the result by a sample and then by interpolation.
 
     Then it gathers the distances in the bracket, and bisects among them. If ties leave too many
-    distances in the bracket, it keeps reading all distances until the bracket is a single pattern.
+    distances in the bracket, it bisects among all distances.
     """
 
     def narrowed(bracket: _Bracket, first: jax.Array, second: jax.Array) -> _Looked:
@@ -168,27 +168,18 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
         step, (bracket, _) = state
         return step + 1, narrowed(bracket, *_around_rank(rank, bracket))
 
-    def thirds(bracket: _Bracket) -> _Bracket:
-        low, high, _, _ = bracket
-        # One pass counts the distances below two patterns, so it leaves a third of the bracket.
-        third = jnp.maximum((high - low) // 3, 1)
-        return narrowed(bracket, low + third, high - third)[0]
-
-    def search_kept(bracket: _Bracket) -> jax.Array:
-        low, high, below, _ = bracket
-        bits = 8 * low.dtype.itemsize - lax.clz(high - low - 1).astype(jnp.int32)
-        return _search_among(kept, rank - below, low, high, bits, axis)
-
-    def search_all(bracket: _Bracket) -> jax.Array:
-        return lax.while_loop(lambda bracket: bracket[1] - bracket[0] > 1, thirds, bracket)[0]
-
     m = _total(jnp.uint32(distances.size), axis)
     bracket = (*_all_patterns(distances), jnp.zeros_like(m), m)
     looked = narrowed(bracket, *_sampled_bracket(distances, rank, m, axis))
     _, (bracket, seen) = lax.while_loop(wide, interpolate, (jnp.zeros((), jnp.uint32), looked))
-    kept, missed = _gather(distances, bracket[0], bracket[1], seen)
-    complete = _total(missed.astype(jnp.uint32), axis) == 0
-    return lax.cond(complete, search_kept, search_all, bracket)
+    low, high, below, _ = bracket
+    kept, missed = _gather(distances, low, high, seen)
+    bits = 8 * low.dtype.itemsize - lax.clz(high - low - 1).astype(jnp.int32)
+    return lax.cond(
+        _total(missed.astype(jnp.uint32), axis) == 0,
+        lambda: _search_among(kept, rank - below, low, high, bits, axis),
+        lambda: _search_among(_patterns(distances), rank, low, high, bits, axis),
+    )
 
 
 def _sampled_bracket(

@@ -294,8 +294,7 @@ def _sampled(
             findings |= probes.at_another_position(block) if position else found
             plan.team.meet()
             if watch is not None:
-                point, _ = point_of_each(
-                    1,
+                point = operating_point(
                     m=watch.drawn,
                     gamma=plan.point.gamma,
                     method="anytime",

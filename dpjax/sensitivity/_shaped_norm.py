@@ -20,8 +20,8 @@ from dpjax._core._types import Value
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two, round_to_grid
 from dpjax._exact._limbs import Limbs
-from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._fingerprints import digest
+from dpjax.sensitivity._norms import flat, widest_float
 
 MOST_COORDINATES = 2**12
 # Values are clamped to this many bits, in units of the fine grid, and split into digits of 6 bits.
@@ -120,7 +120,7 @@ class NoiseShape:
         units = [round_to_grid(leaf.reshape(-1), self.unit) for leaf in leaves]
         whole = Limbs(*map(jnp.concatenate, zip(*units, strict=True)))
         total = _product(_limbs.clip(whole, 2**VALUE_BITS), self.inverse)
-        dtype = _mapped_dtype(leaves)
+        dtype = widest_float(leaves)
         return _limbs.to_float(total, dtype) * power_of_two(self.unit - self.bits, dtype)
 
     def clamped(self, value: Value) -> Value:
@@ -206,18 +206,6 @@ def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
     """Casts to float16 or bfloat16 if the target returned it. Integers become wider floats."""
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
-
-
-def _mapped_dtype(leaves: list[jax.Array]) -> np.dtype:
-    floats = [leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
-
-
-def flat(tree: Value) -> jax.Array:
-    """All leaves of a pytree as one vector, in the widest float dtype of a leaf."""
-    leaves = jax.tree.leaves(tree)
-    dtype = _mapped_dtype(leaves)
-    return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
 
 
 def _clamped(leaf: jax.Array, largest: float) -> jax.Array:

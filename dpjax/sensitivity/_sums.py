@@ -19,23 +19,18 @@ from dpjax._exact._fixed_point import average
 from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing._evaluate import vmapped
 from dpjax._tracing._programs import Program
-from dpjax._tracing._walks import Equation, aval, bind, called, run, specs
+from dpjax._tracing._walks import Equation, aval, bind, called, names, run, specs
 from dpjax.sensitivity._norms import difference, distance, length
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
 # Primitives that move or copy the elements of their operand.
-_MOVES = frozenset(
-    (
-        *("reshape", "broadcast_in_dim", "transpose", "slice", "rev", "squeeze", "expand_dims"),
-        *("copy", "copy_p"),
-    )
-)
+_MOVES = names("reshape broadcast_in_dim transpose slice rev squeeze expand_dims copy copy_p")
 # Primitives that add, or negate, the elements of their operand.
-_LINEAR = frozenset(("reduce_sum", "cumsum", "neg"))
+_LINEAR = names("reduce_sum cumsum neg")
 # Primitives that add, subtract or concatenate several operands.
-_SUMS = frozenset(("add", "sub", "add_any", "concatenate"))
+_SUMS = names("add sub add_any concatenate")
 # Primitives that select elements of their first operand, at indices in the other operands.
-_CHOICES = frozenset(("gather", "dynamic_slice"))
+_CHOICES = names("gather dynamic_slice")
 # An array, and whether it depends on the inputs. If it does, the array is only the linear part of
 # the value.
 _Known: TypeAlias = tuple[jax.Array, bool]
