@@ -20,15 +20,19 @@ class Proof:
         steps: one line for each step.
         losses: a function that measures how much each step loosens the bound, and adds this to the
             lines; None after its first call.
+        closeness: how close the bound is to the distance of two databases; "" if that was not
+            measured.
     """
 
     def __init__(
         self,
         steps: tuple[str, ...],
         losses: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+        closeness: str = "",
     ) -> None:
         self.steps = steps
         self.losses = losses
+        self.closeness = closeness
 
     def explained(self) -> str:
         """The steps as text, with the factor by which each step loosens the bound.
@@ -37,11 +41,11 @@ class Proof:
         """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None
-        return "\n".join(self.steps)
+        return "\n".join((*self.steps, self.closeness) if self.closeness else self.steps)
 
     def __getstate__(self) -> dict[str, object]:
         """Drops `losses`, because the program that it contains cannot be pickled."""
-        return {"steps": self.steps, "losses": None}
+        return {"steps": self.steps, "losses": None, "closeness": self.closeness}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Proof)

@@ -201,6 +201,7 @@ class Sensitivity:
         text = f"Sensitivity({shown_number(self.value)} in {norm_name(self.norm)}, {size}"
         text += f", {self.relation}{per_unit(self.privacy_unit)}"
         text += "".join(f", {note}" for note in self.notes) + f"; {self.method}"
+        text += f", {self.proof.closeness}" if self.proof and self.proof.closeness else ""
         if self.m is not None:
             text += f", m={self.m}, k={self.k}, gamma={shown_number(self.gamma)}"
             text += f", {describe_confidence(self.confidence)}"

@@ -38,6 +38,7 @@ from dpjax.proving._value import (
     Abstract,
     Difference,
     RefusalError,
+    Tighter,
     constant,
     difference,
     norm_of,
@@ -78,6 +79,9 @@ class PaddedWalk(Walk):
 
     def shown(self, value: Tracked) -> Abstract:
         return value.value
+
+    def tightened(self, value: Tracked, facts: Tighter) -> Tracked:
+        return dataclasses.replace(value, value=facts.of(value.value))
 
     def improved(self, *situation: Any) -> None:
         """Uses no lemma, because lemmas do not say how results depend on slots."""

@@ -91,7 +91,12 @@ def lipschitz(
         float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
     )
     apart = float(rounding.up(apart + 2 * slip.max()))
-    return result_of(inputs, low, high, moved, dtype=dtype, whole=whole, apart=apart)
+    found = result_of(inputs, low, high, moved, dtype=dtype, whole=whole, apart=apart)
+    return dataclasses.replace(found, off=(float(np.max(relative)), _most(absolute + flush)))
+
+
+def _most(bound: Array | float) -> float:
+    return float(rounding.up(np.max(bound)))
 
 
 def _ranked(array: Array | float, rank: int) -> Array:
@@ -152,7 +157,8 @@ def vanishing(x: Abstract, bits: float) -> Abstract:
     error = 4 * rounding.tiny(x.dtype) * 2.0**bits
     found = lipschitz((x,), (x.low, x.high), (1.0,), absolute=error)
     low, high = _of_one_sign((x.low, x.high), found.low, found.high)
-    return dataclasses.replace(found, low=low, high=high)
+    off = None if x.off is None or found.off is None else (x.off[0], x.off[1] + found.off[1])
+    return dataclasses.replace(found, low=low, high=high, off=off)
 
 
 def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
@@ -344,7 +350,8 @@ def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., 
     def moved(d: Difference, *ds: Difference) -> Moves:
         return np.minimum(d.each, bound(*ds)), d.l1, d.l2
 
-    return result_of((found, *operands), found.low, found.high, moved, apart=found.apart)
+    capped = result_of((found, *operands), found.low, found.high, moved, apart=found.apart)
+    return dataclasses.replace(capped, off=found.off)
 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
@@ -471,8 +478,17 @@ def _monotone(
             moved = modulus(lowest, highest, d.each) * (1 + 2.0**-30) + 2.0**-500
             return np.where(d.each > 0, moved + slip, 0.0)
 
-        low, high = np.maximum(found.low, reach[0]), np.minimum(found.high, reach[1])
-        found = dataclasses.replace(found, low=low, high=high)
+        below, off = np.asarray(reach[0]), found.off
+        if not absolute_error:
+            # The least value has a smaller error. Operands below -64 have values below 2^-90.
+            operand = np.minimum(x.magnitude, 64.0)
+            counted = rounding.elementary(x.dtype) + rounded_operand * operand
+            relative = counted * rounding.unit(x.dtype) + 2.0**-44
+            flush = 2 * rounding.tiny(x.dtype) * (1 + gain) + 2.0**-80
+            below = np.maximum(below, rounding.widened(low * (1 - relative), high, flush)[0])
+            off = float(relative.max()), float(flush.max())
+        low, high = np.maximum(found.low, below), np.minimum(found.high, reach[1])
+        found = dataclasses.replace(found, low=low, high=high, off=off)
         return _capped(found, (x,), curved)
 
     return rule

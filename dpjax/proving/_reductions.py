@@ -173,11 +173,14 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
         counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
     if axis is None:
         counts[1] = counts[0]
-    return make(
+    found = make(
         shape, x.dtype, low, high, axis, changed, changed if axis is None else others,
         whole=sums.exact, pending=sums.pending, counts=counts,
         apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
     )  # fmt: skip
+    return dataclasses.replace(
+        found, off=(sums.gamma, sums.flush) if sums.pending.terms == count else None
+    )
 
 
 def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
@@ -397,7 +400,11 @@ def contract(
     # A compiler may rewrite a product with a vector as a sum, and batched products as one sum.
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
-    found = dataclasses.replace(found, pending=start)
+    off = found.off
+    if off is not None and products.off is not None:  # Each product is rounded, and their sum.
+        relative, absolute = products.off
+        off = off[0] + relative * (1 + off[0]), off[1] + 2 * math.prod(terms_of) * absolute
+    found = dataclasses.replace(found, pending=start, off=off)
     bounds = [_public_factor(first, second, ca, cb), _outer(first, second, ca, cb)]
     bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
     if not bounds:

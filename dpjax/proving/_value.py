@@ -15,7 +15,9 @@ variable x of the program. It represents a set of families of arrays x(D), its *
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) is constant along axis j.
 5. No row of x(D) has an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
-7. Two uses of one entry of x(D) differ by at most `apart`.
+7. Two uses of one entry of x(D) differ by at most `apart`. If `off` is (r, a), the operation that
+   computed x errs by at most r |v| + a alone, for the exact result v of its computed operands. For
+   a sum of terms t, |v| is the sum of |t|.
 8. If `nan` is not empty, entries may also be NaN, and 1, 2, 3, 5 and 7 are about the other entries.
    An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
    of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
@@ -219,6 +221,7 @@ class Abstract:
     apart: float = 0.0
     nan: frozenset[Source] = frozenset()
     answers: frozenset[tuple[Source, bool]] = frozenset()
+    off: tuple[float, float] | None = None
 
     @property
     def origin(self) -> object:
@@ -250,6 +253,35 @@ class Abstract:
     def magnitude(self) -> np.ndarray:
         """Bounds on the magnitude of each entry."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tighter:
+    """Further facts about an array with an axis of records, whose other rows do not change.
+
+    Attributes:
+        axis: the axis of records.
+        low: lower bounds, of the same rank, with length 1 along the axis of records.
+        high: upper bounds.
+        changed: bounds on the change of the changed row.
+    """
+
+    axis: int
+    low: np.ndarray
+    high: np.ndarray
+    changed: Difference
+
+    def of(self, x: Abstract) -> Abstract:
+        """The abstract value that states both. An array in another form stays as it is."""
+        if x.axis != self.axis or not x.others.is_zero or x.nan:
+            return x
+        low, high = np.maximum(x.low, self.low), np.minimum(x.high, self.high)
+        old, new = x.changed, self.changed
+        changed = difference(
+            np.minimum(*np.broadcast_arrays(old.each, new.each)), x.shape, x.axis,
+            l1=min(old.l1, new.l1), l2=min(old.l2, new.l2), count=old.count, whole=x.whole,
+        )  # fmt: skip
+        return dataclasses.replace(x, low=low, high=high, changed=changed)
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:

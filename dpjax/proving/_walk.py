@@ -4,7 +4,7 @@ docs/proofs/global-sensitivity.md has the proof. `_operations.py` has the rules.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -25,6 +25,7 @@ from dpjax.proving._value import (
     OverflowRefusalError,
     Pending,
     RefusalError,
+    Tighter,
     as_dense,
     check_dtype,
     constant,
@@ -77,6 +78,8 @@ class Walk:
     path: tuple[int, ...] = ()
     # Float sums over records, and variances of records, that can be made exact.
     sums: Sums = dataclasses.field(default_factory=dict)
+    # Tighter facts about parts of a program that were found by splitting the box of a record.
+    tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The values of the outputs. An input that is None has no value, and may not be used."""
@@ -123,6 +126,9 @@ class Walk:
             if lemma:
                 name, outputs = f"{name}: lemma {lemma.name}", [lemma.value]
                 self.note(jaxpr, lemma)
+            for k in range(len(outputs or ())) if self.tighter else ():
+                if outputs and (facts := self.tighter.get((*self.path, k))) is not None:
+                    outputs[k] = self.tightened(outputs[k], facts)
             for k, variable in enumerate(equation.outvars):
                 values[variable] = outputs[k] if outputs else None
                 # The walk lists the steps of an inner program, so it does not list its call.
@@ -148,6 +154,10 @@ class Walk:
     def shown(self, value: Any) -> Abstract:
         """The abstract value that a step prints. Subclasses use other values in the walk."""
         return value
+
+    def tightened(self, value: Any, facts: Tighter) -> Any:
+        """The value with tighter facts."""
+        return facts.of(value)
 
     def improved(self, *situation: Any) -> Found | None:
         """A lemma that applies, with its tighter value; see `_patterns.py`."""

@@ -1,0 +1,480 @@
+"""Halves boxes of one record until the range of its part of a sum is known closely.
+
+Let g be computed for each record alone. A replaced record moves its row of the sum from g(x) to
+g(y). Every record is in one of the boxes, so max |g(x) - g(y)| is at most the largest bound over
+pairs of boxes. A box is dropped once its bound with every other box is at most a threshold, and the
+result is never below the threshold. So the result is right whenever the search stops, and for any
+threshold. docs/proofs/boxes.md has the proof.
+"""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from dpjax._core._proof import (
+    Ball,
+    Bound,
+    Categories,
+    Interval,
+    PaddedRecordBounds,
+    RecordBounds,
+)
+from dpjax._core._types import Database
+from dpjax._tracing._programs import Program
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._add_remove import inputs_of
+from dpjax.proving._record_parts import Key, Part, RecordWalk, enclosed
+from dpjax.proving._slots import Slots, Tracked
+from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
+
+Array = np.ndarray
+# Boxes that a device encloses in one call, boxes that are kept, and numbers in a table of pairs.
+_AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
+# The search stops when the bound is this close to the distance of two records.
+CLOSE = 1.001
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+    """Boxes of one record, with the ends of g over each of them.
+
+    Attributes:
+        low: lower ends, of shape (boxes, coordinates of a record).
+        high: upper ends.
+        least: lower bounds on g, of shape (boxes, entries of g).
+        most: upper bounds on g.
+    """
+
+    low: Array
+    high: Array
+    least: Array
+    most: Array
+
+    def __len__(self) -> int:
+        return len(self.low)
+
+    def __getitem__(self, chosen: Any) -> "Boxes":
+        return Boxes(*(x[chosen] for x in dataclasses.astuple(self)))
+
+    def joined(self, *others: "Boxes") -> "Boxes":
+        arrays = zip(*(dataclasses.astuple(x) for x in (self, *others)), strict=True)
+        return Boxes(*map(np.concatenate, arrays))
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinates:
+    """The coordinates of a record: in each array of a database, and how they are halved.
+
+    Attributes:
+        shapes: the shape of one record in each array.
+        bounds: public bounds on each array.
+        dtypes: the dtype of each array.
+    """
+
+    shapes: Sequence[tuple[int, ...]]
+    bounds: Sequence[Bound]
+    dtypes: Sequence[np.dtype]
+
+    @property
+    def places(self) -> list[slice]:
+        """The coordinates of each array."""
+        ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
+        return list(map(slice, ends[:-1], ends[1:]))
+
+    def whole_box(self) -> tuple[Array, Array]:
+        """The box of all records, as one row of lower ends and one of upper ends."""
+        ends = [
+            np.repeat([[*_limits(bound)]], math.prod(shape), 0)
+            for bound, shape in zip(self.bounds, self.shapes, strict=True)
+        ]
+        low, high = np.concatenate(ends).T
+        return low[None], high[None]
+
+    def halved(self, low: Array, high: Array, axis: Array) -> tuple[tuple[Array, Array], ...]:
+        """Both halves of each box along an axis of its own. They cover every record of the box."""
+        rows = np.arange(len(low))
+        a, b = low[rows, axis], high[rows, axis]
+        below = above = (a + b) / 2
+        for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
+            here = (axis >= place.start) & (axis < place.stop)
+            if isinstance(bound, Categories):
+                values = np.sort(bound.values)
+                first, last = np.searchsorted(values, a), np.searchsorted(values, b)
+                middle = np.clip((first + last) // 2, 0, len(values) - 1)
+                after = np.clip(middle + 1, 0, len(values) - 1)
+                below, above = (
+                    np.where(here, values[k], old) for k, old in ((middle, below), (after, above))
+                )
+            elif dtype.kind != "f":
+                middle = np.floor((a + b) / 2)
+                below, above = np.where(here, middle, below), np.where(here, middle + 1, above)
+        first, second = high.copy(), low.copy()
+        first[rows, axis], second[rows, axis] = below, np.minimum(above, b)
+        return (low, first), (second, high)
+
+    def inside(self, low: Array, high: Array) -> Array:
+        """Which boxes may hold a record: those that meet every ball."""
+        found = np.ones(len(low), bool)
+        for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
+            if isinstance(bound, Ball):
+                nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
+                # As in the walk: the clamp computes the norm, and scales the record.
+                count = place.stop - place.start
+                radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
+                found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
+        return found
+
+
+def _limits(bound: Bound) -> tuple[float, float]:
+    if isinstance(bound, Ball):
+        return -bound.radius, bound.radius
+    if isinstance(bound, Categories):
+        return min(bound.values), max(bound.values)
+    return bound.low, bound.high
+
+
+class Enclosure:
+    """Encloses g over many boxes, in one compiled program."""
+
+    def __init__(self, ends: Callable[..., Any], coordinates: Coordinates, n: int) -> None:
+        self.coordinates, self.n = coordinates, n
+        self.lanes = max(1, _AT_ONCE // n)
+        self.run, self.count = jax.jit(jax.vmap(ends)), 0
+
+    def __call__(self, low: Array, high: Array) -> Boxes:
+        """Boxes with the ends of g over each of them."""
+        found, size = [], self.lanes * self.n
+        with jax.enable_x64(True):
+            for start in range(0, len(low), size):
+                rows = min(size, len(low) - start)
+                # Row i of a lane is a box of its own. The first box fills the rows that are left.
+                chosen = np.where(np.arange(size) < rows, start + np.arange(size), start)
+                ends = [self._leaves(x[chosen]) for x in (low, high)]
+                least, most = self.run(list(zip(*ends, strict=True)))
+                pair = [np.asarray(x).reshape(size, -1)[:rows] for x in (least, most)]
+                found.append(pair)
+        self.count += len(low)
+        least, most = (np.concatenate(x) for x in zip(*found, strict=True))
+        return Boxes(low, high, least, most)
+
+    def _leaves(self, rows: Array) -> list[Array]:
+        each = zip(
+            self.coordinates.places, self.coordinates.shapes, self.coordinates.dtypes, strict=True
+        )
+        return [
+            rows[:, place]
+            .reshape(self.lanes, self.n, *shape)
+            .astype(float if dtype.kind == "f" else dtype)
+            for place, shape, dtype in each
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diameter:
+    """The largest distance of two rows of g.
+
+    Attributes:
+        bound: an upper bound in the norm of the proof.
+        each: upper bounds on the distance of two entries.
+        low: lower bounds on g.
+        high: upper bounds on g.
+        pair: two records whose rows are about as far apart as any.
+        boxes: the number of boxes that were enclosed.
+    """
+
+    bound: float
+    each: Array
+    low: Array
+    high: Array
+    pair: tuple[Array, Array]
+    boxes: int
+
+
+def norms(moves: Array, norm: str) -> Array:
+    """Norms along the last axis, rounded up."""
+    if norm == "linf":
+        return moves.max(-1)
+    found = moves.sum(-1) if norm == "l1" else np.sqrt((moves**2).sum(-1))
+    return found * (1 + 2.0**-40)
+
+
+def farthest(enclose: Enclosure, norm: str, seconds: float, fixed: Boxes | None = None) -> Diameter:
+    """The largest distance of two rows of g; of one row and the fixed one, if there is one.
+
+    It halves boxes until the bound is close to the distance of two records, or time is up.
+    """
+    end = time.monotonic() + seconds
+    alive = enclose(*enclose.coordinates.whole_box())
+    low, high = _hull(alive if fixed is None else alive.joined(fixed))
+    each, reach = high - low, (np.full_like(low, np.inf), np.full_like(high, -np.inf))
+    pair, threshold = _Farthest(norm, fixed, (alive.low[0], alive.high[0])), 0.0
+    while True:
+        scores = _scores(alive, norm, fixed)
+        pair.sample(enclose, alive[np.argsort(-scores)[: _AT_ONCE // 4]])
+        threshold = max(threshold, CLOSE * pair.distance)
+        kept = ~(scores <= threshold)
+        reach = _hull(alive[~kept], *reach)
+        alive, scores = alive[kept], scores[kept]
+        room = max(0, min(_MOST_BOXES, _MOST_NUMBERS // len(low)) - len(alive))
+        worst = np.argsort(-scores)[:room]
+        chosen = np.sort(worst[_can_halve(alive[worst])])
+        if not len(chosen) or time.monotonic() > end:
+            break
+        halves = _halved(enclose, alive[chosen], scores[chosen], norm, end)
+        alive = alive[np.delete(np.arange(len(alive)), chosen)].joined(*halves)
+    bound = max(threshold, float(scores.max(initial=0.0)))
+    wide = _hull(alive if fixed is None else alive.joined(fixed))
+    low, high = np.minimum(wide[0], reach[0]), np.maximum(wide[1], reach[1])
+    each = np.minimum(each, np.maximum(threshold, wide[1] - wide[0]) if len(alive) else threshold)
+    return Diameter(bound, np.minimum(each, bound), low, high, pair.records, enclose.count)
+
+
+def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, Array]:
+    """The range of g over all boxes, and within further ends."""
+    least = np.minimum(boxes.least.min(0, initial=np.inf), low)
+    return least, np.maximum(boxes.most.max(0, initial=-np.inf), high)
+
+
+def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
+    """Bounds on the distance of g over each box from g over any other box."""
+    count, entries = boxes.least.shape
+    # Neighboring boxes are grouped if there are too many pairs, and a hull contains the group.
+    size = 1 if norm != "linf" else max(1, count)
+    size = max(size, math.ceil(count * count * entries / _MOST_PAIRS))
+    starts = np.arange(0, count, size)
+    others = boxes if fixed is None else fixed
+    least, most = (
+        how.reduceat(x, starts if fixed is None else [0])
+        for how, x in ((np.minimum, others.least), (np.maximum, others.most))
+    )
+    found, step = np.zeros(count), max(1, 2**20 // max(1, len(least) * entries))
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        a, b = boxes.least[rows, None], boxes.most[rows, None]
+        moves = np.maximum(b - least, most - a)
+        found[rows] = norms(moves * (1 + 2.0**-40), norm).max(1)
+    return found
+
+
+def _can_halve(boxes: Boxes) -> Any:
+    """Whether a box is wide enough to be halved in float64."""
+    size = np.maximum(np.abs(boxes.low), np.abs(boxes.high))
+    return np.any(boxes.high - boxes.low > size * 2.0**-40 + 2.0**-900, 1)
+
+
+def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: float) -> list[Boxes]:
+    """The halves of boxes. When time is up, the other boxes stay whole."""
+    axes = _order(enclose, boxes, scores, norm)
+    low, high, parents = boxes.low, boxes.high, np.arange(len(boxes))
+    # A few boxes are halved along several axes at once.
+    for axis in axes[: max(1, int(math.log2(max(1, _AT_ONCE // 4 / len(low)))))]:
+        low, high = _along(enclose.coordinates, low, high, axis)
+        parents = np.repeat(parents, 2)
+    inside = enclose.coordinates.inside(low, high)
+    low, high, parents = low[inside], high[inside], parents[inside]
+    found, size = [], enclose.lanes * enclose.n
+    for start in range(0, len(low), size):
+        if time.monotonic() > end:
+            found.append(boxes[np.unique(parents[start:])])
+            break
+        found.append(enclose(low[start : start + size], high[start : start + size]))
+    return found
+
+
+def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tuple[Array, Array]:
+    """The halves of boxes along an axis, or along its widest axis if a box has no such width."""
+    widths = high - low
+    axes = np.where(widths[:, axis] > 0, axis, widths.argmax(1))
+    halves = coordinates.halved(low, high, axes)
+    low, high = (np.stack(ends, 1).reshape(-1, low.shape[1]) for ends in zip(*halves, strict=True))
+    return low, high
+
+
+def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
+    """The axes, from the one along which halves of the worst boxes are bounded best."""
+    count = boxes.low.shape[1]
+    rows = max(1, enclose.lanes * enclose.n // (2 * count))
+    some = boxes[np.argsort(-scores)[:rows]]
+    low, high = _hull(boxes)
+    lows, highs = [], []
+    for axis in range(count):
+        a, b = _along(enclose.coordinates, some.low, some.high, axis)
+        lows.append(a)
+        highs.append(b)
+    found = enclose(np.concatenate(lows), np.concatenate(highs))
+    moves = np.maximum(found.most - low, high - found.least)
+    worst = norms(moves, norm).reshape(count, -1, 2).max(2).mean(1)
+    return np.argsort(worst, kind="stable").tolist()
+
+
+class _Farthest:
+    """The farthest two records of those that were sampled. It need not be right."""
+
+    def __init__(self, norm: str, fixed: Boxes | None, records: tuple[Array, Array]) -> None:
+        self.norm, self.fixed, self.records = norm, fixed, records
+        self.distance, self.kept = 0.0, None
+
+    def sample(self, enclose: Enclosure, boxes: Boxes) -> None:
+        """Adds the middle of each box, moved to those of its ends that bound all records."""
+        all_ = enclose.coordinates
+        low, high = all_.whole_box()
+        middle = (boxes.low + boxes.high) / 2
+        middle = np.where(boxes.low <= low, low, np.where(boxes.high >= high, high, middle))
+        kinds = zip(all_.places, all_.dtypes, all_.bounds, strict=True)
+        for place, dtype, bound in kinds:
+            if dtype.kind != "f":
+                middle[:, place] = np.floor(middle[:, place])
+            if isinstance(bound, Ball):
+                length = np.sqrt((middle[:, place] ** 2).sum(1, keepdims=True))
+                middle[:, place] *= bound.radius / np.maximum(length, bound.radius)
+            if isinstance(bound, Categories):
+                values = np.sort(bound.values)
+                middle[:, place] = values[np.searchsorted(values, boxes.low[:, place])]
+        points = enclose(middle, middle)
+        points = points if self.kept is None else self.kept.joined(points)
+        rows = (points.least + points.most) / 2
+        others = rows if self.fixed is None else (self.fixed.least + self.fixed.most) / 2
+        far, partner = np.zeros(len(rows)), np.zeros(len(rows), int)
+        if self.fixed is None and self.norm == "linf":
+            ends = np.unique(np.concatenate([rows.argmax(0), rows.argmin(0)]))
+            others = rows[ends]
+        else:
+            ends = np.arange(len(others))
+        for start in range(0, len(rows), 64):
+            apart = norms(np.abs(rows[start : start + 64, None] - others), self.norm)
+            far[start : start + 64] = apart.max(1)
+            partner[start : start + 64] = ends[apart.argmax(1)]
+        first = int(far.argmax())
+        if far[first] > self.distance:
+            self.distance = float(far[first])
+            second = (self.fixed or points)[[partner[first]]].low[0]
+            self.records = points.low[first], second
+        best = np.argsort(-far)[:256]
+        if self.fixed is None:
+            best = np.unique(np.concatenate([best, partner[best]]))
+        self.kept = points[best]
+
+
+class Split(NamedTuple):
+    """One part of a program, the diameter of its rows, and the facts that follow for the walk."""
+
+    part: Part
+    diameter: Diameter
+    tighter: dict[Key, Tighter]
+
+
+def split(
+    jaxpr: jex.Jaxpr,
+    consts: Sequence[Any],
+    inputs: Sequence[Abstract],
+    public: RecordBounds,
+    norm: str,
+    seconds: float,
+) -> list[Split]:
+    """Splits the box of a record, for each part of the program that is computed by record.
+
+    Args:
+        jaxpr: the program after the clamp, whose last inputs are the clamped records.
+        consts: its constants.
+        inputs: the abstract values of the clamped records.
+        public: bounds on the records.
+        norm: the norm of the proof.
+        seconds: the time for all parts together.
+    """
+    end, found = time.monotonic() + seconds, list[Split]()
+    known = enclosures(jaxpr, consts, inputs, public)
+    for k, (part, enclose) in enumerate(known):
+        padded = isinstance(public, PaddedRecordBounds)
+        fixed = enclose(*_empty(public, enclose.coordinates)) if padded else None
+        share = max(0.0, end - time.monotonic()) / (len(known) - k)
+        diameter = farthest(enclose, norm, share, fixed)
+        found.append(Split(part, diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
+    return found
+
+
+def enclosures(
+    jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Abstract], public: RecordBounds
+) -> list[tuple[Part, Enclosure]]:
+    """The parts of a program that can be enclosed over boxes."""
+    walk = RecordWalk()
+    rows = [Tracked(x, x, Slots(0)) for x in inputs]
+    if isinstance(public, PaddedRecordBounds):
+        rows = inputs_of(inputs, public)
+    # What it combines over the records may be refused here, because it uses no lemmas.
+    with contextlib.suppress(RefusalError):
+        walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
+    bounds = list(public.leaves)
+    if isinstance(public, PaddedRecordBounds):  # The record is in its slot.
+        bounds[-1] = Interval(1.0, 1.0)
+    coordinates = Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
+    known = ((part, enclosed(jaxpr, consts, walk.facts, part)) for part in walk.parts())
+    return [
+        (part, Enclosure(ends, coordinates, inputs[0].n))
+        for part, ends in known
+        if ends is not None
+    ]
+
+
+def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
+    """The row of an empty slot, as a box."""
+    assert isinstance(public, PaddedRecordBounds)
+    numbers = zip((*public.empty_row[:-1], 0.0), coordinates.shapes, strict=True)
+    row = np.concatenate([np.full(math.prod(shape), number) for number, shape in numbers])[None]
+    return row, row
+
+
+def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
+    """The facts about a part, in the shape of its abstract value."""
+    x = part.value
+    assert x.axis is not None
+    shape = [size for k, size in enumerate(x.shape) if k != x.axis]
+    low, high, each = (
+        np.expand_dims(np.asarray(rounding.up(y) if y is found.each else y).reshape(shape), x.axis)
+        for y in (found.low, found.high, found.each)
+    )
+    bound = float(rounding.up(found.bound))
+    norms = {norm: bound} if norm != "linf" else {}
+    return Tighter(x.axis, low, high, difference(each, x.shape, x.axis, whole=x.whole, **norms))
+
+
+def farthest_apart(
+    program: Program,
+    specs: Database,
+    public: RecordBounds,
+    pairs: Sequence[tuple[Array, Array]],
+    norm: str,
+) -> float:
+    """The largest distance of the values of two databases that differ in one of these records."""
+    leaves = jax.tree.leaves(specs)
+    run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
+    reached = 0.0
+    for pair in pairs:
+        for other in (*pair, (pair[0] + pair[1]) / 2):
+            values = [run(*_with_others(leaves, record, other)) for record in pair]
+            moves = [
+                np.abs(np.asarray(a, float) - np.asarray(b, float)).ravel()
+                for a, b in zip(*values, strict=True)
+            ]
+            distance = norms(np.concatenate(moves), norm) * (1 - 2.0**-30)
+            reached = max(reached, float(np.nan_to_num(distance, posinf=0.0)))
+    return reached
+
+
+def _with_others(leaves: Sequence[Any], record: Array, other: Array) -> list[Array]:
+    """A database whose first record is given, and whose others are all the same."""
+    found, place = [], 0
+    for leaf in leaves:
+        size = math.prod(leaf.shape[1:])
+        rows = np.broadcast_to(other[place : place + size], (leaf.shape[0], size)).copy()
+        rows[0] = record[place : place + size]
+        rows = rows if np.dtype(leaf.dtype).kind == "f" else np.floor(rows)
+        found.append(rows.reshape(leaf.shape).astype(leaf.dtype))
+        place += size
+    return found

@@ -1,0 +1,380 @@
+"""The parts of a program that are computed for each record alone, enclosed over boxes of a record.
+
+A *part* is an array whose row of record i is g(record i), with the same g for all records, and
+which an operation then combines over the records. `enclosed` bounds g over many boxes at once: it
+evaluates both ends of an interval for each number, in float64 on a device, and widens every result
+by the rounding that the rule of its operation charges. docs/proofs/boxes.md has the proof.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tracing._walks import Equation, aval, called, live, names, parts
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._add_remove import PaddedWalk
+from dpjax.proving._exact_programs import kind_of
+from dpjax.proving._slots import Slots, Tracked
+from dpjax.proving._value import NOTHING, Abstract, RefusalError
+from dpjax.proving._walk import Walk
+
+# The indices that locate a result, as in `Step.key`.
+Key = tuple[int, ...]
+Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of one shape.
+
+# Operations that grow with each operand, so their ends are their values at the ends.
+_GROWING = names(
+    "add add_any max min clamp exp exp2 expm1 log log1p tanh atan logistic erf sqrt floor ceil",
+    "round sign and or convert_element_type copy copy_p stop_gradient reduce_sum reduce_max",
+    "reduce_min reduce_or reduce_and cumsum cummax cummin sort broadcast_in_dim reshape squeeze",
+    "transpose slice split concatenate stack tile rev pad iota",
+)
+_SUMS = names("reduce_sum dot_general")
+_FALLING, _COMPARISONS = names("neg rsqrt not"), names("lt le gt ge eq ne")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """What the walk over the whole box of a record knows about one result of an operation.
+
+    Attributes:
+        low: lower bounds on the computed result.
+        high: upper bounds.
+        relative: a charge for each unit of the result, or of the magnitudes that a sum adds up.
+        absolute: a charge in addition. The charges are twice the largest distance of the computed
+            result from the exact result for the same computed operands. So half of them covers the
+            error of the same operation in float64.
+        gap: numbers that are closer than this may compare as equal, because a device flushes them.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    relative: float
+    absolute: float
+    gap: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a program that is computed for each record alone.
+
+    Attributes:
+        keys: where the walk finds it. It has several keys if an inner program returns it.
+        value: its abstract value over the whole box.
+        empty: an abstract value that contains the row of an empty slot.
+    """
+
+    keys: frozenset[Key]
+    value: Abstract
+    empty: Abstract
+
+
+class RecordWalk(PaddedWalk):
+    """Finds parts. Their `slots` prove that rows share one g, and `others` that it reads one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: dict[Key, Fact] = {}
+        self.made: dict[int, tuple[Tracked, set[Key]]] = {}
+        self.combined: dict[int, None] = {}
+
+    def outputs(
+        self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
+    ) -> list[Tracked]:
+        inner, path = called(equation), self.path
+        plain = inner and kind_of(equation, inner) is None
+        try:
+            outputs = self._of_itself(equation, operands)
+            outputs = outputs or super().outputs(jaxpr, equation, operands)
+        except RefusalError:
+            outputs = []
+        alone = outputs and all(_is_part(x) or x.value.is_public for x in outputs)
+        if not plain and not alone:
+            self.combined.update(dict.fromkeys(id(x) for x in operands if _is_part(x)))
+        if not outputs:
+            raise RefusalError("it is not computed for each record alone")
+        for k, output in enumerate(outputs):
+            self.made.setdefault(id(output), (output, set()))[1].add((*path, k))
+        if not inner:
+            self._charge(equation, operands, path)
+        return outputs
+
+    def _of_itself(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
+        """The answer where an array is compared with itself, which is the same in every row."""
+        if equation.primitive.name not in _COMPARISONS or operands[0] is not operands[1]:
+            return []
+        (found,) = Walk().ruled(equation, [x.value for x in operands])
+        return [Tracked(found, found, Slots())] if found.is_known else []
+
+    def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
+        """Keeps the charges of an operation: of its rounding, and of merging by a compiler."""
+        once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
+        alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
+        try:
+            merged, found = (
+                Walk().ruled(equation, [xs[id(x)] for x in operands]) for xs in (once, alone)
+            )
+        except RefusalError:
+            return
+        for k, (x, y) in enumerate(zip(merged, found, strict=True)):
+            more = max(float((y.low - x.low).max()), float((x.high - y.high).max()), 0.0)
+            if x.pending.coarse or x.nan:
+                continue
+            tiny = max((rounding.tiny(z.value.dtype) for z in operands), default=0.0)
+            relative, absolute = (0.0, max(x.apart, y.apart)) if x.off is None else x.off
+            if relative or absolute + more > 2.0**-100:  # A compiler may merge the evaluation, too.
+                sizes = [z.magnitude[np.isfinite(z.magnitude)] for z in (*once.values(), x)]
+                more += 2.0**-44 * max(float(z.max(initial=0.0)) for z in sizes)
+            charges = 2 * relative, 2 * (absolute + more)
+            self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny)
+
+    def parts(self) -> list[Part]:
+        """The parts that an operation combines over the records."""
+        found = (self.made[k] for k in self.combined if k in self.made)
+        return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
+
+
+def _is_part(x: Tracked) -> bool:
+    return x.value.axis is not None and x.is_by_record() and not x.value.is_public
+
+
+class _UnknownError(Exception):
+    """Raised where no enclosure is known."""
+
+
+def enclosed(
+    jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
+) -> Callable[[Sequence[Ends]], Ends] | None:
+    """A function from ends of the last inputs, the records, to ends of a part; None if unknown.
+
+    Row i of each input is a box of its own, and so row i of the part encloses g over that box. To
+    be called with x64 enabled.
+    """
+    wanted = part.keys
+
+    def run(jaxpr: jex.Jaxpr, consts: Any, inputs: Any, path: Key, found: list[Ends]) -> list[Any]:
+        values: dict[Any, Ends | None] = {
+            v: _point(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+        values.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom: Any) -> Ends | None:
+            if isinstance(atom, jex.Literal):
+                return _point(np.asarray(atom.val, aval(atom).dtype))
+            return values[atom]
+
+        for count, equation in enumerate(live(jaxpr)):
+            here, given = (*path, count), [read(x) for x in equation.invars]
+            if inner := called(equation):
+                outputs = run(*parts(inner), given, here, found)
+            else:
+                outputs = _ends(equation, given, here, facts)
+            values.update(zip(equation.outvars, outputs, strict=True))
+            found += [x for k, x in enumerate(outputs) if (*here, k) in wanted and x is not None]
+        return [read(x) for x in jaxpr.outvars]
+
+    def ends(records: Sequence[Ends]) -> Ends:
+        unusable, found = [None] * (len(jaxpr.invars) - len(records)), list[Ends]()
+        run(jaxpr, consts, [*unusable, *records], (), found)
+        if not found:
+            raise _UnknownError
+        axis = part.value.axis or 0
+        low, high = (jnp.moveaxis(x, axis, 0).astype(float) for x in found[0])
+        return low.reshape(len(low), -1), high.reshape(len(high), -1)
+
+    try:
+        shapes = [_spec(x) for x in jaxpr.invars[len(jaxpr.invars) // 2 :]]
+        with jax.enable_x64(True):
+            jax.eval_shape(ends, [(x, x) for x in shapes])
+    except _UnknownError:
+        return None
+    return ends
+
+
+def _spec(variable: Any) -> jax.ShapeDtypeStruct:
+    shaped = aval(variable)
+    return jax.ShapeDtypeStruct(shaped.shape, _wide(np.dtype(shaped.dtype)))
+
+
+def _wide(dtype: Any) -> Any:
+    """float64 for floats; other dtypes stay."""
+    return np.dtype(float) if rounding.is_float(np.dtype(dtype)) else dtype
+
+
+def _point(number: Any) -> Ends:
+    array = np.asarray(number)
+    array = array.astype(_wide(array.dtype))
+    return array, array
+
+
+def _ends(
+    equation: Equation, given: list[Ends | None], path: Key, facts: dict[Key, Fact]
+) -> list[Ends | None]:
+    """The ends of an operation's results; None where they are unknown."""
+    name = equation.primitive.name
+    keys = [(*path, k) for k in range(len(equation.outvars))]
+    operands = [x for x in given if x is not None]
+    rule = _RULES.get(name)
+    if len(operands) < len(given) or not all(key in facts for key in keys) or rule is None:
+        return [None] * len(keys)
+    found = rule(equation, operands, facts[keys[0]])
+    if found is None:
+        return [None] * len(keys)
+    results = [found] if isinstance(found, tuple) else found
+    if name in _SUMS and facts[keys[0]].relative:
+        sizes = [_bound(equation, *(jnp.maximum(abs(a), abs(b)) for a, b in operands))]
+    else:
+        sizes = [jnp.maximum(abs(a), abs(b)) if a.dtype.kind == "f" else 0 for a, b in results]
+    return [
+        _outward(x, size, facts[key]) for x, size, key in zip(results, sizes, keys, strict=True)
+    ]
+
+
+def _outward(ends: Ends, size: Any, fact: Fact) -> Ends:
+    """Ends, widened by the rounding of their operation, within the range over the whole box."""
+    low, high = ends
+    if low.dtype == bool:
+        return low | (fact.low > 0), high & (fact.high > 0)
+    if low.dtype.kind == "f":
+        charge = fact.relative * size + fact.absolute
+        low, high = low - charge, high + charge
+        # A number that is not far from 0 may be flushed to 0.
+        low = jnp.where((low > 0) & (low < fact.gap), 0.0, low)
+        high = jnp.where((high < 0) & (high > -fact.gap), 0.0, high)
+    kind = low.dtype
+    least, most = fact.low.astype(kind), fact.high.astype(kind)
+    # NaN, as from the difference of two infinities, becomes the end over the whole box.
+    return jnp.where(low > least, low, least), jnp.where(high < most, high, most)
+
+
+def _bound(equation: Equation, *operands: Any) -> Any:
+    """The operation in float64."""
+    parameters = {
+        k: _wide(v) if k.endswith("dtype") or k == "preferred_element_type" else v
+        for k, v in equation.params.items()
+        if v is not None or "dtype" not in k
+    }
+    return equation.primitive.bind(*map(jnp.asarray, operands), **parameters)
+
+
+def _growing(equation: Equation, operands: list[Ends], fact: Fact) -> Any:
+    low, high = (_bound(equation, *(x[k] for x in operands)) for k in (0, 1))
+    multiple = equation.primitive.multiple_results
+    return list(zip(low, high, strict=True)) if multiple else (low, high)
+
+
+def _falling(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    ((low, high),) = operands
+    return _bound(equation, high), _bound(equation, low)
+
+
+def _difference(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    (a, b), (c, d) = operands
+    return a - d, b - c
+
+
+def _hull(candidates: Sequence[Any]) -> Ends:
+    return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
+
+
+def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
+    """An operation that is monotone in each of its two operands while the other one is fixed."""
+    first, second = operands
+    if equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]:
+        return _power(first, 2)
+    return _hull([_bound(equation, x, y) for x in first for y in second])
+
+
+def _power(x: Ends, y: int) -> Ends:
+    """x^y for an integer y."""
+    low, high = x
+    if y < 0:
+        return _hull([1 / end for end in _power(x, -y)])
+    ends = low**y, high**y
+    if y % 2:
+        return ends
+    least = jnp.where((low <= 0) & (high >= 0), float(y == 0), jnp.minimum(*ends))
+    return least, jnp.maximum(*ends)
+
+
+def _absolute(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    ((low, high),) = operands
+    return jnp.maximum(jnp.maximum(low, -high), 0), jnp.maximum(-low, high)
+
+
+def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> Ends:
+    """Sines and cosines, which reach 1 at their peaks, and -1 half a turn later."""
+    ((low, high),) = operands
+    sides, turn, slack = [_bound(equation, x) for x in (low, high)], 2 * np.pi, 2.0**-30
+
+    def meets(place: float) -> Any:
+        return place + turn * jnp.ceil((low - slack - place) / turn) <= high + slack
+
+    least, most = _hull(sides)
+    return jnp.where(meets(peak + np.pi), -1.0, least), jnp.where(meets(peak), 1.0, most)
+
+
+def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    """Whether a comparison is certainly true, and whether it may be true."""
+    name, ((a, b), (c, d)), gap = equation.primitive.name, operands, fact.gap
+    if a.dtype.kind != "f":
+        gap = 0
+    if name in ("gt", "ge"):
+        (a, b), (c, d) = (c, d), (a, b)
+    if name in ("lt", "gt"):
+        return b + gap < c, ~(a >= d + gap)
+    if name in ("le", "ge"):
+        return c >= b + gap, ~(d + gap < a)
+    same, apart = (a == b) & (c == d) & (a == c), (b + gap < c) | (a > d + gap)
+    return (same, ~apart) if name == "eq" else (apart, ~same)
+
+
+def _chosen(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
+    """`select_n` by a boolean."""
+    (surely, maybe), *cases = operands
+    if surely.dtype != bool or len(cases) != 2:
+        return None
+    (a, b), (c, d) = cases
+    least, most = jnp.minimum(a, c), jnp.maximum(b, d)
+    low = jnp.where(surely, c, jnp.where(maybe, least, a))
+    return low, jnp.where(surely, d, jnp.where(maybe, most, b))
+
+
+def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
+    """`dot_general` with a public factor, whose positive and negative parts take opposite ends."""
+    (a, b), (c, d) = operands
+    if c is d:
+        up, down = jnp.maximum(c, 0), jnp.minimum(c, 0)
+        return (
+            _bound(equation, a, up) + _bound(equation, b, down),
+            _bound(equation, b, up) + _bound(equation, a, down),
+        )
+    if a is b:
+        up, down = jnp.maximum(a, 0), jnp.minimum(a, 0)
+        return (
+            _bound(equation, up, c) + _bound(equation, down, d),
+            _bound(equation, up, d) + _bound(equation, down, c),
+        )
+    return None
+
+
+_RULES: dict[str, Callable[[Equation, list[Ends], Fact], Any]] = {
+    **dict.fromkeys(_GROWING, _growing),
+    **dict.fromkeys(_FALLING, _falling),
+    **dict.fromkeys(names("mul div pow"), _at_corners),
+    **dict.fromkeys(_COMPARISONS, _compared),
+    "sub": _difference,
+    "abs": _absolute,
+    "square": lambda equation, operands, fact: _power(operands[0], 2),
+    "integer_pow": lambda equation, operands, fact: _power(operands[0], equation.params["y"]),
+    "sin": functools.partial(_wave, peak=np.pi / 2),
+    "cos": functools.partial(_wave, peak=0.0),
+    "select_n": _chosen,
+    "dot_general": _product,
+}
