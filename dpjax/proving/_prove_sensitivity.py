@@ -136,7 +136,7 @@ def prove_sensitivity(
         >>> records = jax.ShapeDtypeStruct((100, 2), jnp.float32)
         >>> found = dpjax.prove_sensitivity(network, records, bounds=(0, 1), norm="l1", effort=5)
         >>> round(found.value, 3)
-        0.006
+        0.003
     """
     _checks.function("target", target)
     _checks.choice("norm", norm, get_args(ProvedNorm))

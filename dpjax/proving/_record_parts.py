@@ -199,17 +199,17 @@ def enclosed(
 
 def _spec(variable: Any) -> jax.ShapeDtypeStruct:
     shaped = aval(variable)
-    return jax.ShapeDtypeStruct(shaped.shape, _wide(np.dtype(shaped.dtype)))
+    return jax.ShapeDtypeStruct(shaped.shape, _in_float64(np.dtype(shaped.dtype)))
 
 
-def _wide(dtype: Any) -> Any:
+def _in_float64(dtype: Any) -> Any:
     """float64 for floats; other dtypes stay."""
     return np.dtype(float) if rounding.is_float(np.dtype(dtype)) else dtype
 
 
 def _point(number: Any) -> Ends:
     array = np.asarray(number)
-    array = array.astype(_wide(array.dtype))
+    array = array.astype(_in_float64(array.dtype))
     return array, array
 
 
@@ -256,7 +256,7 @@ def _outward(ends: Ends, size: Any, fact: Fact) -> Ends:
 def _bound(equation: Equation, *operands: Any) -> Any:
     """The operation in float64."""
     parameters = {
-        k: _wide(v) if k.endswith("dtype") or k == "preferred_element_type" else v
+        k: _in_float64(v) if k.endswith("dtype") or k == "preferred_element_type" else v
         for k, v in equation.params.items()
         if v is not None or "dtype" not in k
     }
@@ -335,7 +335,7 @@ def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
     return (same, ~apart) if name == "eq" else (apart, ~same)
 
 
-def _chosen(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
+def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
     """`select_n` by a boolean."""
     (surely, maybe), *cases = operands
     if surely.dtype != bool or len(cases) != 2:
@@ -375,6 +375,6 @@ _RULES: dict[str, Callable[[Equation, list[Ends], Fact], Any]] = {
     "integer_pow": lambda equation, operands, fact: _power(operands[0], equation.params["y"]),
     "sin": functools.partial(_wave, peak=np.pi / 2),
     "cos": functools.partial(_wave, peak=0.0),
-    "select_n": _chosen,
+    "select_n": _selected,
     "dot_general": _product,
 }

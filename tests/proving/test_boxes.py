@@ -95,6 +95,11 @@ def _check_values(function, dtype):
         assert (value <= found.most).all()
 
 
+@for_each("name", ["waves", "quotient"])
+def test_every_value_of_some_functions_is_inside_its_enclosure(name):
+    _check_enclosed(FUNCTIONS[name], np.float32)
+
+
 @for_each("name", FUNCTIONS)
 def test_every_value_is_inside_its_enclosure(name):
     _check_enclosed(FUNCTIONS[name], np.float32)
