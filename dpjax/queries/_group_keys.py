@@ -4,14 +4,12 @@ docs/proofs/groups.md has the proof.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
@@ -24,11 +22,11 @@ from dpjax._core._records import exact_records
 from dpjax._core._types import Key
 from dpjax._core._values import NeighboringRelation, Release
 from dpjax._tracing._fingerprints import digest
-from dpjax._tracing._programs import QuickJit
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
 from dpjax.random._keys import check_key
+from dpjax.random._release import add_noise
 from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -38,6 +36,9 @@ _OUTWARD = 1 + 2.0**-18
 # Noisy counts are int32 and saturate here.
 _LARGEST_COUNT = 2**31 - 2
 _SIGN = np.uint64(2**63)
+# Counts get noise in chunks of this size; more than 64 such chunks would be slow, so they are
+# larger then.
+_CHUNK, _MANY, _LARGE_CHUNK = 2**11, 64, 2**16
 
 _Kept: TypeAlias = dict[str, Any]
 
@@ -157,9 +158,9 @@ def known_groups(
 
     def draw() -> dict[str, np.ndarray]:
         of_group, counts = _sorted_counts(padded, taken, at_most=at_most)
-        noisy = np.asarray(mechanism.unpaid_draw(key, counts))
-        published = (np.asarray(counts) > 0) & (noisy >= threshold)
-        named = _named(np.asarray(of_group)[published], entries, words, noisy[published])
+        noisy = _noisy(key, counts, mechanism)
+        published = (counts > 0) & (noisy >= threshold)
+        named = _named(of_group[published], entries, words, noisy[published])
         return _as_arrays(*named)
 
     about = (size.shape, words.shape[1:], entries is None, at_most, epsilon, delta, str(relation))
@@ -253,25 +254,47 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
     return 1 + math.ceil(scale * max(1.0, -math.log(passed) - both))
 
 
-@functools.partial(QuickJit, static=("at_most",))
 def _sorted_counts(
-    words: jax.Array, known: jax.Array, *, at_most: int
-) -> tuple[jax.Array, jax.Array]:
-    """The words of each key that occurs, and its number of people, both padded with zeros."""
+    words: np.ndarray, known: np.ndarray, *, at_most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The words of each key that occurs, and its number of people, both padded with zeros.
+
+    It counts on the host: compiling a program for it would take longer than sorting a million keys.
+    """
     m = known.shape[1]
-    same = jnp.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
-    earlier = jnp.tril(jnp.ones((1, m, m), bool), -1)
-    first = known & ~jnp.any(same & earlier, axis=2)
-    counted = first & (jnp.cumsum(first, axis=1) <= at_most)
-    size = known.size
-    absent = (~counted).ravel().astype(jnp.uint32)
-    absent, *digits = lax.sort((absent, *words.reshape(size, -1).T), num_keys=1 + words.shape[-1])
-    ordered = jnp.stack(digits, axis=1)
-    starts = jnp.any(ordered != jnp.roll(ordered, 1, axis=0), axis=1) | (jnp.arange(size) == 0)
-    starts &= absent == 0
-    place = jnp.where(absent == 0, jnp.cumsum(starts) - 1, size)
-    counts = jnp.zeros(size, jnp.int32).at[place].add(1, mode="drop")
-    return jnp.zeros_like(ordered).at[place].set(ordered, mode="drop"), counts
+    same = np.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
+    earlier = np.tril(np.ones((1, m, m), bool), -1)
+    first = known & ~np.any(same & earlier, axis=2)
+    counted = words[first & (np.cumsum(first, axis=1) <= at_most)]
+    ordered = counted[np.lexsort(counted.T[::-1])]
+    starts = np.ones(len(ordered), bool)
+    starts[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
+    keys, counts = (
+        np.zeros((known.size, words.shape[-1]), np.uint32),
+        np.zeros(known.size, np.int32),
+    )
+    found = int(np.sum(starts))
+    keys[:found] = ordered[starts]
+    counts[:found] = np.diff(np.append(np.flatnonzero(starts), len(ordered)))
+    return keys, counts
+
+
+def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
+    """All counts with noise, drawn in chunks of one size, which share a small program.
+
+    All chunks have the scale for all counts at once, and independent keys. So the noise of a count
+    does not depend on its place.
+    """
+    like = jax.ShapeDtypeStruct(counts.shape, counts.dtype)
+    calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
+    chunk = _CHUNK if len(counts) <= _MANY * _CHUNK else _LARGE_CHUNK
+    padded = np.pad(counts, (0, -len(counts) % chunk)).reshape(-1, chunk)
+    keys = jax.random.split(key, len(padded))
+    noisy = [
+        add_noise(keys[i], jnp.asarray(x), calibration, mechanism.noise)
+        for i, x in enumerate(padded)
+    ]
+    return np.concatenate(noisy)[: len(counts)]
 
 
 def _named(

@@ -22,13 +22,8 @@ LOOSE = {"epsilon": 1e4, "delta": 0.4}
 def counts_of(column, at_most):
     """Keys and how many people have them."""
     _, words, known = _group_keys._entries(np.asarray(column))
-    found, counts = _group_keys._sorted_counts(
-        jnp.asarray(words), jnp.asarray(known), at_most=at_most
-    )
-    kept = np.asarray(counts) > 0
-    keys, of_keys = _group_keys._named(
-        np.asarray(found)[kept], None, words, np.asarray(counts)[kept]
-    )
+    found, counts = _group_keys._sorted_counts(words, known, at_most=at_most)
+    keys, of_keys = _group_keys._named(found[counts > 0], None, words, counts[counts > 0])
     return dict(zip(keys, of_keys.tolist(), strict=True))
 
 
@@ -126,6 +121,28 @@ def test_the_threshold_covers_the_noise_that_is_drawn():
         both = 1 + math.exp(-1 / scale)
         assert math.exp(-m / scale) / both <= delta / 2
         assert math.exp(-(m - 1 - 1e-4 * m) / scale) / both > delta / 2
+
+
+@pytest.mark.parametrize("most", [2, 0], ids=["small chunks", "large chunks"])
+def test_the_noise_of_chunks_is_independent_and_of_the_scale_of_all_counts(most, monkeypatch):
+    """The scale within 5%: false alarms below 1e-9. A scale for a chunk alone is told apart."""
+    monkeypatch.setattr(_group_keys, "_CHUNK", 2**7)
+    monkeypatch.setattr(_group_keys, "_LARGE_CHUNK", 2**9)
+    monkeypatch.setattr(_group_keys, "_MANY", most * 2**7)
+    counts, scales = np.arange(2**14 + 5, dtype=np.int32), []
+
+    def add_noise(key, value, calibration, noise):
+        scales.append((len(value), int(calibration.coordinates)))
+        return kept(key, value, calibration, noise)
+
+    kept = _group_keys.add_noise
+    monkeypatch.setattr(_group_keys, "add_noise", add_noise)
+    noise = _group_keys._noisy(KEY, counts, dpjax.discrete_laplace(2.0, 0.1)) - counts
+    assert noise.shape == counts.shape
+    assert {*scales} == {(2**7 if most else 2**9, len(counts))}
+    assert abs(np.abs(noise).mean() / 20 - 1) < 0.05
+    parts = noise[: 2**14].reshape(-1, 2**7)
+    assert len(np.unique(parts, axis=0)) == len(parts)  # No two chunks have the same noise.
 
 
 @both_relations
