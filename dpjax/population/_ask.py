@@ -15,7 +15,13 @@ from dpjax.population._latents import Latents
 from dpjax.population._laws import OneOrSeveral
 from dpjax.population._model import Model, NumberOfRecords
 from dpjax.population._posterior import Posterior
-from dpjax.population._tempered import ISLANDS, effective_size, tempered, weights_of
+from dpjax.population._tempered import (
+    ISLANDS,
+    effective_size,
+    runs_that_count,
+    tempered,
+    weights_of,
+)
 from dpjax.population._world import World
 from dpjax.random._keys import sampling_key
 
@@ -144,6 +150,21 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
     theta = Draws(jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), found.theta))
     weights = weights_of(found)
     size = effective_size(theta.columns, weights)
+    _check_runs(runs_that_count(weights), len(weights))
     posterior = Posterior.of(theta, weights, size, is_tempered=True)
     world.check_explained(float(np.max(found.log_density)))
     return posterior
+
+
+def _check_runs(agreeing: float, draws: int) -> None:
+    """Refuses runs that disagree on how probable the release is: their draws did not reach it.
+
+    Such draws may lie together far from the posterior, and then the differences of their averages
+    say nothing. None agree if no draw could have given the release, which has its own error.
+    """
+    if 0 < agreeing < ISLANDS / 2:
+        raise ValueError(
+            f"draws must be more than {draws:,}: {ISLANDS} independent runs disagree on how likely"
+            f" the release is, so {agreeing:.1f} of them have nearly all weight. Ask for several"
+            " times as many draws, or give fewer released numbers at once"
+        )

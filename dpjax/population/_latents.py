@@ -120,6 +120,12 @@ class Latents:
         """The number of normal numbers."""
         return sum(math.prod(spec.shape) for spec in self.specs)
 
+    @property
+    def places(self) -> jax.Array:
+        """For each normal number, the place of the draw in the program that it belongs to."""
+        sizes = [math.prod(spec.shape) for spec in self.specs]
+        return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
+
     def evaluate_flat(self, normal: jax.Array) -> PyTree:
         """The outputs, as a function of all normal numbers in one vector."""
         parts, start = list[jax.Array](), 0

@@ -91,7 +91,12 @@ def along_a_path(
 
 
 def on_an_ellipse(
-    density: Density, power: jax.Array, normal: jax.Array, particle: jax.Array, log: jax.Array
+    density: Density,
+    power: jax.Array,
+    moves: jax.Array,
+    normal: jax.Array,
+    particle: jax.Array,
+    log: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """A step of elliptical slice sampling, which needs no derivative.
 
@@ -101,6 +106,8 @@ def on_an_ellipse(
     Args:
         density: the log density at power 1.
         power: the power of the density.
+        moves: for each number of the particle, whether it moves. Given the others, the numbers that
+            move are independent and normal, so any fixed choice leaves the law unchanged.
         normal: standard normal numbers: one for each number of the particle, and `RANDOM` more.
         particle: a vector of normal numbers.
         log: the log density of the particle.
@@ -112,7 +119,7 @@ def on_an_ellipse(
     level = power * log + jnp.log(uniform[0])
 
     def point_at(angle: jax.Array) -> jax.Array:
-        return particle * jnp.cos(angle) + other * jnp.sin(angle)
+        return jnp.where(moves, particle * jnp.cos(angle) + other * jnp.sin(angle), particle)
 
     def is_left(found: Any) -> jax.Array:
         tries, _, _, _, log = found
@@ -200,7 +207,7 @@ def tempered(
         zero = jnp.zeros((), log.dtype)
         state = lax.while_loop(
             lambda state: state.power < 1,
-            functools.partial(_risen, density),
+            functools.partial(_risen, density, latents.places),
             _State(key_run, zero, normal, log, zero, jnp.asarray(0.5, log.dtype)),
         )
         theta = jax.vmap(lambda row: latents.evaluate_flat(row)["theta"])(state.particles)
@@ -209,8 +216,11 @@ def tempered(
     return jax.jit(lambda keys: lax.map(island, keys))(jax.random.split(key, ISLANDS))
 
 
-def _risen(density: Density, state: _State) -> _State:
-    """One step: raises the power, resamples the particles, and moves them."""
+def _risen(density: Density, places: jax.Array, state: _State) -> _State:
+    """One step: raises the power, resamples the particles, and moves them.
+
+    `places` has the place of a draw for every number of a particle, as `Latents.places`.
+    """
     key, key_choose, key_move = jax.random.split(state.key, 3)
     power = state.power + _rise(state.log_density, state.power)
     power = jnp.where(power > 1 - 1e-6, 1.0, power)
@@ -218,23 +228,24 @@ def _risen(density: Density, state: _State) -> _State:
     peak = jnp.max(logs)
     weights = jnp.exp(logs - peak)
     evidence = state.log_evidence + peak + jnp.log(jnp.mean(weights))
-    places = _resampled(key_choose, weights)
+    chosen = _resampled(key_choose, weights)
     count, size = state.particles.shape
 
     def moved(i: jax.Array, found: Any) -> Any:
         particles, log, step = found
-        # One draw is used for both moves, because each call of the generator is compiled
-        # separately.
-        shape = 2, count, size + RANDOM
+        # One draw is used for all moves, because each call of the generator is compiled separately.
+        shape = 3, count, size + RANDOM
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
         particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
-        ellipse = functools.partial(on_an_ellipse, density, power)
-        particles, log = jax.vmap(ellipse)(normal[1], particles, log)
+        # Parameters that many records depend on hardly move while all records move with them.
+        for j, moves in enumerate((places >= 0, places == i % (places[-1] + 1))):
+            ellipse = functools.partial(on_an_ellipse, density, power, moves)
+            particles, log = jax.vmap(ellipse)(normal[1 + j], particles, log)
         step = step * jnp.exp(jnp.mean(accepted) - _ACCEPTED)
         return particles, log, jnp.clip(step, 1e-4, 1.0)
 
-    start = state.particles[places], state.log_density[places], state.step
+    start = state.particles[chosen], state.log_density[chosen], state.step
     moves = jnp.where(power < 1, _MOVES, _LAST_MOVES)
     particles, log, step = lax.fori_loop(0, moves, moved, start)
     return _State(key, power, particles, log, evidence, step)
@@ -275,22 +286,32 @@ def weights_of(islands: Islands) -> np.ndarray:
     return weights / max(weights.sum(), np.finfo(float).tiny)
 
 
+def runs_that_count(weights: np.ndarray) -> float:
+    """How many islands carry the weight, by Kish's formula: from 1 to all of them, 0 if none."""
+    shares = weights.reshape(ISLANDS, -1).sum(axis=1)
+    return float(shares.sum() ** 2 / max((shares**2).sum(), np.finfo(float).tiny))
+
+
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
     """The number of independent draws that would estimate averages as well as the islands do.
 
-    The islands are independent, so the differences of their averages show the error. For each
-    column two averages are used: of its numbers, and of their distances from the mean. The worst
-    average determines the size, so the size is rather too small than too large.
+    The islands are independent, so the differences of their averages show the error, by the
+    jackknife: it leaves out one island at a time. If one island has nearly all of the weight, its
+    average is nearly that of all draws, so its own difference shows nothing. For each column two
+    averages are used: of its numbers, and of their distances from the mean. The worst average
+    determines the size, so the size is rather too small than too large.
     """
     if not weights.sum() > 0:
         return 0.0
     found = [float(len(weights))]
+    shares = weights.reshape(ISLANDS, -1).sum(axis=1)
     for column in columns:
         numbers = np.asarray(column, np.float64)
         for each in (numbers, np.abs(numbers - numbers @ weights)):
             away = each - each @ weights
-            errors = (weights * away).reshape(ISLANDS, -1).sum(axis=1)
-            error = (errors**2).sum() * ISLANDS / (ISLANDS - 1)
+            moved = (weights * away).reshape(ISLANDS, -1).sum(axis=1)
+            without = moved / np.maximum(1 - shares, np.finfo(float).eps)
+            error = (without**2).sum() * (ISLANDS - 1) / ISLANDS
             if error > 0:
                 found.append(float(away**2 @ weights / error))
     return min(found)

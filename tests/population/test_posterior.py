@@ -122,6 +122,19 @@ def test_equal_draws_for_other_libraries_have_the_weighted_averages(bank, keys):
     assert abs(neighbors) < 4.5 / np.sqrt(4000)
 
 
+@pytest.mark.slow
+def test_arviz_summarizes_the_draws(bank, keys):
+    """Its mean and spread are the posterior's, up to the error that it states itself."""
+    arviz = pytest.importorskip("arviz")
+    posterior = bank.posterior(np.int32(11)).predict(lambda x: {"pair": x * jnp.array([1.0, 2.0])})
+    data = arviz.convert_to_inference_data(posterior.to_xarray(keys(5), draws=4000))
+    found = arviz.summary(data, hdi_prob=0.95, round_to=None)
+    assert list(found.index) == ["pair[0]", "pair[1]"]
+    error = 4.5 * found["mcse_mean"].to_numpy()
+    assert (np.abs(found["mean"].to_numpy() - posterior.mean["pair"]) < error).all()
+    assert found["ess_bulk"].min() > 3000
+
+
 def test_one_call_is_a_bank_and_its_posterior(bank, keys):
     release = Release(jnp.int32(11), PRIVATE.mechanism.guarantee)
     alone = dpjax.posterior(

@@ -7,15 +7,18 @@ import pytest
 from scipy import stats
 
 import dpjax
+from dpjax.population._ask import _check_runs
 from dpjax.population._latents import Latents
 from dpjax.population._tempered import (
     _LEAST,
     ISLANDS,
     Islands,
     effective_size,
+    runs_that_count,
     weights_of,
     with_slope,
 )
+from dpjax.population._world import World
 
 
 def draws_of_many_kinds(key):
@@ -77,6 +80,20 @@ def test_the_effective_size_is_that_of_independent_draws(keys):
     assert 300 < np.median(found) <= 1024
     apart = rng.normal(size=(ISLANDS, 64)) + rng.normal(size=(ISLANDS, 1))
     assert effective_size([apart.ravel()], weights) < 60
+
+
+def test_one_run_with_all_weight_does_not_look_exact():
+    """Its own average is the average of all draws; what the others say shows the error."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(ISLANDS, 64)) + 10.0 * (np.arange(ISLANDS) == 3)[:, None]
+    shares = np.where(np.arange(ISLANDS) == 3, 0.999, 0.001 / 15)
+    weights = np.repeat(shares / 64, 64)
+    assert effective_size([numbers.ravel()], weights) < 1
+    assert runs_that_count(weights) == pytest.approx(1, abs=0.01)
+    assert runs_that_count(np.full(ISLANDS * 64, 1 / (ISLANDS * 64))) == pytest.approx(ISLANDS)
+    with pytest.raises(ValueError, match="16 independent runs disagree"):
+        _check_runs(7.9, 1024)
+    _check_runs(8.1, 1024)
 
 
 def gaussian_means(dims, n, sd, epsilon):
@@ -154,6 +171,72 @@ def test_counts_without_derivatives_have_the_exact_posterior(keys):
             1.5 / found.effective_size
         )
     assert found.effective_size > 100
+
+
+FEW = jnp.array([0.2, 0.5, 0.8])
+
+
+def ones_or_failure(records):
+    ones = int(np.sum(records))
+    if ones > 6:
+        raise ValueError("too many")
+    return np.float32(ones)
+
+
+def ones_or_nan(records):
+    return jnp.where(jnp.sum(records) > 6, jnp.nan, jnp.sum(records).astype(float))
+
+
+def coins(key, share, n):
+    return (jax.random.uniform(key, (n,)) < share).astype(jnp.int32)
+
+
+def test_moved_populations_have_the_values_of_failures():
+    """Of 12 people, more than 6 say yes: NaN counts as 0, a failure as the value given for it."""
+    on_host = dpjax.targets.host(
+        ones_or_failure,
+        output=jax.ShapeDtypeStruct((), jnp.float32),
+        failure=jnp.float32(-5.0),
+        jobs=1,
+    )
+    noise = dpjax.laplace(1.0, epsilon=0.8)
+    privates = [dpjax.privatize(x, noise) for x in (ones_or_nan, on_host, jnp.sum)]
+    world = World.of(jax.random.key(0), privates, jax.random.uniform, coins, 12, None)
+    latents = Latents.of(world.simulated, jax.random.key(0))
+    rows = jax.random.normal(jax.random.key(1), (24, latents.size))
+    nan, host, ones = (np.asarray(x) for x in jax.vmap(latents.evaluate_flat)(rows)["values"])
+    assert (ones > 6).any()
+    np.testing.assert_array_equal(host, np.where(ones > 6, -5, ones))
+    replaced = jnp.asarray(np.where(ones > 6, 0, ones).astype(np.float32))
+    density = jax.vmap(lambda value: noise.log_prob(jnp.float32(0), value))
+    np.testing.assert_array_equal(density(jnp.asarray(nan)), density(replaced))
+
+
+@pytest.mark.slow
+def test_nan_is_tempered_as_what_is_released_instead(keys):
+    """More than 6 of 12 people are the likeliest explanation of 0."""
+    found = dpjax.posterior(
+        keys(1),
+        jnp.float32(0.0),
+        dpjax.privatize(ones_or_nan, dpjax.laplace(1.0, epsilon=0.8)),
+        prior=lambda key: jax.random.choice(key, FEW),
+        model=coins,
+        n=12,
+        draws=1024,
+        method="tempered",
+    )
+    counts = np.arange(13)
+    likelihood = stats.binom.pmf(counts[None], 12, np.array(FEW)[:, None])
+
+    def shares(values):
+        given = likelihood @ np.exp(-0.8 * np.abs(values))
+        return given / given.sum()
+
+    theta = np.asarray(found.theta)
+    ours = np.array([found.weights[theta == x].sum() for x in FEW])
+    error = 4.5 * 0.5 * np.sqrt(1.5 / found.effective_size)
+    assert np.abs(ours - shares(np.where(counts > 6, 0, counts))).max() < error
+    assert np.abs(ours - shares(counts)).max() > error
 
 
 def on_the_host(normal):
