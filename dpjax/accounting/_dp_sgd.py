@@ -132,7 +132,7 @@ def dp_sgd(
         ... )
         (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
-    run = _Run(sampling, steps, delta, dims, relation, method).checked()
+    run = DpSgdRun(sampling, steps, delta, dims, relation, method).checked()
     check_privacy_unit(privacy_unit)
     z = _positive("noise_multiplier", noise_multiplier)
     epsilon = run.epsilon(z)
@@ -196,7 +196,7 @@ def dp_sgd_risk(
         >>> round(found.advantage, 3), round(found.reconstruction_bound(0.01), 3)
         (0.145, 0.027)
     """
-    run = _Run(sampling, steps, 0.5, dims, relation, "pld").checked()
+    run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld").checked()
     return run.risk(_positive("noise_multiplier", noise_multiplier))
 
 
@@ -263,7 +263,7 @@ def dp_sgd_noise_multiplier(
         raise ValueError(
             f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
         )
-    run = _Run(sampling, steps, delta, dims, relation, method).checked()
+    run = DpSgdRun(sampling, steps, delta, dims, relation, method).checked()
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
@@ -297,7 +297,7 @@ def _noise_for_advantage(
     dims: int,
     relation: NeighboringRelation | None,
 ) -> float:
-    run = _Run(sampling, steps, 0.5, dims, relation, "pld").checked()
+    run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld").checked()
     target = _checks.fraction("advantage", advantage)
     _checks.host_only("advantage", target, "a concrete number")
     if run.risk(_MOST_NOISE).advantage > target:
@@ -319,7 +319,7 @@ class _Drawn(NamedTuple):
     capacity: int
 
 
-class _Run(NamedTuple):
+class DpSgdRun(NamedTuple):
     """The parameters of a run of DP-SGD, without the noise multiplier."""
 
     sampling: Sampling
@@ -331,7 +331,7 @@ class _Run(NamedTuple):
     # A record may be in one of this many consecutive batches.
     groups: int = 1
 
-    def checked(self) -> "_Run":
+    def checked(self) -> "DpSgdRun":
         """Checks the parameters, and fills in the relation if it is None."""
         relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", self.method, get_args(AccountingMethod))
@@ -359,7 +359,7 @@ class _Run(NamedTuple):
                 " poisson_sampling, or replace-one"
             )
         drawn = _Drawn(sampling.kind, sampling.n, sampling.rate, sampling.capacity)
-        return _Run(drawn, steps, delta, dims, relation, self.method, groups)
+        return DpSgdRun(drawn, steps, delta, dims, relation, self.method, groups)
 
     @property
     def replaced(self) -> bool:

@@ -1,5 +1,6 @@
 """Epsilon of composed steps of DP-SGD by the Renyi divergences of dp-accounting."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from dpjax.accounting._dp_sgd import Sampling
 
 # Orders of Renyi divergences, densest where most runs have their best order.
-_ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
+ORDERS = (*(1 + i / 10 for i in range(1, 100)), *range(11, 65), 80, 96, 128, 192, 256)
 _OUTWARD = 1 + 1e-9
 # Below this noise multiplier, divergences under replace-one are bounded in closed form.
 _LEAST_INTEGRATED = 0.25
@@ -28,6 +29,26 @@ def epsilons_by_renyi(
 ) -> Callable[[float], float]:
     """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
 
+    The arguments are those of `composed_divergences`.
+    """
+    return functools.partial(
+        epsilon_by_renyi, composed_divergences(sampling, z, steps, replaced)
+    )
+
+
+def epsilon_by_renyi(divergences: np.ndarray, delta: float) -> float:
+    """The epsilon at a delta, from divergences of `ORDERS`."""
+    accounting = _checks.extra("dp_accounting", "accounting")
+    found, _ = accounting.rdp.compute_epsilon(np.array(ORDERS), divergences, delta)
+    return max(0.0, float(found))
+
+
+@left_out_orders_hidden()
+def composed_divergences(
+    sampling: "Sampling", z: float, steps: int, replaced: bool
+) -> np.ndarray:
+    """The Renyi divergences of `ORDERS`, of composed Gaussian mechanisms on sampled batches.
+
     Args:
         sampling: how batches are drawn.
         z: the noise multiplier.
@@ -36,30 +57,25 @@ def epsilons_by_renyi(
     """
     accounting = _checks.extra("dp_accounting", "accounting")
     relations = accounting.NeighboringRelation
-    orders = np.array(_ORDERS)
+    orders = np.array(ORDERS)
     if sampling.rate == 1:
         divergences = orders / (2 * z**2) * (4 if replaced else 1)
     elif sampling.kind == "fixed":
         # The accountant assumes a sensitivity of 1, but replacing a record changes the sum by 2.
         one = accounting.GaussianDpEvent(min(z, _MOST_WITHOUT_REPLACEMENT) / 2)
         event = accounting.SampledWithoutReplacementDpEvent(sampling.n, sampling.capacity, one)
-        accountant = accounting.rdp.RdpAccountant(_ORDERS, relations.REPLACE_ONE)
+        accountant = accounting.rdp.RdpAccountant(ORDERS, relations.REPLACE_ONE)
         divergences = accountant.compose(event).rdp
     elif replaced:
-        divergences = np.array([_renyi_of_replacing(x, sampling.rate, z) for x in _ORDERS])
+        divergences = np.array([_renyi_of_replacing(x, sampling.rate, z) for x in ORDERS])
     else:
         event = accounting.PoissonSampledDpEvent(sampling.rate, accounting.GaussianDpEvent(z))
-        divergences = accounting.rdp.RdpAccountant(_ORDERS).compose(event).rdp
+        divergences = accounting.rdp.RdpAccountant(ORDERS).compose(event).rdp
     # dp-accounting computes a divergence as the logarithm of a number near 1. So at low rates, its
     # rounding error may be larger than the divergence, and the result may be negative. The measured
     # error at all orders is below 1e-13 times the rate.
     divergences = np.maximum(divergences, 0) + 1e-13 * sampling.rate
-    composed = divergences * (steps * _OUTWARD)
-
-    def epsilon_at(delta: float) -> float:
-        return max(0.0, float(accounting.rdp.compute_epsilon(orders, composed, delta)[0]))
-
-    return epsilon_at
+    return divergences * (steps * _OUTWARD)
 
 
 def _renyi_of_replacing(order: float, rate: float, z: float) -> float:

@@ -293,7 +293,7 @@ def test_what_one_step_needs_is_not_above_the_truth(rate, z, kind, relation):
 def test_the_search_takes_few_steps():
     """About ten accounts at wide intervals and three at narrow ones; it took 28."""
     for asked, batches in ((1.0, sampling(0.2)), (0.01, sampling(1.0)), (8.0, sampling(0.01))):
-        counts, run = [], _dp_sgd._Run(batches, 10, 1e-5, 1, ADD, "pld").checked()
+        counts, run = [], _dp_sgd.DpSgdRun(batches, 10, 1e-5, 1, ADD, "pld").checked()
 
         def promised(z, run=run, counts=counts):
             counts.append(z)

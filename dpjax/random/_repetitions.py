@@ -1,0 +1,172 @@
+"""How often a tuning runs: random integers from random bits, with exact probabilities.
+
+Every decision is a coin with a rational probability: random bits are compared with the binary digits
+of the probability, until a bit differs. So all probabilities are exact, and no float is involved.
+docs/proofs/tuning.md has the proof.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from dpjax._core._types import Key
+from dpjax.random._chacha20 import bits_of_child_on_host
+
+Coin: TypeAlias = Callable[[Fraction], bool]
+"""Is true with exactly the given probability."""
+
+_OUTWARD = 1 + 1e-9
+# gamma is a multiple of 2^-32, and the mean of a Poisson distribution a multiple of 2^-16.
+_GAMMA_BITS, _MEAN_BITS = 32, 16
+_LEAST_GAMMA = 1e-4  # A draw makes at most a few times 1 / gamma attempts.
+
+
+class Coins:
+    """Independent coins of one key, which take two random bits on average."""
+
+    def __init__(self, key: Key) -> None:
+        self._key_data, self._blocks = np.asarray(jax.random.key_data(key)), 0
+        self._bits = iter(())
+
+    def __call__(self, probability: Fraction) -> bool:
+        """Whether a uniform number is below the probability, from the first digits that differ."""
+        rest, whole = probability.numerator, probability.denominator
+        if rest >= whole:
+            return True
+        while rest:
+            rest *= 2
+            digit = rest >= whole
+            rest -= whole if digit else 0
+            if (bit := self.bit()) != digit:
+                return bit < digit
+        return False  # All further digits of the probability are 0.
+
+    def bit(self) -> int:
+        """One random bit."""
+        for bit in self._bits:
+            return bit
+        words = bits_of_child_on_host(self._key_data, self._blocks)
+        self._blocks += 1
+        self._bits = iter(np.unpackbits(words.astype("<u4").view(np.uint8)).tolist())
+        return next(self._bits)
+
+    def below(self, count: int) -> int:
+        """A uniform integer from 0 to `count` - 1."""
+        while True:
+            drawn = 0
+            for _ in range((count - 1).bit_length()):
+                drawn = 2 * drawn + self.bit()
+            if drawn < count:
+                return drawn
+
+
+@dataclasses.dataclass(frozen=True)
+class Repetitions:
+    """The distribution of the number of runs K; made by `repetitions`.
+
+    Attributes:
+        shape: eta of the truncated negative binomial distribution, in (-1, 1]: 1 is the geometric
+            distribution, 0 the logarithmic one. None for a Poisson distribution.
+        gamma: the truncated negative binomial distribution has probabilities proportional to
+            (1 - gamma)^k (1 + eta)(2 + eta)...(k - 1 + eta) / k!, for k = 1, 2, ...
+        poisson_mean: the mean of a Poisson distribution.
+    """
+
+    shape: Fraction | None
+    gamma: Fraction = Fraction(1)
+    poisson_mean: Fraction = Fraction(0)
+
+    @property
+    def mean(self) -> float:
+        """The expected number of runs, rounded up."""
+        if self.shape is None:
+            return float(self.poisson_mean) * _OUTWARD
+        return _mean(float(self.shape), float(self.gamma)) * _OUTWARD
+
+    def tail(self, count: int) -> float:
+        """A bound on the probability of more than `count` runs, rounded up."""
+        if self.shape is None:
+            # Chernoff's bound.
+            mean = float(self.poisson_mean)
+            if count <= mean:
+                return 1.0
+            return math.exp(count - mean - count * math.log(count / mean)) * _OUTWARD
+        # The ratio to a geometric distribution falls with k, as eta is at most 1.
+        return math.exp(count * math.log1p(-float(self.gamma))) * _OUTWARD
+
+    def draw(self, key: Key) -> int:
+        """The number of runs of a key."""
+        coin = Coins(key)
+        if self.shape is not None:
+            return _accepted(self.attempt, coin)
+        return sum(_accepted(self.attempt, coin) for _ in range(self.pieces))
+
+    @property
+    def pieces(self) -> int:
+        """How many independent Poisson numbers of a mean of at most 1/2 are added up."""
+        return math.ceil(2 * self.poisson_mean)
+
+    def attempt(self, coin: Coin) -> int | None:
+        """One attempt at a number: a negative binomial one, or a piece of a Poisson one.
+
+        Given that it does not return None, it has the right distribution.
+        """
+        if self.shape is None:
+            twice, count = 2 * self.poisson_mean / self.pieces, 0
+            while coin(Fraction(1, 2)):
+                count += 1
+                if not coin(twice / count):
+                    return None
+            return count
+        count = 1
+        while self.gamma < 1 and coin(1 - self.gamma):
+            if not coin((count + self.shape) / (count + 1)):
+                return None
+            count += 1
+        return count
+
+
+def repetitions(runs: float, shape: float) -> Repetitions:
+    """The distribution with a mean near `runs`.
+
+    Args:
+        runs: above 1.
+        shape: in (-1, 1], or infinity for a Poisson distribution.
+    """
+    if math.isinf(shape):
+        return Repetitions(None, poisson_mean=_rounded(runs, _MEAN_BITS))
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean(shape, middle) > runs else (low, middle)
+    if high < _LEAST_GAMMA:
+        raise ValueError(
+            f"runs must be smaller for shape={shape:g}, whose distribution has a long tail, got"
+            f" {runs:g}: choose a larger shape"
+        )
+    return Repetitions(Fraction(shape), _rounded(high, _GAMMA_BITS))
+
+
+def _rounded(number: float, bits: int) -> Fraction:
+    return Fraction(max(1, round(Fraction(number) * 2**bits)), 2**bits)
+
+
+def _mean(shape: float, gamma: float) -> float:
+    """The mean of a truncated negative binomial distribution."""
+    if gamma in (0, 1):
+        return math.inf if gamma == 0 else 1.0
+    log_gamma = math.log(gamma)
+    exponent = shape * log_gamma
+    of_power = math.expm1(exponent) / exponent if exponent else 1.0
+    return (gamma - 1) / (gamma * of_power * log_gamma)
+
+
+def _accepted(attempt: Callable[[Coin], int | None], coin: Coin) -> int:
+    while (found := attempt(coin)) is None:
+        pass
+    return found
