@@ -104,6 +104,20 @@ class Drawing(NamedTuple):
         return cls(mechanism, sum(leaf.size for leaf in value.leaves))
 
 
+class Training(NamedTuple):
+    """A release that is a whole training by DP-SGD.
+
+    Attributes:
+        run: the steps, as `accounting` describes them.
+        noise_multiplier: of every step.
+        parameters: shapes and dtypes of the result.
+    """
+
+    run: Any
+    noise_multiplier: float
+    parameters: PyTree
+
+
 class Payment(NamedTuple):
     """The information that open ledgers receive about a release before its noise is drawn.
 
@@ -115,6 +129,8 @@ class Payment(NamedTuple):
             name.
         drawing: the draw, which may cost less than the guarantee; None if the release is not a
             single draw.
+        training: the steps of a training, whose best of several runs costs less than the guarantee
+            implies; None if the release is no training.
     """
 
     key: Key | None
@@ -122,6 +138,7 @@ class Payment(NamedTuple):
     what: str
     request: Request | None = None
     drawing: Drawing | None = None
+    training: Training | None = None
 
 
 class OpenLedger(abc.ABC):

@@ -11,6 +11,7 @@ from dpjax.accounting._dp_sgd import Sampling, dp_sgd, dp_sgd_noise_multiplier, 
 from dpjax.accounting._ledger import LedgerReport
 from dpjax.accounting._monte_carlo import SimulatedLosses, monte_carlo
 from dpjax.accounting._parallel import Part, Parts, parallel
+from dpjax.accounting._repeat_and_select import best_of_runs, dp_sgd_best_of_runs
 from dpjax.accounting._risk import risk
 from dpjax.accounting._share import Share
 
@@ -24,10 +25,12 @@ __all__ = [
     "Sampling",
     "Share",
     "SimulatedLosses",
+    "best_of_runs",
     "compose",
     "compose_at",
     "compose_events",
     "dp_sgd",
+    "dp_sgd_best_of_runs",
     "dp_sgd_noise_multiplier",
     "dp_sgd_risk",
     "group",

@@ -31,9 +31,7 @@ def epsilons_by_renyi(
 
     The arguments are those of `composed_divergences`.
     """
-    return functools.partial(
-        epsilon_by_renyi, composed_divergences(sampling, z, steps, replaced)
-    )
+    return functools.partial(epsilon_by_renyi, composed_divergences(sampling, z, steps, replaced))
 
 
 def epsilon_by_renyi(divergences: np.ndarray, delta: float) -> float:
@@ -44,9 +42,7 @@ def epsilon_by_renyi(divergences: np.ndarray, delta: float) -> float:
 
 
 @left_out_orders_hidden()
-def composed_divergences(
-    sampling: "Sampling", z: float, steps: int, replaced: bool
-) -> np.ndarray:
+def composed_divergences(sampling: "Sampling", z: float, steps: int, replaced: bool) -> np.ndarray:
     """The Renyi divergences of `ORDERS`, of composed Gaussian mechanisms on sampled batches.
 
     Args:

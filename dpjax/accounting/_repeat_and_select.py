@@ -45,9 +45,7 @@ class OneRun(NamedTuple):
     score_epsilon: float = 0.0
 
 
-def best_of_runs(
-    one_run: Guarantee, *, runs: float, shape: float = 1.0
-) -> Guarantee:
+def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guarantee:
     """The guarantee of the best of a random number of runs, from the guarantee of one run.
 
     The number of runs K is random, and only the best run is shown. Then the price hardly depends on
@@ -69,10 +67,10 @@ def best_of_runs(
 
     Formal guarantees:
         Let every run have the given guarantee, and let K be independent of the records. Then the
-        best run is (epsilon', delta')-DP, with delta' = E[K] delta. epsilon' is (2 + shape) epsilon,
-        or epsilon + E[K] tanh(epsilon / 2) for a Poisson distribution. The score may be any
-        function of the result of a run. docs/proofs/tuning.md has the proof. Numbers are rounded
-        up.
+        best run is (epsilon', delta')-DP, with delta' = E[K] delta. epsilon' is (2 + shape)
+        epsilon, or epsilon + E[K] tanh(epsilon / 2) for a Poisson distribution. The score may be
+        any function of the result of a run. docs/proofs/tuning.md has the proof. Numbers are
+        rounded up.
 
     Source:
         Liu and Talwar (2019), Theorem 3.2; Papernot and Steinke (2022), Theorem 2 and Section 3.
@@ -264,9 +262,7 @@ def divergences_of_pure(epsilon: float) -> np.ndarray:
     """The Renyi divergences of randomized response, which no epsilon-DP mechanism exceeds."""
     orders = np.array(ORDERS)
     kept, lied = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
-    moments = np.logaddexp(
-        orders * kept + (1 - orders) * lied, orders * lied + (1 - orders) * kept
-    )
+    moments = np.logaddexp(orders * kept + (1 - orders) * lied, orders * lied + (1 - orders) * kept)
     return np.clip(moments / (orders - 1) * _OUTWARD + 1e-12, 0, epsilon) if epsilon else 0 * orders
 
 
@@ -282,7 +278,9 @@ def divergences_of_best(divergences: np.ndarray, law: Repetitions) -> np.ndarray
         accounting = _checks.extra("dp_accounting", "accounting")
         limits = np.log1p(1 / (orders - 1))
         deltas = [
-            accounting.rdp.rdp_privacy_accountant.compute_delta(orders, divergences, limit / _OUTWARD)[0]
+            accounting.rdp.rdp_privacy_accountant.compute_delta(
+                orders, divergences, limit / _OUTWARD
+            )[0]
             for limit in limits
         ]
         best = divergences + law.mean * np.array(deltas) * _OUTWARD + of_mean

@@ -27,6 +27,7 @@ from dpjax.learning._strategies import (
     optimized_strategy,
     toeplitz_strategy,
 )
+from dpjax.learning._tune import Winner, tune
 from dpjax.learning._weighted_majority import (
     PrivateWeightedMajority,
     WeightedMajorityRun,
@@ -49,6 +50,7 @@ __all__ = [
     "PrivatizerState",
     "Strategy",
     "WeightedMajorityRun",
+    "Winner",
     "adaptive_noise",
     "adversarial_losses",
     "banded_strategy",
@@ -66,6 +68,7 @@ __all__ = [
     "private_weighted_majority",
     "regret_bound",
     "toeplitz_strategy",
+    "tune",
     "weighted_majority",
     "with_privatizer",
 ]

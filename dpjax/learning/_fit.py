@@ -17,7 +17,8 @@ import numpy as np
 
 from dpjax._core import _checks
 from dpjax._core._guarantee import RECORD
-from dpjax._core._open_ledgers import relation_or_inherited
+from dpjax._core._open_ledgers import Payment, relation_or_inherited
+from dpjax._core._open_ledgers import Training as Steps
 from dpjax._core._records import PaddedRecords, record_arrays
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
@@ -28,6 +29,7 @@ from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
 from dpjax.accounting._dp_sgd import (
+    DpSgdRun,
     dp_sgd,
     dp_sgd_noise_multiplier,
     least_capacity,
@@ -44,6 +46,7 @@ from dpjax.learning._gaussian_noise import (
     rounded_down,
 )
 from dpjax.learning._per_example import fixed_loss
+from dpjax.learning._runs import inside_a_run
 from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
 from dpjax.learning._strategies import Strategy
 from dpjax.learning._training_step import Numbers, Training, fixed_update
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     import optax
 
 
+@inside_a_run
 def fit(
     key: Key,
     loss: Callable[[PyTree, PyTree], PyTree],
@@ -264,7 +268,8 @@ def fit(
         found = guarantee(now.noise, sampling, delta=delta, relation=relation, privacy_unit=unit)
         return dataclasses.replace(found, notes=(*notes, *found.notes))
 
-    planned_guarantee = promised_by(now.with_counts(step=jnp.int32(steps)))
+    last = now.with_counts(step=jnp.int32(steps))
+    planned_guarantee = promised_by(last)
     run: Json = {}
     if checkpoint is not None:
         run = {
@@ -291,7 +296,11 @@ def fit(
             own = noise.init(parameters)
             assert isinstance(own, (NoiseState, CorrelatedNoiseState))
             if ledger is not None:
-                ledger.charge(planned_guarantee, key=key, what="training")
+                whole = DpSgdRun(
+                    sampling, steps, delta, last.counts.dims, relation, "pld"
+                ).checked()
+                steps_of_run = Steps(whole, float(last.counts.noise_multiplier), parameters)
+                ledger.record(Payment(key, planned_guarantee, "training", training=steps_of_run))
             now = now._replace(noise=own)
             # No other training uses the state's own key, so it can be split here.
             key_of_noise, of_batches = jax.random.split(now.counts.key)

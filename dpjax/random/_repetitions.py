@@ -1,7 +1,7 @@
 """How often a tuning runs: random integers from random bits, with exact probabilities.
 
-Every decision is a coin with a rational probability: random bits are compared with the binary digits
-of the probability, until a bit differs. So all probabilities are exact, and no float is involved.
+Every decision is a coin with a rational probability: random bits are compared with the binary
+digits of the probability, until a bit differs. So all probabilities are exact, without floats.
 docs/proofs/tuning.md has the proof.
 """
 
@@ -99,12 +99,10 @@ class Repetitions:
         # The ratio to a geometric distribution falls with k, as eta is at most 1.
         return math.exp(count * math.log1p(-float(self.gamma))) * _OUTWARD
 
-    def draw(self, key: Key) -> int:
-        """The number of runs of a key."""
-        coin = Coins(key)
-        if self.shape is not None:
-            return _accepted(self.attempt, coin)
-        return sum(_accepted(self.attempt, coin) for _ in range(self.pieces))
+    def draw(self, coin: Coin) -> int:
+        """The number of runs, from independent coins."""
+        pieces = 1 if self.shape is not None else self.pieces
+        return sum(_accepted(self.attempt, coin) for _ in range(pieces))
 
     @property
     def pieces(self) -> int:

@@ -1,9 +1,11 @@
 """The transaction of a release: open ledgers record it and pay for it before noise is drawn."""
 
+import contextlib
+import contextvars
 import dataclasses
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -113,12 +115,29 @@ def tell_of_training(key: Key) -> None:
     if ledgers := told():
         refuse_traced(key)
         for one in ledgers:
-            one.record(Payment(key, Guarantee(math.inf, 1.0), "training"))
+            if not isinstance(one, Account):  # A budget here has been paid from: see below.
+                one.record(Payment(key, Guarantee(math.inf, 1.0), "training"))
+
+
+_STEPS_ARE_PAID: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "steps are paid for", default=False
+)
+
+
+@contextlib.contextmanager
+def paid_steps() -> Generator[None]:
+    """For a training whose steps the budget around it has paid for, or refuses before the first."""
+    token = _STEPS_ARE_PAID.set(True)
+    try:
+        with untold_programs():
+            yield
+    finally:
+        _STEPS_ARE_PAID.reset(token)
 
 
 def refuse_unpaid_steps() -> None:
     """Refuses a training step inside of `with ledger`, because its total cost is unknown."""
-    if any(isinstance(one, Account) for one in told()):
+    if not _STEPS_ARE_PAID.get() and any(isinstance(one, Account) for one in told()):
         raise ValueError(
             "a training run pays for all of its steps at once: call ledger.charge with the"
             " guarantee of all steps, for example by accounting.dp_sgd, and train outside of"

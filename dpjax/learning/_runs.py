@@ -1,0 +1,139 @@
+"""One run of a tuning: it trains or releases once, as its price says, and shows nothing else."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from dpjax._core._open_ledgers import Account, Payment, Request, told
+from dpjax._core._values import Guarantee, NeighboringRelation, Release
+from dpjax.accounting._composition import compose, under
+from dpjax.accounting._repeat_and_select import OneRun
+from dpjax.release._transaction import paid_steps
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Arguments of `fit` that would show a run, or how many runs there are.
+_OF_ONE_TRAINING = ("ledger", "evaluate", "checkpoint", "progress")
+
+
+class Price(NamedTuple):
+    """The price of one run, and the shapes of its result if it is a training.
+
+    Attributes:
+        one: the privacy of the run, with its score.
+        parameters: the shapes of the trained parameters; None if the run is no training.
+    """
+
+    one: OneRun
+    parameters: Any
+
+
+class Priced(BaseException):
+    """Ends a call of `fit_one` at its first payment, before anything is computed.
+
+    It is no `Exception`, so that `except Exception` does not catch it.
+    """
+
+    def __init__(self, price: Price) -> None:
+        self.price = price
+
+
+class RunAccount(Account):
+    """Pays for the releases of one run, from a price that the tuning has paid already.
+
+    Without a price, it ends the run at its first payment, and reports the price of this payment.
+    """
+
+    def __init__(
+        self, relation: NeighboringRelation, score_epsilon: float, price: Price | None = None
+    ) -> None:
+        self._relation, self._score_epsilon, self._price = relation, score_epsilon, price
+        self.payments = 0
+
+    @property
+    def relation(self) -> NeighboringRelation:
+        """The relation of the tuning."""
+        return self._relation
+
+    def record(self, release: Payment) -> None:
+        """Counts a payment, or refuses one that the price does not cover."""
+        found = _price_of(release, self._relation, self._score_epsilon)
+        if self._price is None:
+            raise Priced(found)
+        if self.payments == 0:
+            _refuse_dearer(found.one, self._price.one, release.what)
+        elif self.payments == 1 and self._score_epsilon:
+            _refuse_dearer_score(found.one.guarantee, self._score_epsilon, release.what)
+        else:
+            raise ValueError(
+                f"fit_one must make {'two releases' if self._score_epsilon else 'one release'}, as"
+                f" its price says, got one more: {release.what} with {release.guarantee}"
+            )
+        self.payments += 1
+
+    def released(self, request: Request) -> Release | None:
+        """None: every run is new."""
+        del request
+        return None
+
+    def keep(self, request: Request, release: Release) -> Release:
+        """The release itself: a run is not stored."""
+        del request
+        return release
+
+
+def _price_of(release: Payment, relation: NeighboringRelation, score_epsilon: float) -> Price:
+    promised = under(compose(release.guarantee), relation)
+    if promised.gamma or promised.confidence != 1 or promised.group_size != 1:
+        raise ValueError(
+            "fit_one must make releases with gamma=0, confidence=1 and group_size=1, got"
+            f" {release.what} with {release.guarantee}"
+        )
+    if (training := release.training) is None:
+        return Price(OneRun(promised, None, score_epsilon), None)
+    made = training.run, training.noise_multiplier
+    return Price(OneRun(promised, made, score_epsilon), training.parameters)
+
+
+def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
+    now, before = found.guarantee, paid.guarantee
+    covered = now.epsilon <= before.epsilon and now.delta <= before.delta
+    covered &= now.privacy_unit == before.privacy_unit
+    if not covered or found.training != paid.training:
+        raise ValueError(
+            f"fit_one must make the same release for a candidate each time, got {what} with {now},"
+            f" and before {before}: let noise, steps and batches depend on the candidate alone"
+        )
+
+
+def _refuse_dearer_score(promised: Guarantee, epsilon: float, what: str) -> None:
+    if promised.delta or promised.epsilon > epsilon:
+        raise ValueError(
+            f"the score must be released with an epsilon of at most score_epsilon={epsilon:g} and"
+            f" delta 0, such as by dpjax.laplace, got {what} with {promised}"
+        )
+
+
+def run_account() -> RunAccount | None:
+    """The account of the run of a tuning that executes this code, if any."""
+    return next((one for one in told() if isinstance(one, RunAccount)), None)
+
+
+def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
+    """Lets the account of a run pay for the training, and refuses arguments that would show it."""
+
+    @functools.wraps(fit)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        account = run_account()
+        if account is None:
+            return fit(*args, **kwargs)
+        if shown := [name for name in _OF_ONE_TRAINING if kwargs.get(name)]:
+            raise ValueError(
+                f"{shown[0]} must be left out of a training inside of learning.tune, which shows"
+                " only the best run: give ledger and checkpoint to tune"
+            )
+        with paid_steps():
+            return fit(*args, **{**kwargs, "ledger": account})
+
+    return call

@@ -1,0 +1,211 @@
+"""Tuning: one price for a secret number of runs, paid before, and only the winner is shown."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import learning
+from dpjax.random._repetitions import Coins, repetitions
+
+ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+N, DELTA, SEED = 64, 1e-5, 2  # A key with three runs of about four.
+SETTINGS = {
+    "database": jnp.eye(N)[:, :4],
+    "epochs": 1,
+    "batch_size": 32,
+    "clip_norm": 1.0,
+    "noise_multiplier": 4.0,
+    "delta": DELTA,
+}
+
+
+def loss(w, x):
+    return jnp.dot(w, x)
+
+
+def trained(key, rate, **settings):
+    given = {**SETTINGS, "optimizer": optax.sgd(rate), **settings}
+    return learning.fit(key, loss, jnp.zeros(4), **given)
+
+
+def public_score(w):
+    return -float(jnp.abs(w).sum())
+
+
+def tuned(key, fit_one=trained, candidates=(0.1, 1.0), **settings):
+    given = {"runs": 4, "delta": DELTA, "public_score": public_score, **settings}
+    return learning.tune(key, fit_one, candidates, **given)
+
+
+def ledger_at(path, epsilon=10.0):
+    return dpjax.Ledger(path / "ledger", epsilon=epsilon, delta="1e-3", relation=ADD)
+
+
+def test_only_the_best_run_is_shown_and_all_are_paid_once_before_the_first(keys, tmp_path):
+    """The ledger has one entry, which says nothing about the number of runs."""
+    ledger, seen = ledger_at(tmp_path), []
+
+    def fit_one(key, rate):
+        release = trained(key, rate)
+        seen.append((len(ledger.history()), rate, public_score(release.value)))
+        return release
+
+    release = tuned(keys(1), fit_one, ledger=ledger)
+    assert len(seen) > 1
+    assert {paid for paid, _, _ in seen} == {1}
+    assert len(ledger.history()) == 1
+    assert ledger.history()[0]["what"] == "tuning"
+    assert release.value.score == np.float32(max(score for _, _, score in seen))
+    best = max(seen, key=lambda run: run[2])
+    assert (0.1, 1.0)[release.value.candidate] == best[1]
+    assert public_score(release.value.value) == pytest.approx(release.value.score)
+    sampling = learning.poisson_sampling(N, batch_size=32, capacity=N)
+    price = functools.partial(
+        dpjax.accounting.dp_sgd_best_of_runs, sampling, noise_multiplier=4.0, delta=DELTA, dims=4
+    )
+    expected = price(steps=2, runs=4)
+    assert 1 <= float(release.guarantee.epsilon / expected.epsilon) < 1 + 1e-3
+    assert release.guarantee.notes[-2:] == (*expected.notes[-1:], "seeded key")
+    assert float(ledger.spent.epsilon) == pytest.approx(float(release.guarantee.epsilon), rel=1e-9)
+
+
+def test_an_interrupted_run_counts_once_and_the_number_of_runs_stays(keys, tmp_path):
+    """Under a seeded key, a repeated run draws the same candidate and the same noise."""
+    runs, path, ledger = [], tmp_path / "tuning", ledger_at(tmp_path)
+
+    def fit_one(key, rate):
+        release = trained(key, rate)
+        runs.append((rate, release.value.tolist()))
+        return release
+
+    whole = tuned(keys(SEED), fit_one)
+    uninterrupted = runs[:]
+    runs.clear()
+    assert len(uninterrupted) > 2
+
+    def stops(key, rate):
+        release = fit_one(key, rate)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return release
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(keys(SEED), stops, checkpoint=path, ledger=ledger)
+    assert path.stat().st_mode & 0o077 == 0
+    spent = ledger.spent
+    with pytest.raises(ValueError, match="to another run, with a different runs"):
+        tuned(keys(SEED), fit_one, checkpoint=path, ledger=ledger, runs=5)
+    # Another key: the first call's key counts.
+    found = tuned(keys(4), fit_one, checkpoint=path, ledger=ledger)
+    assert runs == [*uninterrupted[:2], *uninterrupted[1:]]
+    np.testing.assert_array_equal(found.value.value, whole.value.value)
+    assert found.value[1:] == whole.value[1:]
+    assert repr(ledger.spent) == repr(spent)
+    assert not path.exists()
+
+
+def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
+    calls = []
+
+    def louder(key, rate):
+        calls.append(rate)
+        return trained(key, rate, noise_multiplier=4.0 if len(calls) == 1 else 2.0)
+
+    def twice(key, rate):
+        trained(jax.random.fold_in(key, 1), rate)
+        return trained(key, rate)
+
+    def leaks(key, rate):
+        return dpjax.Release(jnp.zeros(4), dpjax.Guarantee(0.0))
+
+    def looks(key, rate):
+        return trained(key, rate, evaluate=lambda epoch, w: None)
+
+    def own_ledger(key, rate):
+        return trained(key, rate, ledger=ledger_at(tmp_path))
+
+    def own_steps(key, rate):
+        release = trained(key, rate)
+        learning.gaussian_noise(key, noise_multiplier=1.0, batch_size=1).init(jnp.zeros(4))
+        return release
+
+    def looser(key, rate):
+        laplace = dpjax.laplace(1.0, 0.1)
+        return trained(key, rate), laplace(key, 1.0), laplace(key, 2.0)
+
+    def releases(w):
+        return dpjax.laplace(1.0, 0.1)(keys(9), 1.0).value
+
+    def pair(key, rate):
+        return trained(key, rate), dpjax.laplace(1.0, 0.3)(key, 1.0)
+
+    released = {"public_score": None, "score_epsilon": 0.2}
+    for fit_one, settings, error, message in (
+        (louder, {}, ValueError, "the same release for a candidate each time"),
+        (twice, {}, ValueError, "must make one release"),
+        (leaks, {}, ValueError, "without any release"),
+        (looks, {}, ValueError, "evaluate must be left out"),
+        (own_ledger, {}, ValueError, "ledger must be left out"),
+        (own_steps, {}, ValueError, "a training run pays for all"),
+        (looser, released, ValueError, "must make two releases"),
+        (pair, released, ValueError, "an epsilon of at most score_epsilon=0.2"),
+        (trained, released, TypeError, "must return two Releases"),
+        (trained, {"public_score": releases}, ValueError, "one rel"),
+        (trained, {"score_epsilon": 0.1}, ValueError, "one of public_score and score_epsilon"),
+        (trained, {"public_score": None}, ValueError, "one of public_score and score_epsilon"),
+        (trained, {"runs": 1}, ValueError, "runs must be above 1"),
+        (trained, {"distribution": 2.0}, ValueError, "distribution must be above -1"),
+        (trained, {"distribution": -0.99, "runs": 100}, ValueError, "has a long tail"),
+        (trained, {"delta": 0}, ValueError, "too small for the best of"),
+        (trained, {"candidates": ()}, ValueError, "at least one"),
+    ):
+        with pytest.raises(error, match=message):
+            tuned(keys(1), fit_one, **{"candidates": (0.1,), **settings})
+    with ledger_at(tmp_path), pytest.raises(ValueError, match="instead of `with ledger`"):
+        tuned(keys(1))
+    with pytest.raises(dpjax.BudgetExceededError):
+        tuned(keys(1), ledger=dpjax.Ledger(tmp_path / "small", epsilon=0.01, delta="1e-3"))
+
+
+def test_a_released_score_is_a_part_of_the_price(keys):
+    """Pure candidates: a geometric number of runs costs three times the epsilon of one run."""
+    data = jnp.arange(8.0)
+
+    def fit_one(key, scale):
+        first, second = jax.random.split(key)
+        noisy = dpjax.laplace(1.0, 0.5)(first, scale * data.mean())
+        return noisy, dpjax.laplace(1.0, 0.25)(second, data.max())
+
+    replace = {"relation": dpjax.NeighboringRelation.REPLACE_ONE, "score_epsilon": 0.25}
+    release = tuned(keys(2), fit_one, delta=0, public_score=None, **replace)
+    assert float(release.guarantee.epsilon) == 3 * 0.75
+    assert float(release.guarantee.delta) == 0
+    with pytest.raises(ValueError, match="checkpoint needs a fit_one that trains"):
+        tuned(keys(2), fit_one, public_score=None, checkpoint="x", **replace)
+
+
+def test_a_poisson_number_of_runs_may_be_zero(keys):
+    """A key has no run with probability .36, which nothing about the records changes."""
+    fit_one = lambda key, c: dpjax.laplace(1.0, 0.5)(key, 1.0)  # noqa: E731
+    given = {"runs": 1.01, "distribution": "poisson", "public_score": float, "delta": 0}
+    given["relation"] = dpjax.NeighboringRelation.REPLACE_ONE
+    shown = []
+    for i in range(40):
+        try:
+            shown.append(tuned(keys(i), fit_one, **given).value.score)
+        except RuntimeError:
+            continue
+    assert 5 < len(shown) < 39
+    law = repetitions(1.01, math.inf)
+    assert len(shown) == sum(
+        law.draw(Coins(jax.random.split(keys(i), 3)[0])) > 0 for i in range(40)
+    )
+    one = dpjax.laplace(1.0, 0.5).guarantee
+    promised = dpjax.accounting.best_of_runs(one, runs=1.01, shape=math.inf)
+    assert float(promised.epsilon) == pytest.approx(0.5 + 1.01 * math.tanh(0.25), rel=1e-4)
