@@ -40,6 +40,9 @@ class Winner(NamedTuple):
         value: the value that the run released, such as the parameters of a model.
         candidate: which of the candidates the run tried, from 0.
         score: the score of the run, as a float32.
+
+    Formal guarantees:
+        All three are covered by the guarantee of `tune`.
     """
 
     value: PyTree
