@@ -15,7 +15,7 @@ from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import record_arrays
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax.attacks._membership_trials import many_runs, released_value
 from dpjax.random._keys import check_sampling_key, sampling_key
 
@@ -164,7 +164,7 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
         3.0
     """
     logits = jnp.asarray(_checks.real_arrays("logits", logits))
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
+    if not is_float(logits):
         raise TypeError(f"logits must be floats, got dtype {logits.dtype}")
     logits = logits.astype(compute_dtype(logits.dtype))
     classes = logits.shape[-1]

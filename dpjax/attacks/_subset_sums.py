@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 
 # 20 records have 2^20 subsets, and every further record doubles their number.
 _MOST_RECORDS = 20
@@ -47,7 +47,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
             f" {list(database.shape)}"
         )
     # Narrow integers would wrap.
-    real = jnp.issubdtype(database.dtype, jnp.floating)
+    real = is_float(database)
     return _counts(database if real else database.astype(int))
 
 

@@ -15,47 +15,13 @@ from dpjax._core._proof import Ball
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Norm, Target
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 from dpjax._tracing._programs import Program
 from dpjax.random._keys import sampling_key
 from dpjax.sensitivity._norms import distance, norm_function, resolution
 
 # Integers are drawn by multiplying floats and casting to int32, which limits their magnitude.
 _LARGEST_INTEGER = 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class _BallSearch:
-    """Makes records with l2 norm at most a radius, from uniform numbers or from other records."""
-
-    radius: float
-
-    def inside(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Uniform records in a cube, scaled down if they are outside of the ball."""
-        return self.projected(self.radius * (2 * uniform - 1).astype(dtype))
-
-    def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Records whose norm equals the radius, often nearly along an axis."""
-        direction = (2 * uniform - 1) ** 3
-        return self.projected((direction * (self.radius / _norms(direction))).astype(dtype))
-
-    def projected(self, records: jax.Array) -> jax.Array:
-        """Scales records outside of the ball down to just inside of it."""
-        wide = records.astype(compute_dtype(records.dtype))
-        # In units of the radius, squares neither overflow nor underflow.
-        norms = _norms(wide / self.radius)
-        # The margin covers the rounding of the cast to a narrow dtype, of the sum of squares and of
-        # the products.
-        inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
-        return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
-
-    def opposite(self, records: jax.Array) -> jax.Array:
-        """The records mirrored at the origin."""
-        return -records
-
-    def width(self) -> float:
-        """The diameter."""
-        return 2 * self.radius
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +50,7 @@ class _IntervalSearch:
 
     def opposite(self, records: jax.Array) -> jax.Array:
         """Records mirrored at the middle of the interval."""
-        if jnp.issubdtype(records.dtype, jnp.floating):
+        if is_float(records):
             return self.projected((self.low + self.high) - records)
         return (int(self.low) + int(self.high) - records.astype(int)).astype(records.dtype)
 
@@ -93,7 +59,29 @@ class _IntervalSearch:
         return self.high - self.low
 
 
-_RecordSearch = _BallSearch | _IntervalSearch
+class _BallSearch(_IntervalSearch):
+    """Makes records of floats whose l2 norm is at most a radius.
+
+    `inside` draws records in a cube, and scales them down if they are outside of the ball.
+    """
+
+    def __init__(self, radius: float) -> None:
+        super().__init__(-radius, radius)
+
+    def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
+        """Records whose norm equals the radius, often nearly along an axis."""
+        direction = (2 * uniform - 1) ** 3
+        return self.projected((direction * (self.high / _norms(direction))).astype(dtype))
+
+    def projected(self, records: jax.Array) -> jax.Array:
+        """Scales records outside of the ball down to just inside of it."""
+        wide = records.astype(compute_dtype(records.dtype))
+        # In units of the radius, squares neither overflow nor underflow.
+        norms = _norms(wide / self.high)
+        # The margin covers the rounding of the cast to a narrow dtype, of the sum of squares and of
+        # the products.
+        inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
+        return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
 
 def _eps(array: jax.Array) -> float:
@@ -111,19 +99,16 @@ def _norms(records: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(jnp.square(records), axis=axes, keepdims=True)) + 1e-30
 
 
-def _searches(records: PyTree, bounds: PyTree) -> list[_RecordSearch]:
+def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
     """A search for each array of `records`, from one bound or a tree of bounds like the records.
 
     A bound is a pair (low, high) or a `Ball`.
     """
     leaves, structure = jax.tree.flatten(records)
-    if isinstance(bounds, Ball | tuple) and not _holds_bounds(bounds):
+    if _is_bound(bounds):
         each = [bounds] * len(leaves)
     else:
-        # A pair of numbers is a bound. A tuple that contains bounds is a subtree.
-        each, tree = jax.tree.flatten(
-            bounds, is_leaf=lambda x: isinstance(x, Ball | tuple) and not _holds_bounds(x)
-        )
+        each, tree = jax.tree.flatten(bounds, is_leaf=_is_bound)
         if tree != structure:
             raise ValueError(
                 f"bounds must be one bound, or a tree of bounds like the records, got {bounds}"
@@ -131,13 +116,15 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_RecordSearch]:
     return [_search(leaf, bound) for leaf, bound in zip(leaves, each, strict=True)]
 
 
-def _holds_bounds(candidate: object) -> bool:
-    """Whether a tuple is a tree of bounds, not a pair of numbers."""
-    return isinstance(candidate, tuple) and any(isinstance(one, tuple | Ball) for one in candidate)
+def _is_bound(x: object) -> bool:
+    """Whether this is a ball or a pair of numbers. A tuple that contains bounds is a tree."""
+    if isinstance(x, tuple):
+        return not any(isinstance(one, tuple | Ball) for one in x)
+    return isinstance(x, Ball)
 
 
-def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _RecordSearch:
-    floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _IntervalSearch:
+    floats = is_float(leaf)
     if isinstance(bound, Ball):
         if not floats:
             raise ValueError(f"bounds: a Ball is for floats, got {leaf.dtype}")
@@ -284,7 +271,7 @@ class _Search:
     """The constants of a search."""
 
     program: Program
-    limits: tuple[_RecordSearch, ...]
+    limits: tuple[_IntervalSearch, ...]
     norm: Norm
     n: int
 
@@ -312,22 +299,21 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
     """The best pair that one restart finds, and its log distance."""
     key_start, key_steps = jax.random.split(key)
     arrays, place = _start(search, key_start)
-    floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in arrays]
+    floats = list(map(is_float, arrays))
     slope = _slope(search, arrays, place)
-    zeros = [jnp.zeros_like(a) for a in arrays]
+    zeros = [
+        jnp.zeros(a.shape, a.dtype if x else None) for a, x in zip(arrays, floats, strict=True)
+    ]
 
     def step(carry: PyTree, inputs: tuple[jax.Array, jax.Array]) -> tuple[PyTree, None]:
         arrays, height, best, highest, state = carry
         key, t = inputs
         if slope is not None:
             directions, state = _adam(slope(arrays, place), *state)
+            rate = _RATE * _FALL**t
             arrays = [
-                limit.projected(a - (_RATE * _FALL**t * limit.width()).astype(a.dtype) * d)
-                if is_float
-                else a
-                for limit, a, d, is_float in zip(
-                    search.limits, arrays, directions, floats, strict=True
-                )
+                limit.projected(a - (rate * limit.width()).astype(a.dtype) * d) if x else a
+                for limit, a, d, x in zip(search.limits, arrays, directions, floats, strict=True)
             ]
             height = search.log_distance(arrays, place)
         other = _changed(search, key, arrays, place)
@@ -388,11 +374,11 @@ def _slope(
     def slope(arrays: list[jax.Array], place: jax.Array) -> list[jax.Array]:
         found = jax.grad(depth, allow_int=True)(arrays, place)
         return [
-            jnp.zeros_like(a) if x.dtype == jax.dtypes.float0 else jnp.where(jnp.isfinite(x), x, 0)
-            for x, a in zip(found, arrays, strict=True)
+            jnp.zeros(x.shape) if x.dtype == jax.dtypes.float0 else jnp.where(jnp.isfinite(x), x, 0)
+            for x in found
         ]
 
-    if not any(jnp.issubdtype(array.dtype, jnp.floating) for array in arrays):
+    if not any(map(is_float, arrays)):
         return None
     try:
         jax.eval_shape(slope, arrays, place)
@@ -427,7 +413,7 @@ def _changed(
     for limit, array, (u,) in zip(search.limits, arrays, uniforms, strict=True):
         inside, extreme = limit.inside(u, array.dtype), limit.extreme(u, array.dtype)
         close = inside
-        if jnp.issubdtype(array.dtype, jnp.floating):
+        if is_float(array):
             away = 10 ** (-3 * size) * limit.width() * (2 * u - 1)
             close = limit.projected(array + away.astype(array.dtype))
         new = jnp.stack([inside, extreme, array[source], close])[(4 * kind).astype(int)]

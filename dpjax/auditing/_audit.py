@@ -12,7 +12,7 @@ import scipy
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, Release, guarantee_in
-from dpjax._exact._numerics import bisect, clopper_pearson_lower, clopper_pearson_upper
+from dpjax._exact._numerics import bisect, clopper_pearson_lower, clopper_pearson_upper, is_float
 from dpjax.auditing._events import ChosenEvent, Event, Experiment, Question, choose
 from dpjax.auditing._outputs import SamplePlan, Sampler, exact_numbers, lowest_set_bit, matrices
 from dpjax.auditing._scores import Evidence, propose
@@ -31,7 +31,9 @@ def as_clamped(mechanism: object, value: Value) -> Value:
     Without this method, NaN becomes 0, and infinities become the largest floats.
     """
     clamped = getattr(mechanism, "clamped", None)
-    return jax.tree.map(_finite, value) if clamped is None else clamped(value)
+    if clamped is not None:
+        return clamped(value)
+    return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf) if is_float(leaf) else leaf, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +66,6 @@ class StatedGrid:
     def __str__(self) -> str:
         powers = sorted({x for x in self.exponents if x is not None})
         return "multiples of " + " or ".join(f"2^{power}" for power in powers) if powers else ""
-
-
-def _finite(leaf: jax.Array) -> jax.Array:
-    floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-    return jnp.nan_to_num(leaf) if floating else leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

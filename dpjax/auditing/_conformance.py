@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Scalar, Value
 from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
+from dpjax._exact._numerics import is_float
 from dpjax.auditing._audit import as_clamped
 from dpjax.auditing._outputs import joined, matrices, rows_of
 from dpjax.auditing._verify import (
@@ -305,8 +306,7 @@ def _works_over_grids(case: _Case) -> str:
     _require(np.allclose(returned[:2], good), "vmap must be able to return mechanisms")
     _require(np.all(np.isnan(promised[2:])), "a bad epsilon must show as NaN")
     for leaf in jax.tree.leaves(batch.value):
-        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        closed = jnp.isnan(leaf[2:]) if floating else leaf[2:] < 0
+        closed = jnp.isnan(leaf[2:]) if is_float(leaf) else leaf[2:] < 0
         _require(bool(jnp.all(closed)), "a bad traced parameter must not give a release")
     return "bad traced ones give no release"
 

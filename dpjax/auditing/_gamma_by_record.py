@@ -250,14 +250,13 @@ def gamma_by_record(
 
 
 def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
-    one = TreeSpec.of(jax.eval_shape(oracle.record, jax.random.key(0)))
-    got = TreeSpec.of(known)
-    sizes = {x.shape[:1] for x in got.leaves}
-    like = got.structure == one.structure and len(sizes) == 1 and sizes != {()}
-    if not like or [(x.shape[1:], x.dtype) for x in got.leaves] != [
-        (x.shape, x.dtype) for x in one.leaves
-    ]:
-        raise ValueError(f"records must have the structure of the oracle's, {one}, got {got}")
+    drawn = TreeSpec.of(jax.eval_shape(oracle.record, jax.random.key(0)))
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), known)
+    sizes = {x.shape[:1] for x in jax.tree.leaves(known)}
+    if TreeSpec.of(one) != drawn or len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"records must have the structure of the oracle's, {drawn}, got {TreeSpec.of(known)}"
+        )
 
 
 def _further_apart(

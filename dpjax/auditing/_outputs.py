@@ -112,13 +112,10 @@ def matrices(outputs: Value) -> list[np.ndarray]:
 
 def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
     """The value's arrays, flattened; None if outputs differ in structure or shapes."""
-    if jax.tree.structure(outputs) != jax.tree.structure(value):
+    one = rows_of(outputs, 0)
+    if jax.tree.map(np.shape, one) != jax.tree.map(np.shape, value):
         return None
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
-    shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(outputs)]
-    if [leaf.shape for leaf in leaves] != shapes:
-        return None
-    return [leaf.reshape(-1) for leaf in leaves]
+    return [np.ravel(leaf) for leaf in jax.tree.leaves(value)]
 
 
 def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
@@ -387,15 +384,12 @@ class Sampler:
 
 def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
     """Some rows, or one row, of a batch of outputs."""
-    leaves, structure = jax.tree.flatten(batch)
-    return jax.tree.unflatten(structure, [np.asarray(leaf)[rows] for leaf in leaves])
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
 def joined(batches: list[Value]) -> Value:
     """Several batches as one."""
-    leaves = zip(*map(jax.tree.leaves, batches), strict=True)
-    structure = jax.tree.structure(batches[0])
-    return jax.tree.unflatten(structure, [np.concatenate(parts) for parts in leaves])
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
 def _width(output: Value) -> int:

@@ -49,14 +49,14 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield _number(coordinate.name, lambda x, c=coordinate: c(x).astype(float))
     yield _number("count of NaN", _count_nan)
     yield _frequencies(features.whole_output(evidence.here, evidence.there), evidence)
-    kinds = [list(_kinds(coordinate, evidence)) for coordinate in chosen]
-    tables = [[_frequencies(code, evidence) for code in codes] for codes in kinds]
+    tables = [[_frequencies(code, evidence) for code in _kinds(c, evidence)] for c in chosen]
     if len(chosen) > 1:
         yield from _directions(evidence)
         yield _sum_of([coarsest for coarsest, *_ in tables])
     for coordinate, of_one in zip(chosen, tables, strict=True):
         yield from of_one
-        yield from _bit_scores(coordinate, evidence)
+        if len(of_one) > 1:  # The number takes many values, so its bits may matter.
+            yield from _bit_scores(coordinate, evidence)
 
 
 def _number(name: str, evaluate: Callable[[Value], np.ndarray]) -> Score:
@@ -82,19 +82,16 @@ def _count_nan(outputs: Value) -> np.ndarray:
     return np.sum([np.sum(nan, axis=1) for nan in found], axis=0, dtype=float)
 
 
-def _kinds(coordinate: Coordinate, evidence: Evidence) -> Iterator[Code]:
-    """Codes of a number: the number itself if it takes few values, else its interval."""
-    if features.takes_few_values(coordinate, evidence.here, evidence.there):
-        yield features.exact_value(coordinate, evidence.here, evidence.there)
-        return
-    for count in features.BINS:
-        yield features.bins(coordinate, evidence.here, evidence.there, count)
+def _kinds(coordinate: Coordinate, evidence: Evidence) -> list[Code]:
+    """Codes of a number: the number itself if it takes few values, else coarse and fine bins."""
+    here, there = evidence.here, evidence.there
+    if features.takes_few_values(coordinate, here, there):
+        return [features.exact_value(coordinate, here, there)]
+    return [features.bins(coordinate, here, there, count) for count in features.BINS]
 
 
 def _bit_scores(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
-    """Scores of the stored bits of a number that takes many values."""
-    if features.takes_few_values(coordinate, evidence.here, evidence.there):
-        return
+    """Scores of the stored bits of a number."""
     yield _grain(coordinate)
     yield _frequencies(features.grain_and_binade(coordinate), evidence)
     yield _frequencies(features.low_bits_and_binade(coordinate), evidence)

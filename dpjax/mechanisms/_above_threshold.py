@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
-from jax.typing import DTypeLike
 
 from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree, static, up
@@ -21,7 +20,7 @@ from dpjax._core._values import Norm, Scalar, Sensitivity
 from dpjax._exact import _limbs
 from dpjax._exact._grid import power_of_two
 from dpjax._exact._limbs import Limbs
-from dpjax._exact._numerics import compute_dtype, legendre_rule, outward
+from dpjax._exact._numerics import compute_dtype, is_float, legendre_rule, outward
 from dpjax.mechanisms._noisy_arrays import OnGrid, as_number
 from dpjax.mechanisms._start import begin, check_one_array
 from dpjax.random._grid_fit import Calibration
@@ -211,7 +210,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             An array of the same shape, as private as the value.
         """
         answers = _checks.real_arrays("value", value)
-        if not jnp.issubdtype(answers.dtype, jnp.floating):
+        if not is_float(answers):
             return answers
         high = jnp.asarray(self.range()[1]).astype(answers.dtype)
         high = jnp.minimum(high, float(jnp.finfo(answers.dtype).max))
@@ -233,7 +232,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         # Queries after the last positive answer have no effect.
         last = jnp.where(places[-1] < count, places[-1], count)
         asked = jnp.arange(count) <= last
-        nodes, log_weights = _threshold_rule(dtype)
+        nodes, log_weights = (jnp.asarray(x, dtype) for x in _threshold_rule())
         lead = gaps[:, None] - nodes[None, :] * (noise.threshold.scale / noise.numbers.scale)
         found = logsumexp(
             _selected_sum(asked & above, LAPLACE.log_cdf(lead))
@@ -383,19 +382,14 @@ def _step(
 
 
 @functools.lru_cache
-def _half_rule() -> tuple[np.ndarray, np.ndarray]:
-    """The positive quadrature nodes, and their log weights under the standard Laplace density."""
+def _threshold_rule() -> tuple[np.ndarray, np.ndarray]:
+    """Quadrature nodes, and their log weights under the standard Laplace density."""
     nodes, log_weights = legendre_rule(_NODES)
     ends = _REACH * np.linspace(0, 1, _PANELS + 1) ** 2
     half = np.diff(ends)[:, None] / 2
-    points = ends[:-1, None] + half * (nodes + 1)[None, :]
-    return points.ravel(), (log_weights[None, :] + np.log(half) - points).ravel() - math.log(2)
-
-
-def _threshold_rule(dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    points, log_weights = _half_rule()
-    nodes = jnp.asarray(np.concatenate([-points[::-1], points]), dtype)
-    return nodes, jnp.asarray(np.concatenate([log_weights[::-1], log_weights]), dtype)
+    points = (ends[:-1, None] + half * (nodes + 1)[None, :]).ravel()
+    logs = (log_weights[None, :] + np.log(half)).ravel() - points - math.log(2)
+    return np.concatenate([-points[::-1], points]), np.concatenate([logs[::-1], logs])
 
 
 def _selected_sum(selected: jax.Array, terms: jax.Array) -> jax.Array:

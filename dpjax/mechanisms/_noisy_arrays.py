@@ -335,9 +335,6 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return super()._example(shape, jnp.int32 if self.noise.is_whole and is_float else dtype)
 
     def _check_structure(self, value: Value) -> None:
-        self._check_whole(value)
-
-    def _check_whole(self, value: Value) -> None:
         floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
         if self.noise.is_whole and floats:
             raise TypeError(
@@ -470,8 +467,9 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         return jax.tree.map(as_noised, arrays)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        arrays = self._before_noise(_checks.real_arrays("value", value))
-        self._check_whole(arrays)
+        value = _checks.real_arrays("value", value)
+        self._check_structure(value)
+        arrays = self._before_noise(value)
         calibration = self._calibration(arrays)
 
         def of_array(y: ArrayLike, x: jax.Array) -> jax.Array:

@@ -119,40 +119,31 @@ class ProposeTestRelease(QuantileMechanism):
         fit, _ = self._fits()
         return jnp.ceil(fit.scale * jnp.asarray(self.scales, jnp.float32) * _OUTWARD_DISTANCE)
 
-    def _measured(self, value: jax.Array) -> tuple[OrderedRecords, jax.Array, jax.Array]:
-        """The sorted records, the statistic in steps, and the distance that the test uses."""
+    def _measured(self, value: jax.Array) -> tuple[Limbs, jax.Array]:
+        """The statistic in steps of the grid, and the distance that the test uses."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         ranks = [rank_of(p, records.n) for p in self.probabilities]
         bound = self._bound_steps
         bound = jnp.where(bound > 0, bound, 1).astype(jnp.int32)
         distances = [replacements_until(records, rank, bound) for rank in ranks]
-        return records, self._statistic(records, ranks), jnp.stack(distances).min()
-
-    def _statistic(self, records: OrderedRecords, ranks: list[int]) -> jax.Array:
+        # The steps of a record are counted from the lower bound.
         if len(ranks) == 1:
-            return records.steps[ranks[0]]
-        return records.steps[ranks[1]] - records.steps[ranks[0]]
-
-    def _center(self, records: OrderedRecords, statistic: jax.Array) -> Limbs:
-        """Converts the statistic to steps from 0.
-
-        For a single quantile, `statistic` counts steps from the lower bound.
-        """
-        if len(self.probabilities) == 1:
-            return records.absolute(statistic)
-        return _limbs.from_integers(statistic)
+            statistic = records.absolute(records.steps[ranks[0]])
+        else:
+            statistic = _limbs.from_integers(records.steps[ranks[1]] - records.steps[ranks[0]])
+        return statistic, jnp.stack(distances).min()
 
     def _draw(self, key: Key, value: Value) -> Reply:
-        records, statistic, distance = self._measured(value)
+        statistic, distance = self._measured(value)
         test, answer = self._fits()
         least = self.least_distance
         usable = ~(jnp.isnan(test.scale) | jnp.isnan(answer.scale))
         far = _limbs.from_integers(jnp.where(usable, least, 0).astype(jnp.int32))
         of_distance, of_answer = laplace_steps(key, test, answer)
         passed = _limbs.less(far, _limbs.add(_limbs.from_integers(distance), of_distance))
-        total = _limbs.add(self._center(records, statistic), of_answer)
+        total = _limbs.add(statistic, of_answer)
         dtype = compute_dtype(value.dtype)
-        number = jnp.where(passed, steps_to_float(total, records.exponent, dtype), 0).astype(dtype)
+        number = jnp.where(passed, steps_to_float(total, self._exponent, dtype), 0).astype(dtype)
         return Reply(
             jnp.where(usable, passed.astype(jnp.int32), -1), jnp.where(usable, number, jnp.nan)
         )
@@ -179,13 +170,13 @@ class ProposeTestRelease(QuantileMechanism):
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         value = self._checked(value)
         dtype = compute_dtype(value.dtype)
-        records, statistic, distance = self._measured(value)
+        statistic, distance = self._measured(value)
         test, answer = self._fits()
         # The probability P(distance + M > least) of the integer noise M is approximated by the
         # continuous distribution, with the usual continuity correction of 1/2.
         margin = (distance.astype(dtype) - self.least_distance.astype(dtype) - 0.5) / test.scale
-        center = steps_to_float(self._center(records, statistic), records.exponent, dtype)
-        scale = (answer.scale * power_of_two(records.exponent, jnp.float32)).astype(dtype)
+        center = steps_to_float(statistic, self._exponent, dtype)
+        scale = (answer.scale * power_of_two(self._exponent, jnp.float32)).astype(dtype)
         error = (jnp.asarray(output.value, dtype) - center) / scale
         density = LAPLACE.log_density(error) - jnp.log(scale)
         answered = jnp.asarray(output.answered)
@@ -272,7 +263,8 @@ def propose_test_release(
     proposed = _checks.positive("bound", bound)
     least, most = _LEAST_BOUND * (high - low), high - low
     # Concrete numbers are computed on the host, because float32 would round a tiny delta.
-    scales = _scales(delta)
+    traced = _checks.is_traced(delta)
+    scales = jnp.maximum(-jnp.log(2 * delta), 0) if traced else max(-math.log(2 * delta), 0.0)
     in_range = (least <= proposed) & (proposed <= most)
     carried = (epsilon >= _LEAST_EPSILON) & (epsilon >= _LEAST_EPSILON * scales)
     if _checks.any_traced(epsilon, delta, proposed):
@@ -283,29 +275,13 @@ def propose_test_release(
         raise ValueError(
             f"epsilon={epsilon:g} is too small for delta={delta:g}: no database would get an answer"
         )
-    return made(
-        ProposeTestRelease,
-        sensitivity,
-        epsilon,
-        delta,
-        scales,
-        proposed,
-        low,
-        high,
-        _probabilities(probability),
-    )
-
-
-def _scales(delta: Scalar) -> Scalar:
-    """max(0, log(1 / (2 delta))); NaN if a traced delta is bad."""
-    if _checks.is_traced(delta):
-        return jnp.maximum(-jnp.log(2 * delta), 0)
-    return max(-math.log(2 * delta), 0.0)
+    numbers = epsilon, delta, scales, proposed, low, high, _probabilities(probability)
+    return made(ProposeTestRelease, sensitivity, *numbers)
 
 
 @jax.jit
 def _distance(mechanism: ProposeTestRelease, value: jax.Array) -> jax.Array:
-    return mechanism._measured(value)[2]
+    return mechanism._measured(value)[1]
 
 
 def _probabilities(probability: float | tuple[float, float]) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import made, made_by_factory, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Norm, Scalar, Sensitivity
+from dpjax._exact._numerics import is_float
 from dpjax.mechanisms._start import begin, count, sum_over_leaves
 from dpjax.random._release import flipped_one_hot, in_range, keep_or_lie
 from dpjax.release._mechanism import SensitivityMechanism
@@ -21,8 +22,6 @@ from dpjax.release._mechanism import SensitivityMechanism
 class LocalMechanism(SensitivityMechanism):
     """A mechanism on arrays with one answer per person. It randomizes each answer separately."""
 
-    sensitivity: Sensitivity
-    epsilon: Scalar
     categories: int
     norm: Norm = "hamming"
 
@@ -42,14 +41,11 @@ class LocalMechanism(SensitivityMechanism):
     def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
         keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
-        reported = [
-            self._draw_answers(leaf_key, leaf) for leaf_key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, reported)
+        return jax.tree.map(self._draw_answers, jax.tree.unflatten(structure, keys), value)
 
     def _check_value(self, value: Value) -> None:
         for leaf in jax.tree.leaves(value):
-            if jnp.issubdtype(leaf.dtype, jnp.floating):
+            if is_float(leaf):
                 raise TypeError(f"value must hold integer categories, got dtype {leaf.dtype}")
 
     def lies(
@@ -153,8 +149,7 @@ class RandomizedResponse(LocalMechanism):
         removed. It also ignores the count of a repeated event, so compose events one by one.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
-        growth = math.exp(min(float(self.epsilon), 700.0))  # exp overflows soon after.
-        resampled = self.categories / (growth + self.categories - 1)
+        resampled = self.categories / (math.exp(float(self.epsilon)) + self.categories - 1)
         return accounting.RandomizedResponseDpEvent(resampled, self.categories)
 
 
@@ -255,7 +250,7 @@ def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
     most = 2**32 // count
     if isinstance(epsilon, float):
         # The relative error of exp is below 1e-14. Rounding the weight up is safe.
-        share = 2**32 / (math.exp(min(epsilon, 700.0)) + count - 1)
+        share = 2**32 / (math.exp(epsilon) + count - 1)
         weight = math.ceil(share * (1 + 1e-14))
         if weight > most:
             raise ValueError(

@@ -20,12 +20,7 @@ from dpjax._core._pytree import TreeSpec, frozen_pytree, static, up
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import NoiseKind, Norm, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype, is_float
-from dpjax.mechanisms._noisy_arrays import (
-    ArrayOrShape,
-    OnGrid,
-    as_number,
-    whole,
-)
+from dpjax.mechanisms._noisy_arrays import ArrayOrShape, OnGrid, as_number, whole
 from dpjax.mechanisms._start import begin, check_noise, check_one_array
 from dpjax.random._grid_fit import Calibration
 from dpjax.random._noise import EXPONENTIAL, Lattice
@@ -237,7 +232,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             float(calibration.coordinates) * lattice.certificate.loss,
             0.0,
             lambda scores: (scores, -scores if is_float(scores) else ~scores),
-            logits=lambda arrays: self._logits(arrays[0]),
+            logits=lambda arrays: self._logits(arrays[0], calibration),
             log_pmf=self.rule.log_pmf,
             options=scores.size,
         )
@@ -265,11 +260,11 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def log_prob(self, output: Value, value: Value) -> jax.Array:
         scores = _checks.real_arrays("value", value)
         self._check_value(scores)
-        return log_prob_of_index(self.rule.log_pmf(self._logits(scores)), jnp.asarray(output))
+        logits = self._logits(scores, self._calibration(scores))
+        return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 
-    def _logits(self, scores: jax.Array) -> jax.Array:
+    def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
         """The log weight of each response, minus its gap over the drawn scale; at most 0."""
-        calibration = self._calibration(scores)
         # Gaps are measured from the best score of a response with a positive weight.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))

@@ -42,14 +42,7 @@ class SeveralSelections(SelectionMechanism):
         return indices_of_rows(key, rows, self._calibration(value)).reshape(value.shape[:-1])
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        scores = _checks.real_arrays("value", value)
-        self._check_value(scores)
-
-        def of_row(index: jax.Array, row: jax.Array) -> jax.Array:
-            return log_prob_of_index(self.rule.log_pmf(self._logits(row)), index)
-
-        outputs = _checks.real_arrays("output", output).ravel()
-        return jax.vmap(of_row)(outputs, scores.reshape(-1, scores.shape[-1])).sum()
+        return _log_prob(self, output, value)
 
 
 def select_each(
@@ -136,30 +129,32 @@ class TopK(SelectionMechanism):
         if not self._by_group:
             return peeled_indices(key, value, calibration, self.count)
         keys = jax.random.split(key, len(value))
-        return jax.vmap(lambda one, scores: peeled_indices(one, scores, calibration, self.count))(
-            keys, value
-        )
+        return jax.vmap(peeled_indices, (0, 0, None, None))(keys, value, calibration, self.count)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        scores = _checks.real_arrays("value", value)
-        self._check_value(scores)
-        outputs = _checks.real_arrays("output", output)
-        if self._by_group:
-            return jnp.sum(jax.vmap(self._log_prob_of_one)(outputs, scores))
-        return self._log_prob_of_one(outputs, scores)
-
-    def _log_prob_of_one(self, output: jax.Array, scores: jax.Array) -> jax.Array:
-        def peel(taken: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
-            logits = jnp.where(taken, -jnp.inf, self._logits(remaining_scores(scores, taken)))
-            term = log_prob_of_index(self.rule.log_pmf(logits), index)
-            return taken.at[index].set(True), term
-
-        nothing = jnp.zeros(scores.shape, bool)
-        _, terms = lax.scan(peel, nothing, output)
-        return jnp.sum(terms)
+        return _log_prob(self, output, value)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
         return self.count * scores.size
+
+
+def _log_prob(mechanism: SelectionMechanism, output: Value, value: Value) -> jax.Array:
+    """The log probability of the options that are selected, one after the other, in each row."""
+    scores = _checks.real_arrays("value", value)
+    mechanism._check_value(scores)
+    calibration = mechanism._calibration(scores)
+
+    def of_row(selected: jax.Array, row: jax.Array) -> jax.Array:
+        def peel(taken: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+            logits = mechanism._logits(remaining_scores(row, taken), calibration)
+            log_pmf = mechanism.rule.log_pmf(jnp.where(taken, -jnp.inf, logits))
+            return taken.at[index].set(True), log_prob_of_index(log_pmf, index)
+
+        return jnp.sum(lax.scan(peel, jnp.zeros(row.shape, bool), selected)[1])
+
+    rows = scores.reshape(-1, scores.shape[-1])
+    selected = _checks.real_arrays("output", output).reshape(len(rows), -1)
+    return jnp.sum(jax.vmap(of_row)(selected, rows))
 
 
 def top_k(sensitivity: Sensitivity | float, epsilon: Scalar, *, k: int) -> TopK:

@@ -10,6 +10,7 @@ from dpjax._core import _checks
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, PyTree
+from dpjax._exact._numerics import is_float
 from dpjax.oracles._independent import IndependentRecords, WeightedChoice, weighted_choice
 
 
@@ -126,7 +127,7 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
         )
     for part in (x, y):
         _checks.host_only("class_gaussians", part, "its oracle, made outside")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if not is_float(x):
         raise TypeError(f'"x" must be floats, got dtype {x.dtype}: Gaussians are never integers')
     if not (np.isfinite(np.asarray(x)).all() and np.isfinite(np.asarray(y)).all()):
         raise ValueError("records must be finite")

@@ -12,6 +12,7 @@ from dpjax._core._columns import codes_of, letters_of
 from dpjax._core._pytree import frozen_pytree
 from dpjax._core._records import public_arrays
 from dpjax._core._types import Database, Key, PyTree
+from dpjax._exact._numerics import is_float
 from dpjax.oracles._independent import (
     IndependentRecords,
     UniformChoice,
@@ -105,12 +106,10 @@ class SmoothedResample(IndependentRecords):
     spread: PyTree
 
     def record(self, key: Key) -> PyTree:
-        leaves, structure = jax.tree.flatten(self.resampled.public)
-        key_choice, *keys = jax.random.split(key, 1 + len(leaves))
-        chosen = jax.tree.leaves(self.resampled.record(key_choice))
-        spread = jax.tree.leaves(self.spread)
-        smoothed = [_smooth(*leaf) for leaf in zip(keys, chosen, spread, strict=True)]
-        return jax.tree.unflatten(structure, smoothed)
+        structure = jax.tree.structure(self.resampled.public)
+        key_choice, *keys = jax.random.split(key, 1 + structure.num_leaves)
+        chosen = self.resampled.record(key_choice)
+        return jax.tree.map(_smooth, jax.tree.unflatten(structure, keys), chosen, self.spread)
 
     def log_prob(self, record: PyTree) -> jax.Array:
         entries = jax.tree.map(_log_noise, self.resampled.public, record, self.spread)
@@ -156,7 +155,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
     width = count**-0.2 if bandwidth is None else _checks.positive("bandwidth", bandwidth)
 
     def spread(leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        if not is_float(leaf):
             return jnp.zeros(leaf.shape[1:])
         # For equal numbers, `jnp.std` may be positive by rounding.
         varies = jnp.any(leaf != leaf[:1], axis=0)
@@ -169,7 +168,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
 
 
 def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if not is_float(leaf):
         return leaf
     return leaf + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
 
@@ -177,12 +176,10 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
 def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
     """Log density of the noise between each public record and a record, shape (p, entries)."""
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
-    if not jnp.issubdtype(public.dtype, jnp.floating):
+    if not is_float(public):
         return equal
-    center, x = (
-        public.reshape(public.shape[0], -1),
-        jnp.asarray(record, public.dtype).reshape(1, -1),
-    )
+    center = public.reshape(public.shape[0], -1)
+    x = jnp.asarray(record, public.dtype).reshape(1, -1)
     spread = jnp.broadcast_to(scale.reshape(1, -1), center.shape)
     noisy = spread > 0
     density = jax.scipy.stats.norm.logpdf(x, center, jnp.where(noisy, spread, 1))

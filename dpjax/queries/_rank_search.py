@@ -211,8 +211,9 @@ class RankSearch(SensitivityMechanism):
             a, b = node.share.numerator, node.share.denominator
             scores, outside = _scores_between(below, ends[node.left], ends[node.right], a, b)
             selection = self.selection(node)
-            logits = jnp.where(outside, -jnp.inf, selection._logits(scores))
-            total += log_prob_of_index(selection.rule.log_pmf(logits), ends[node.at])
+            logits = selection._logits(scores, selection._calibration(scores))
+            log_pmf = selection.rule.log_pmf(jnp.where(outside, -jnp.inf, logits))
+            total += log_prob_of_index(log_pmf, ends[node.at])
         return total
 
     def facts(self, cells: int) -> dict[str, Any]:

@@ -138,11 +138,7 @@ class Axis:
 
     def spec_of_value(self) -> PyTree:
         """Shapes and dtypes of one value of a traced axis."""
-
-        def of_row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
-
-        return jax.tree.map(of_row, self.values)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.values)
 
 
 def axes_of(

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from dpjax._core import _checks
-from dpjax._exact._numerics import compute_dtype
+from dpjax._exact._numerics import compute_dtype, is_float
 
 
 def check_known(name: str, value: object) -> None:
@@ -57,7 +57,7 @@ def comparable(numbers: jax.Array) -> jax.Array:
 
 def without_subnormals(numbers: jax.Array) -> jax.Array:
     """Replaces subnormal floats by 0, because some operations of XLA flush them to 0."""
-    if not jnp.issubdtype(numbers.dtype, jnp.floating):
+    if not is_float(numbers):
         return numbers
     # ml_dtypes, where this finfo comes from, has no type annotations.
     subnormal = jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny  # pyright: ignore

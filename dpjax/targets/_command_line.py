@@ -10,7 +10,6 @@ import functools
 import hashlib
 import itertools
 import os
-import pathlib
 import selectors
 import shutil
 import signal
@@ -23,11 +22,12 @@ import jax
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Target
 from dpjax._tracing._host_calls import ended_when_stopped
 from dpjax._tracing._host_code import HostCode
-from dpjax.targets._host import host_target, spec_of
+from dpjax.targets._host import host_target
 
 # An exact float has up to 767 digits.
 _LONGEST_WORD = 1024
@@ -111,7 +111,7 @@ def command_line(
     if not arguments:
         raise ValueError("arguments must name a program, got none")
     seconds = _checks.positive("timeout", timeout)
-    program = _Program(tuple(arguments), seconds, jax.tree.map(spec_of, output))
+    program = _Program(tuple(arguments), seconds, TreeSpec.of(output).tree())
     # Threads suffice, because each only waits for its program.
     files = functools.partial(_files, program.arguments)
     return host_target(
@@ -271,13 +271,11 @@ def _files(arguments: tuple[str, ...]) -> dict[str, str]:
     program = shutil.which(arguments[0])
     if program is None:
         raise FileNotFoundError(f"no program {arguments[0]!r} can be run here")
-    files = {name: pathlib.Path(name) for name in arguments[1:] if os.path.isfile(name)}
-    return {name: _sha256(path) for name, path in {"": pathlib.Path(program), **files}.items()}
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    hashes: dict[str, str] = {}
+    for name, path in ("", program), *((x, x) for x in arguments[1:] if os.path.isfile(x)):
+        with open(path, "rb") as file:
+            hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 def _csv(database: Database) -> str:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
+from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Database, PyTree, Value
 from dpjax._core._values import Target
 from dpjax._tracing import _host_calls
@@ -116,7 +117,7 @@ def host_target(
         options["n_jobs"] = _checks.integer("jobs", jobs, least=-1)
         if jobs == 0:
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
-    declared = jax.tree.map(spec_of, output)
+    declared = TreeSpec.of(output).tree()
     public = _public_value(failure, declared)
     # This raises early if the function cannot be copied. Tracing will make another copy.
     freeze()
@@ -261,11 +262,6 @@ def _attempt(
 
 def _leaves(output: PyTree, value: PyTree) -> list[np.ndarray]:
     return jax.tree.leaves(jax.tree.map(_as_declared, output, value))
-
-
-def spec_of(leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array."""
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.ndarray:

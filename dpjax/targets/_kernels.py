@@ -13,13 +13,12 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._types import Database, PyTree
 from dpjax._exact._fixed_point import average, bits_of_a_digit, rounding_of_average
-from dpjax._exact._numerics import compute_dtype, count_below, order_like_integers, round_up
+from dpjax._exact._numerics import compute_dtype, count_below, order_like_integers
 from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     Bound,
     BoundedSum,
     BoundedTarget,
-    VectorNorm,
     check_dims,
     dims_or_none,
     known_dims,
@@ -148,17 +147,14 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
 def _bound(h: float, dims: int | None) -> Bound:
     """The bound of both targets. The docstring of `kernel_density` has the proof."""
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm  # linf.
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, d = _checks.integer("n", n, least=1), known_dims(dims)
         _peak(h, d, dtype)
         less_than_pi = Fraction(math.pi)  # `math.pi` is below pi, so the peak is rounded up.
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
         # The term with `unit` covers the rounding of the peak and of its product with an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
-        return round_up(
-            peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))
-        )
+        return [peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))]
 
     return bound
 
@@ -285,13 +281,12 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
         return curve
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm  # linf.
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
         # The error of an average is relative above this size, and absolute below it.
         least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
         rounding = 20 * unit(dtype) * (1 + least / exactly)
-        return round_up(min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype)))
+        return [min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype))]
 
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 

@@ -60,8 +60,9 @@ def sqrt_up(exact: Fraction) -> float:
     return round_up(Fraction(root, 2**shift))
 
 
-# A function that maps the norm, n (None if not given) and the dtype of the computation to a bound.
-Bound = Callable[[VectorNorm, int | None, np.dtype], float]
+# Maps n (None if not given) and the dtype of the computation to bounds on the change of each
+# coordinate of a value. If a bound is known in a single norm, it may be given as one number.
+Bound = Callable[[int | None, np.dtype], Sequence[Fraction]]
 
 
 class KnownSensitivity(KnowsSensitivity):
@@ -146,7 +147,7 @@ class _WithBound(KnownSensitivity):
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
         del relation  # The relation is replace-one: `sensitivity` refuses others.
-        return self.bound(norm, n, running_dtype(dtype))
+        return norm_up(self.bound(n, running_dtype(dtype)), norm)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._columns import ALPHABET, codes_of
 from dpjax._core._types import Database, PyTree, Value
-from dpjax.targets._known_sensitivity import BoundedSum, VectorNorm, norm_up
+from dpjax.targets._known_sensitivity import BoundedSum
 
 
 def encode_text(texts: Iterable[str], *, width: int) -> np.ndarray:
@@ -100,11 +100,10 @@ def letter_counts(*, width: int) -> BoundedSum:
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del n, dtype  # Counts are integers, and the bound is valid for any number of texts.
-        return norm_up([Fraction(width)] * 2, norm)
-
-    return _Counts(count, lambda x: x, False, bound=bound, norms=("linf", "l1", "l2"))
+    # Counts are integers, and the bound is valid for any number of texts.
+    each = [Fraction(width)] * 2
+    norms = "linf", "l1", "l2"
+    return _Counts(count, lambda x: x, False, bound=lambda n, dtype: each, norms=norms)
 
 
 class _Counts(BoundedSum):

@@ -11,12 +11,11 @@ from jax import lax
 
 from dpjax._core import _checks
 from dpjax._core._types import Database
-from dpjax._exact._numerics import compute_dtype, round_up
+from dpjax._exact._numerics import compute_dtype
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._clamping import clip_and_replace_nan
 from dpjax.targets._known_sensitivity import (
     BoundedTarget,
-    VectorNorm,
     check_dims,
     dims_or_none,
     known_dims,
@@ -156,14 +155,14 @@ def linear_svm(
             "b": jnp.clip(_middle_bias(y - x @ w, positives), -1 - longest, 1 + longest),
         }
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm, n  # The norm is l1, and the bound is the same for all n.
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
+        del n  # The bound is the same for all n.
         if not clip:
             raise ValueError("clip must be True: without it no bound is known, got False")
         check_strength(regularization)
         d, exactly = known_dims(dims), Fraction(cost)
         longest = min(exactly * d / 2, Fraction(sqrt_up(exactly * d)))
-        return round_up((2 + 4 * longest) * (1 + (d + 8) * unit(dtype)))
+        return [(2 + 4 * longest) * (1 + (d + 8) * unit(dtype))]
 
     return BoundedTarget(fit, bound=bound, norms=("l1",))
 

@@ -180,7 +180,7 @@ def _training(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
                 current = optax.apply_updates(current, updates)
-            if averaged == 1:
+            if averaged == 1:  # Keeping a mean would take the memory of another set of parameters.
                 return (current, memory, current), None
             return (current, memory, _mean_with(mean, current, step - steps + averaged)), None
 

@@ -22,7 +22,6 @@ from dpjax.targets._clamping import clip_and_replace_nan, into_unit_ball
 from dpjax.targets._known_sensitivity import (
     BoundedSum,
     BoundedTarget,
-    VectorNorm,
     check_dims,
     dims_or_none,
     known_dims,
@@ -85,7 +84,7 @@ class _Objective(NamedTuple):
         step_size = 1 / (float(self.strength) + float(self.curvature))
         return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
 
-    def bound(self, d: int, n: int | None, dtype: np.dtype) -> float:
+    def bound(self, d: int, n: int | None, dtype: np.dtype) -> list[Fraction]:
         """How much replacing one record changes the weights in l2, at most."""
         check_carried(float(self.strength), d, dtype)
         eps = unit(dtype)
@@ -97,7 +96,7 @@ class _Objective(NamedTuple):
         )
         exact = 2 * self.pull / (_checks.integer("n", n, least=1) * self.strength)
         diameter = 2 * self.longest * (1 + (d + 8) * eps)
-        return round_up(min(diameter, exact + 2 * error))
+        return [min(diameter, exact + 2 * error)]
 
 
 class _Point(NamedTuple):
@@ -195,8 +194,7 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
                 lambda w: point(w, found.steps, found.before).gradient, found.w, plan
             )
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm  # l2.
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
 
     # The functions above refer only to numbers, which cannot change. A release can check this, and
@@ -297,8 +295,7 @@ def ridge_regression(*, regularization: float, dims: int | None = None) -> Bound
             found, _ = lax.scan(refined, start, length=_REFINEMENTS)
             return objective.walk(lambda w: -residual(w), found, plan)
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
-        del norm  # l2.
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         return _ridge_objective(strength).bound(known_dims(dims), n, dtype)
 
     return BoundedSum(statistic, finish, True, 1.0, bound=bound, norms=("l2",))

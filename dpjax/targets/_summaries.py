@@ -14,17 +14,9 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._core._types import PyTree
 from dpjax._exact._fixed_point import rounding_of_average
-from dpjax._exact._numerics import round_up
 from dpjax.sensitivity._order_statistics import order_statistic
 from dpjax.targets._clamping import check_interval, check_known, clamp
-from dpjax.targets._known_sensitivity import (
-    BoundedSum,
-    BoundedTarget,
-    VectorNorm,
-    check_dims,
-    norm_up,
-    unit,
-)
+from dpjax.targets._known_sensitivity import BoundedSum, BoundedTarget, check_dims, unit
 
 _LARGEST_FLOAT = Fraction(sys.float_info.max)
 
@@ -74,9 +66,9 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
         check_dims(dims, sum(map(jnp.size, jax.tree.leaves(record))))
         return jax.tree.map(functools.partial(clamp, lower=low, upper=high), record)
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         width = (Fraction(high) - Fraction(low)) / _checks.integer("n", n, least=1)
-        return norm_up([width + rounding_of_average(Fraction(largest), dtype)] * dims, norm)
+        return [width + rounding_of_average(Fraction(largest), dtype)] * dims
 
     return BoundedSum(clamped, lambda average: average, True, largest, bound=bound)
 
@@ -137,7 +129,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
         _check_powers(count, farthest, x.dtype)
         return jnp.stack(list(accumulate(repeat(x, count), mul)))
 
-    def bound(norm: VectorNorm, n: int | None, dtype: np.dtype) -> float:
+    def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size = _checks.integer("n", n, least=1)
         _check_powers(count, farthest, dtype)
         ranges: list[Fraction] = []
@@ -145,7 +137,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
             rounding = 2 * j * unit(dtype) * farthest**j / size
             rounding += rounding_of_average(farthest**j, dtype)
             ranges.append(_range_of_power(Fraction(low), Fraction(high), j) / size + rounding)
-        return norm_up(ranges, norm)
+        return ranges
 
     return BoundedSum(powers, lambda average: average, True, largest, bound=bound)
 
@@ -218,8 +210,8 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
         rank = math.ceil(Fraction(numerator, denominator) * database.shape[0])
         return _signed_order_statistic(clamp(database, low, high), rank)
 
-    width = round_up(Fraction(high) - Fraction(low))
-    return BoundedTarget(select, bound=lambda norm, n, dtype: width)
+    width = [Fraction(high) - Fraction(low)]
+    return BoundedTarget(select, bound=lambda n, dtype: width)
 
 
 def exact_probability(probability: float | Fraction) -> Fraction:

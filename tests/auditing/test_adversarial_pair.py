@@ -46,6 +46,18 @@ def test_integers_are_searched(key):
     assert set(np.unique(found.database)) <= set(range(5))
 
 
+def test_integers_beside_floats_are_searched(key):
+    """Floats follow the gradient, and integers change at random."""
+    records = {"code": jax.ShapeDtypeStruct((N,), jnp.int32), "x": NUMBERS}
+    bounds = {"code": (0, 3), "x": (0, 1)}
+
+    def chosen(database):
+        return jnp.sum(jnp.where(database["code"] > 1, database["x"], 0))
+
+    found = adversarial_pair(key, chosen, records, bounds=bounds, norm="l1", steps=5, restarts=8)
+    assert 0.99 < found.distance <= 1
+
+
 def test_records_of_several_arrays_have_bounds_of_their_own(key):
     """A fit by a loop, which has no gradient either, under a proved bound."""
     fit = dpjax.targets.ridge_regression(regularization=0.5, dims=2)

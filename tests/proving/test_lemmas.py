@@ -1,5 +1,7 @@
 """Lemmas, loops and places: no pair over three values lies further apart, and bounds are tight."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -369,7 +371,7 @@ def test_a_proved_query_is_released():
 
 
 def test_the_smaller_of_two_proofs_counts():
-    target = BoundedTarget(jnp.mean, bound=lambda norm, n, dtype: 5.0)
+    target = BoundedTarget(jnp.mean, bound=lambda n, dtype: [Fraction(5)])
     found = dpjax.prove_sensitivity(target, NUMBERS, bounds=(0, 1), norm="l1")
     assert found.value < 0.0101
 

@@ -7,6 +7,7 @@ targets that know nothing of slots.
 """
 
 import itertools
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,6 @@ def test_the_bound_of_a_query_is_the_larger_of_both():
 
 def test_a_target_that_knows_no_slots_has_no_bound_of_its_own():
     total = lambda d: jnp.where(d.present, d.records, 0.0).sum()  # noqa: E731
-    target = BoundedTarget(total, bound=lambda norm, n, dtype: 0.5)
+    target = BoundedTarget(total, bound=lambda n, dtype: [Fraction(1, 2)])
     databases, pairs = every_pair(NUMBERS)
     assert farthest(target, databases, pairs, "l1") <= proved(target, databases, (0, 1), "l1")

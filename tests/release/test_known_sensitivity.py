@@ -10,6 +10,7 @@ traced program, which tests of their own compare.
 import dataclasses
 import functools
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -331,7 +332,7 @@ def test_a_sampled_sensitivity_may_be_smaller():
 
 def test_a_proved_sensitivity_may_be_smaller():
     """Its records are clamped first."""
-    mean = BoundedTarget(jnp.mean, bound=lambda norm, n, dtype: 5.0)
+    mean = BoundedTarget(jnp.mean, bound=lambda n, dtype: [Fraction(5)])
     proved = dpjax.prove_sensitivity(mean, AGES, bounds=(0, 1), norm="l1")
     assert proved.value < 0.1
     assert dpjax.privatize(mean, laplace(proved))(KEY, AGES).guarantee.gamma == 0
