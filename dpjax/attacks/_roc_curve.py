@@ -66,12 +66,11 @@ class RocCurve:
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """False and true positive rates of all thresholds, in ascending order."""
         thresholds = np.unique(np.concatenate([self.members, self.non_members]))[::-1]
-        rates = (
-            np.concatenate([[0.0], _at_least(scores, thresholds) / len(scores)])
-            for scores in (self.non_members, self.members)
-        )
-        false_positives, true_positives = rates
-        return false_positives, true_positives
+
+        def rates(scores: np.ndarray) -> np.ndarray:
+            return np.concatenate([[0.0], _at_least(scores, thresholds) / len(scores)])
+
+        return rates(self.non_members), rates(self.members)
 
     def true_positive_rate(self, false_positive_rate: float) -> TruePositiveRate:
         """The true positive rate at one false positive rate, fixed in advance.

@@ -18,12 +18,7 @@ from dpjax._core._values import Guarantee, Mechanism, Release, Sensitivity
 from dpjax._exact._numerics import is_float
 from dpjax.auditing._audit import as_clamped
 from dpjax.auditing._outputs import joined, matrices, rows_of
-from dpjax.auditing._verify import (
-    ROUNDING_OF_DISTANCE,
-    double_moves,
-    single_moves,
-    strange_values,
-)
+from dpjax.auditing._verify import ROUNDING_OF_DISTANCE, double_moves, single_moves, strange_values
 from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 

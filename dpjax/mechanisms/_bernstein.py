@@ -165,9 +165,8 @@ def evaluate_on_lattice(
     degree = _checks.integer("degree", degree, least=1)
     dims = _checks.integer("dims", dims, least=1)
 
-    made = _OnLattice
-    if isinstance(target, KnowsSensitivity) and "linf" in target.norms:
-        made = _KnownOnLattice
+    known = isinstance(target, KnowsSensitivity) and "linf" in target.norms
+    made = _KnownOnLattice if known else _OnLattice
     return made(target, degree, dims)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,6 +1,7 @@
 """The shaped Gaussian mechanism: correlated Gaussian noise A z for a public matrix A."""
 
 import dataclasses
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -89,10 +90,8 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         Its ends are at least 16 times the largest sampled value from which the shape was learned.
         """
         del shape, dtype
-        if like is None:
-            return -self._shape.largest_value, self._shape.largest_value
-        high = jax.tree.map(lambda leaf: self._shape.largest_value, like)
-        return jax.tree.map(lambda leaf: -self._shape.largest_value, like), high
+        high = jax.tree.map(lambda leaf: self._shape.largest_value, 0 if like is None else like)
+        return jax.tree.map(operator.neg, high), high
 
     def clamped(self, value: Value) -> Value:
         """The value after clamping: NaN becomes 0, and other numbers are clamped to `range`."""

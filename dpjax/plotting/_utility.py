@@ -150,11 +150,11 @@ def _variable(data: Any, variable: str | None) -> "DataArray":
     """The array to plot. xarray's objects are recognized by attributes, without importing it."""
     if hasattr(data, "data_vars"):
         names = list(data.data_vars)
-        if variable is None and len(names) != 1:
-            raise ValueError(f"variable must be one of {names}")
-        if variable is not None and variable not in names:
+        if variable is None and len(names) == 1:
+            (variable,) = names
+        if variable not in names:
             raise ValueError(f"variable must be one of {names}, got {variable!r}")
-        return data[names[0] if variable is None else variable]
+        return data[variable]
     if hasattr(data, "dims") and hasattr(data, "transpose") and hasattr(data, "attrs"):
         return data
     raise TypeError(

@@ -131,12 +131,12 @@ class NumbersRead:
     def take(self, piece: bytes) -> None:
         """Reads the next chunk; raises if it contains anything but numbers, or too many numbers."""
         text = self._rest + piece.replace(b",", b" ")
-        *words, self._rest = (
-            [b"", *text.split()] if not text[-1:].isspace() else [*text.split(), b""]
-        )
+        words = text.split()
+        # The last word may continue in the next chunk.
+        self._rest = words.pop() if words and not text[-1:].isspace() else b""
         if max(map(len, [*words, self._rest])) > _LONGEST_WORD:
             raise ValueError(f"it printed a word of more than {_LONGEST_WORD} bytes")
-        for word in filter(None, words):
+        for word in words:
             self._add(word)
 
     def all(self) -> list[int | float]:

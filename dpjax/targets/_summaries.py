@@ -132,12 +132,12 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size = _checks.integer("n", n, least=1)
         _check_powers(count, farthest, dtype)
-        ranges: list[Fraction] = []
-        for j in range(1, count + 1):
-            rounding = 2 * j * unit(dtype) * farthest**j / size
-            rounding += rounding_of_average(farthest**j, dtype)
-            ranges.append(_range_of_power(Fraction(low), Fraction(high), j) / size + rounding)
-        return ranges
+        return [
+            (_range_of_power(Fraction(low), Fraction(high), j) + 2 * j * unit(dtype) * farthest**j)
+            / size
+            + rounding_of_average(farthest**j, dtype)
+            for j in range(1, count + 1)
+        ]
 
     return BoundedSum(powers, lambda average: average, True, largest, bound=bound)
 
