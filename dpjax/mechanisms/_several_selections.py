@@ -42,7 +42,7 @@ class SeveralSelections(SelectionMechanism):
         return indices_of_rows(key, rows, self._calibration(value)).reshape(value.shape[:-1])
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        return _log_prob(self, output, value)
+        return _log_prob_of_rows(self, output, value)
 
 
 def select_each(
@@ -132,13 +132,13 @@ class TopK(SelectionMechanism):
         return jax.vmap(peeled_indices, (0, 0, None, None))(keys, value, calibration, self.count)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        return _log_prob(self, output, value)
+        return _log_prob_of_rows(self, output, value)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
         return self.count * scores.size
 
 
-def _log_prob(mechanism: SelectionMechanism, output: Value, value: Value) -> jax.Array:
+def _log_prob_of_rows(mechanism: SelectionMechanism, output: Value, value: Value) -> jax.Array:
     """The log probability of the options that are selected, one after the other, in each row."""
     scores = _checks.real_arrays("value", value)
     mechanism._check_value(scores)
