@@ -237,10 +237,10 @@ def texts(public: Sequence[str]) -> Texts:
 
     Returns:
         A column of texts. `column[places]` has the text at each place, as for an array. Statistics
-        compare it with keys as they do a column of a table.
+        compare this column with keys, like a column of a table.
 
     Raises:
-        TypeError: if something else than texts is given.
+        TypeError: if `public` is not a list of texts.
 
     Formal guarantees:
         None are needed: the texts are public. Texts are compared by fingerprints of 128 bits.

@@ -254,7 +254,7 @@ def _check_number(name: str, value: Value, most: float) -> None:
     """Refuses a number outside [0, most]; skips a number whose value is unknown here."""
     if isinstance(value, float) and 0 <= value <= most:
         return
-    if _checks.is_traced(value) or not getattr(value, "is_fully_addressable", True):
+    if _checks.is_traced(value) or not _is_here(value):
         return
     array = np.asarray(jax.device_get(value) if isinstance(value, jax.Array) else value)
     expected = "a number, 0 or above" if most == math.inf else f"a number from 0 to {most}"

@@ -30,7 +30,7 @@ class Labels:
         groups: the labels of the first axes, which all arrays share.
         axes: for the name of each array, the labels of its other axes. The name is "" if the value
             is a single array.
-        moments: "dates", "times" or "durations" if the numbers represent such, as in `Moments`;
+        moments: the kind of `Moments` that the numbers represent: "dates", "times" or "durations";
             "" for other numbers.
     """
 

@@ -131,6 +131,11 @@ class TreeSpec:
         """The pytree with a `jax.ShapeDtypeStruct` at every leaf."""
         return jax.tree.unflatten(self.structure, self.leaves)
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Structure and shapes, without dtypes."""
+        return self.structure, *(leaf.shape for leaf in self.leaves)
+
     def argument(self, index: int) -> "TreeSpec":
         """The description of one item, if the pytree is a tuple."""
         return TreeSpec.of(self.tree()[index])

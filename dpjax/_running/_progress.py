@@ -154,7 +154,7 @@ def counting(
 
 @contextlib.contextmanager
 def saying_what_is_kept(note: Callable[[], str]) -> Generator[None, None, None]:
-    """Adds a note to Ctrl-C: which results were kept, and how to continue."""
+    """Adds a note to a KeyboardInterrupt: which results were kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as interruption:

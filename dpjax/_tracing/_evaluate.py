@@ -48,7 +48,6 @@ NAMES = names(
 _CONVOLUTION = "conv_general_dilated"
 _CONCERNED = NAMES | {_CONVOLUTION}
 _BYTES = frozenset(("int8", "uint8"))
-_NARROW = _BYTES | {"bfloat16"}
 _CAST = "convert_element_type"
 # Primitives of elementwise arithmetic, without bitwise operations.
 _ARITHMETIC = names(
@@ -207,9 +206,8 @@ def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 def looks_at_other_lanes(equation: Equation) -> bool:
     """Whether an operation has a rule of dpjax for `vmap` that uses several lanes together."""
-    if "rule" not in equation.params or not _has_rule(equation, of_dpjax=True):
-        return False
-    return not isinstance(getattr(equation.params["rule"], "rule", None), OneByOne)
+    rule = getattr(equation.params.get("rule"), "rule", None)
+    return _has_rule(equation, of_dpjax=True) and not isinstance(rule, OneByOne)
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
@@ -251,18 +249,8 @@ def may_differ(jaxpr: jex.Jaxpr) -> bool:
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
-def _is_concerned(equation: Equation) -> bool:
-    """Whether an operation may deviate: an extremum, or one on 8-bit integers or bfloat16."""
-    if equation.primitive.name in _EXTREMA or equation.primitive.name in _CHOICES:
-        return True
-    atoms = (*equation.invars, *equation.outvars)
-    return any(str(getattr(aval(x), "dtype", "")) in _NARROW for x in atoms)
-
-
 def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Array] | None:
     """Runs an operation as XLA defines it; returns None if jaxlib computes it correctly."""
-    if not _is_concerned(equation):
-        return None
     if not _takes_bfloat16(equation):
         output = _of_wide(equation, *operands)
         return None if output is None else [output]

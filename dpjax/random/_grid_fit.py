@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 from types import ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,15 @@ _DIVISOR_BITS = 16
 
 # Checks use numbers on the host, and draws use JAX scalars.
 _Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
+
+
+def is_usable(scale: Any) -> jax.Array:
+    """Whether a scale is in the range of its dtype, with a rounding unit that is not subnormal.
+
+    Devices may flush subnormal numbers to 0.
+    """
+    limits = float_limits(scale.dtype)
+    return (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
 
 
 class GridFit(NamedTuple):
@@ -157,11 +166,8 @@ class Calibration:
         if exponent is None:
             exponent = self._in(self.grid_dtype)._exponent(lattice)
         known, grid = self._in(compute), power_of_two(exponent, compute)
-        # Scales near subnormal numbers are not usable, because devices may flush these to 0.
-        limits = float_limits(compute)
-        usable = (known.scale >= float(limits.tiny) / float(limits.eps)) & (known.scale < jnp.inf)
-        # This keeps the denominator of `_needed` above 1/2.
-        usable &= 4 * known._loss(lattice) < known.epsilon
+        # The second condition keeps the denominator of `_needed` above 1/2.
+        usable = is_usable(known.scale) & (4 * known._loss(lattice) < known.epsilon)
         # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
         # leaves, because one sensitivity bounds the changes of all leaves together.
         step = grid if floating else jnp.ones_like(grid)

@@ -23,7 +23,7 @@ from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, rou
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax._tracing._programs import QuickJit
-from dpjax.random._grid_fit import Calibration, GridFit, divided
+from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable
 from dpjax.random._keys import key_for_each
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
@@ -251,11 +251,7 @@ def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
     """The scale in the dtype of the computation; NaN if noise of this scale would not fit."""
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
-    limits = float_limits(dtype)
-    # XLA flushes subnormal floats to 0. If the scale is at least tiny / eps, its rounding unit is
-    # not subnormal.
-    usable = (scale >= float(limits.tiny) / float(limits.eps)) & (scale < jnp.inf)
-    return jnp.where(usable, scale, jnp.nan)
+    return jnp.where(is_usable(scale), scale, jnp.nan)
 
 
 def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:

@@ -6,6 +6,7 @@ docs/proofs/sampled-sensitivity.md has the proofs.
 import decimal
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Literal, NoReturn, TypeAlias, get_args
@@ -276,14 +277,9 @@ def _least_anytime_gamma(m: int, confidence: float) -> float:
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number up to `most` with a monotone property; None if no number has it."""
-    if not holds(most):
-        return None
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    """The least number from 1 to `most` with a monotone property; None if no number has it."""
+    found = bisect_left(range(1, most + 1), True, key=holds) + 1
+    return found if found <= most else None
 
 
 def _is_sure(k: int, m: int, gamma: float, confidence: float, tail: _Tail) -> bool:

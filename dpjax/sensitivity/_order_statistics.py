@@ -21,7 +21,7 @@ _NARROWINGS = 4
 # Two bit patterns, low and high, and how many distances are below low and below high. Fewer
 # distances than the rank are below low, and at least as many as the rank are below high.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# Two patterns, and the counts of `_counts_of_groups` for them.
+# Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
 _Looked = tuple[_Bracket, _Seen]
 

@@ -95,9 +95,7 @@ class NoiseShape:
     def check_fits(self, value: Value) -> None:
         """Refuses values of another structure or other shapes."""
         got = TreeSpec.of(value)
-        if got.structure != self.outputs.structure or any(
-            x.shape != y.shape for x, y in zip(got.leaves, self.outputs.leaves, strict=True)
-        ):
+        if got.form != self.outputs.form:
             raise ValueError(
                 f"value must fit the shape of the noise, with structure and shapes {self.outputs},"
                 f" got {got}"
@@ -136,12 +134,10 @@ class NoiseShape:
 
     def unflattened(self, flat: jax.Array) -> Value:
         """An array of d numbers as a pytree like the value."""
-        ends = np.cumsum([leaf.size for leaf in self.outputs.leaves])
-        pieces = [
-            flat[end - leaf.size : end].reshape(leaf.shape)
-            for leaf, end in zip(self.outputs.leaves, ends, strict=True)
-        ]
-        return jax.tree.unflatten(self.outputs.structure, pieces)
+        leaves = self.outputs.leaves
+        pieces = jnp.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        shaped = [x.reshape(leaf.shape) for x, leaf in zip(pieces, leaves, strict=True)]
+        return jax.tree.unflatten(self.outputs.structure, shaped)
 
     def mapped_in_floats(self, value: Value) -> jax.Array:
         """A^-1 x in floats, for densities and lengths, which need not be exact."""

@@ -120,7 +120,7 @@ class SumOfRecords:
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
             for x, total in zip(jax.tree.leaves(statistic), totals, strict=True):
-                if not is_float(total) and not is_float(x):
+                if not is_float(total):
                     most = jnp.iinfo(total.dtype).max // self.n
                     magnitude = jnp.abs(x.astype(jnp.float32))
                     wraps |= jnp.max(magnitude) > float(most)
