@@ -40,12 +40,35 @@ _MET = 0.99
 _LARGEST_SHARE = 0.1
 
 
+Kind = Literal["poisson", "fixed", "bins"]
+
+
+class Columns(Protocol):
+    """The strategy of correlated noise, such as `dpjax.learning.toeplitz_strategy`."""
+
+    @property
+    def bands(self) -> int:
+        """The number of steps that a batch enters."""
+        ...
+
+    def overlap(self, groups: int, steps: int) -> float:
+        """How far a record moves all rows, if it joins all batches of its group of steps.
+
+        It is relative to the largest norm of a column, and rounded up.
+        """
+        ...
+
+
 class Sampling(Protocol):
     """A rule that draws batches, such as `dpjax.learning.poisson_sampling`."""
 
     @property
-    def kind(self) -> Literal["poisson", "fixed"]:
-        """Each record joins independently ("poisson"), or batches have a fixed size ("fixed")."""
+    def kind(self) -> Kind:
+        """How records join a batch.
+
+        Each joins independently ("poisson"), batches have a fixed size ("fixed"), or each record
+        has a secret bin ("bins").
+        """
         ...
 
     @property
@@ -71,6 +94,7 @@ def dp_sgd(
     steps: int,
     delta: float,
     dims: int,
+    strategy: Columns | None = None,
     relation: NeighboringRelation | None = None,
     privacy_unit: str = RECORD,
     method: AccountingMethod = "pld",
@@ -83,6 +107,7 @@ def dp_sgd(
         steps: the number of steps.
         delta: the delta of the guarantee, in (0, 1).
         dims: how many numbers get noise in a step, which is the number of all parameters.
+        strategy: of correlated noise; None for independent noise.
         relation: which databases are neighbors. None takes the relation of an open ledger, or
             add-or-remove-one if no ledger is open. Batches of a fixed size need replace-one. Under
             add-or-remove-one, both neighbors are stored in the n slots of the sampling, and one
@@ -99,7 +124,9 @@ def dp_sgd(
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if a parameter is not a number.
         ValueError: if a parameter is out of range, the relation does not fit the sampling, batches
-            exceed their capacity too often for this delta, or losses are too large to compute.
+            exceed their capacity too often for this delta, or losses are too large to compute; if a
+            strategy has more bands than the sampling has groups, unless all records of a group or
+            bin join its batches.
 
     Formal guarantees:
         (epsilon, delta)-DP of the joint distribution of all steps, rounded up. Each step may depend
@@ -113,6 +140,10 @@ def dp_sgd(
         - probability that convolutions may lose: a delta of 1e-15 for every step, with "pld";
         - the difference between the tables of the noise and the normal distribution, for every
           coordinate of every step.
+
+        For bins, it is the guarantee for records whose bin is known, which the secret bin does not
+        make worse; `learning.participation_losses` amplifies it by simulation. With a strategy,
+        docs/proofs/correlated-noise.md has the proof.
 
         For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times the
         divergence of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors
@@ -132,7 +163,7 @@ def dp_sgd(
         ... )
         (epsilon=1.67165, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
     """
-    run = DpSgdRun(sampling, steps, delta, dims, relation, method).checked()
+    run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     check_privacy_unit(privacy_unit)
     z = _positive("noise_multiplier", noise_multiplier)
     epsilon = run.epsilon(z)
@@ -160,6 +191,7 @@ def dp_sgd_risk(
     noise_multiplier: float,
     steps: int,
     dims: int,
+    strategy: Columns | None = None,
     relation: NeighboringRelation | None = None,
 ) -> Risk:
     """What any attack can learn about one record from all steps of a run of DP-SGD.
@@ -169,6 +201,7 @@ def dp_sgd_risk(
         noise_multiplier: z, as for `dp_sgd`.
         steps: the number of steps.
         dims: how many numbers get noise in a step.
+        strategy: of correlated noise, as for `dp_sgd`.
         relation: which databases are neighbors, as for `dp_sgd`.
 
     Returns:
@@ -196,7 +229,7 @@ def dp_sgd_risk(
         >>> round(found.advantage, 3), round(found.reconstruction_bound(0.01), 3)
         (0.145, 0.027)
     """
-    run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld").checked()
+    run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
     return run.risk(_positive("noise_multiplier", noise_multiplier))
 
 
@@ -208,6 +241,7 @@ def dp_sgd_noise_multiplier(
     advantage: float | None = None,
     steps: int,
     dims: int,
+    strategy: Columns | None = None,
     relation: NeighboringRelation | None = None,
     method: AccountingMethod = "pld",
 ) -> float:
@@ -222,6 +256,7 @@ def dp_sgd_noise_multiplier(
         advantage: instead of epsilon and delta, the advantage of `dp_sgd_risk`, in (0, 1).
         steps: the number of steps.
         dims: how many numbers get noise in a step.
+        strategy: of correlated noise, as for `dp_sgd`.
         relation: which databases are neighbors, as for `dp_sgd`.
         method: as for `dp_sgd`.
 
@@ -258,12 +293,13 @@ def dp_sgd_noise_multiplier(
                 'advantage must be given alone, with method="pld", got'
                 f" epsilon={epsilon}, delta={delta}, method={method!r}"
             )
-        return _noise_for_advantage(sampling, advantage, steps, dims, relation)
+        run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld", strategy=strategy).checked()
+        return _noise_for_advantage(run, advantage)
     if epsilon is None or delta is None:
         raise ValueError(
             f"epsilon and delta must be given, or advantage, got epsilon={epsilon}, delta={delta}"
         )
-    run = DpSgdRun(sampling, steps, delta, dims, relation, method).checked()
+    run = DpSgdRun(sampling, steps, delta, dims, relation, method, strategy=strategy).checked()
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
@@ -290,19 +326,12 @@ def dp_sgd_noise_multiplier(
     return _least(run.epsilon, target, about)
 
 
-def _noise_for_advantage(
-    sampling: Sampling,
-    advantage: float,
-    steps: int,
-    dims: int,
-    relation: NeighboringRelation | None,
-) -> float:
-    run = DpSgdRun(sampling, steps, 0.5, dims, relation, "pld").checked()
+def _noise_for_advantage(run: "DpSgdRun", advantage: float) -> float:
     target = _checks.fraction("advantage", advantage)
     _checks.host_only("advantage", target, "a concrete number")
     if run.risk(_MOST_NOISE).advantage > target:
         raise NoEpsilonError(
-            f"no noise multiplier up to {_MOST_NOISE:g} reaches advantage={target:g} in {steps}"
+            f"no noise multiplier up to {_MOST_NOISE:g} reaches advantage={target:g} in {run.steps}"
             " steps: take fewer steps, a larger advantage, or batches with a larger capacity"
         )
     coarse = functools.partial(run.risk, coarseness=_COARSE)
@@ -313,7 +342,7 @@ def _noise_for_advantage(
 class _Drawn(NamedTuple):
     """The numbers of a sampling, as a key in a cache."""
 
-    kind: Literal["poisson", "fixed"]
+    kind: Kind
     n: int
     rate: float
     capacity: int
@@ -330,6 +359,7 @@ class DpSgdRun(NamedTuple):
     method: AccountingMethod
     # A record may be in one of this many consecutive batches.
     groups: int = 1
+    strategy: Columns | None = None
 
     def checked(self) -> "DpSgdRun":
         """Checks the parameters, and fills in the relation if it is None."""
@@ -340,7 +370,7 @@ class DpSgdRun(NamedTuple):
         delta = _checks.fraction("delta", self.delta)
         _checks.host_only("delta", delta, "a concrete number")
         sampling = self.sampling
-        _checks.choice("sampling.kind", sampling.kind, ("poisson", "fixed"))
+        _checks.choice("sampling.kind", sampling.kind, get_args(Kind))
         if not 0 < sampling.rate <= 1:
             raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
         _checks.integer("sampling.capacity", sampling.capacity, least=1)
@@ -358,17 +388,48 @@ class DpSgdRun(NamedTuple):
                 f"relation must be replace-one for batches of a fixed size, got {relation}: use"
                 " poisson_sampling, or replace-one"
             )
+        if sampling.kind == "bins" and sampling.rate != 1:
+            raise ValueError(
+                f"sampling.rate must be 1 for bins, whose records all join, got {sampling.rate}:"
+                " use balls_in_bins_sampling"
+            )
         drawn = _Drawn(sampling.kind, sampling.n, sampling.rate, sampling.capacity)
-        return DpSgdRun(drawn, steps, delta, dims, relation, self.method, groups)
+        run = DpSgdRun(drawn, steps, delta, dims, relation, self.method, groups, self.strategy)
+        if run.overlaps and sampling.rate != 1:
+            assert self.strategy is not None
+            raise ValueError(
+                f"sampling must have at least groups={self.strategy.bands}, one for each band of"
+                f" the strategy, or batches of all records of a group, got {sampling}: two batches"
+                " of a record would enter one published number; draw batches by"
+                " learning.cyclic_sampling"
+            )
+        return run
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether two batches of a record may enter one published number."""
+        return self.strategy is not None and self.strategy.bands > self.groups
 
     @property
     def replaced(self) -> bool:
         return self.relation is NeighboringRelation.REPLACE_ONE
 
     @property
-    def slots(self) -> int:
-        """The largest number of slots whose records may join one batch."""
-        return -(-self.sampling.n // self.groups)
+    def joining(self) -> tuple[int, float]:
+        """The largest number of slots whose records may join a batch, and their probability."""
+        if self.sampling.kind == "bins":
+            return self.sampling.n, 1 / self.groups
+        return -(-self.sampling.n // self.groups), self.sampling.rate
+
+    def gaussians(self, z: float) -> tuple[float, int]:
+        """The noise multiplier, and the number, of the Gaussian mechanisms of one record.
+
+        Batches that share no published number are separate mechanisms; others are one together.
+        """
+        if not self.overlaps:
+            return z, self.participations
+        assert self.strategy is not None
+        return z / self.strategy.overlap(self.groups, self.steps), 1
 
     @property
     def participations(self) -> int:
@@ -392,7 +453,9 @@ class DpSgdRun(NamedTuple):
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
         ordered = self.sampling.n if self.sampling.kind == "fixed" else self.sampling.capacity
-        return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129)
+        # A 64-bit word modulo the number of bins is not quite uniform.
+        uneven = self.groups * 2.0**-64 if self.sampling.kind == "bins" else 0.0
+        return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129) + uneven
 
     @property
     def missed(self) -> float:
@@ -401,7 +464,7 @@ class DpSgdRun(NamedTuple):
         if sampling.kind == "fixed":
             return self.missed_anyway
         # Both neighbors have at most this many records that may join a batch.
-        cut = scipy.stats.binom.sf(sampling.capacity, self.slots, sampling.rate)
+        cut = scipy.stats.binom.sf(sampling.capacity, *self.joining)
         cut = float(cut) * _OUTWARD
         return self.missed_anyway + self.steps * cut
 
@@ -416,6 +479,7 @@ class DpSgdRun(NamedTuple):
         and epsilon on delta_0. The loop approaches the fixed point from below.
         """
         sampling = self.sampling
+        z, count = self.gaussians(z)
         if _delta_of_one_step(sampling, z, self.replaced, self._largest_epsilon()) > self.delta:
             raise NoEpsilonError(self._used_up())
         if self.method == "pld":
@@ -423,12 +487,16 @@ class DpSgdRun(NamedTuple):
                 sampling.kind,
                 sampling.rate,
                 z,
-                self.participations,
+                count,
                 replaced=self.replaced,
                 coarseness=coarseness,
             )
         else:
-            curve = epsilons_by_renyi(sampling, z, self.participations, self.replaced)
+            curve = epsilons_by_renyi(sampling, z, count, self.replaced)
+        return self.charged(curve)
+
+    def charged(self, curve: Callable[[float], float]) -> float:
+        """The epsilon of the real run, given that of the ideal run as a function of delta."""
         epsilon = 0.0
         for _ in range(200):
             left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
@@ -444,11 +512,12 @@ class DpSgdRun(NamedTuple):
         """The risk of the real run."""
         sampling, relation = self.sampling, self.relation
         assert relation is not None
+        z, count = self.gaussians(z)
         joint, lost = composed_losses(
             sampling.kind,
             sampling.rate,
             z,
-            self.participations,
+            count,
             replaced=self.replaced,
             coarseness=coarseness,
         )
@@ -484,9 +553,7 @@ class DpSgdRun(NamedTuple):
         stated = f"delta={self.delta:g} is used up at epsilon={at:.3g}: in {self.steps} steps"
         anyway = (1 + math.exp(min(at, 700.0))) * self.missed_anyway
         if self.missed > 2 * self.missed_anyway and anyway < _LARGEST_SHARE * self.delta:
-            enough = least_capacity(
-                self.slots, self.sampling.rate, rare_enough(at, self.delta, self.steps)
-            )
+            enough = least_capacity(*self.joining, rare_enough(at, self.delta, self.steps))
             advice = f"capacity={enough}" if epsilon else "more noise, or a larger capacity"
             return (
                 f"{stated} a batch exceeds its capacity of {self.sampling.capacity} with"

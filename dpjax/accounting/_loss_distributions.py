@@ -36,7 +36,7 @@ class NoEpsilonError(ValueError):
 
 
 def epsilons_by_losses(
-    kind: Literal["poisson", "fixed"],
+    kind: Literal["poisson", "fixed", "bins"],
     rate: float,
     z: float,
     steps: int,
@@ -61,7 +61,7 @@ def epsilons_by_losses(
 
 
 def composed_losses(
-    kind: Literal["poisson", "fixed"],
+    kind: Literal["poisson", "fixed", "bins"],
     rate: float,
     z: float,
     steps: int,

@@ -33,6 +33,7 @@ class SimulatedLosses:
         draws: how many losses were drawn in each direction.
         relation: which databases are neighbors.
         privacy_unit: whose data neighboring databases differ in.
+        source: the function that drew the losses.
 
     Formal guarantees:
         Those of `monte_carlo`.
@@ -42,6 +43,7 @@ class SimulatedLosses:
     draws: int
     relation: NeighboringRelation
     privacy_unit: str
+    source: Callable[[Key], jax.Array]
     _bands: tuple[TailBand, ...]
     _identity: str
 
@@ -95,14 +97,18 @@ class SimulatedLosses:
             A `Guarantee`. `compose` counts one simulation once, and adds the probabilities that
             several simulations mislead.
         """
+        return self.stated(self.epsilon(delta), float(delta))
+
+    def stated(self, epsilon: float, delta: float, notes: tuple[str, ...] = ()) -> Guarantee:
+        """A guarantee of these numbers, with the confidence of the simulation."""
         event = SampledEvent(0.0, self.confidence, self._identity)
         return Guarantee(
-            self.epsilon(delta),
-            float(delta),
+            epsilon,
+            delta,
             confidence=self.confidence,
             events=(event,),
             relation=self.relation,
-            notes=("by simulation",),
+            notes=(*notes, "by simulation"),
             privacy_unit=self.privacy_unit,
         )
 
@@ -199,7 +205,9 @@ def monte_carlo(
     bands = tuple(TailBand.of(column, error) for column in raised.T)
     words = jax.random.key_data(seed)
     identity = digest("simulated losses", program.fingerprint, words, draws)
-    return SimulatedLosses(confidence, draws, relation, privacy_unit, bands, identity)
+    return SimulatedLosses(
+        confidence, draws, relation, privacy_unit, sample_losses, bands, identity
+    )
 
 
 def _drawn(key: Key, program: Program, draws: int) -> np.ndarray:

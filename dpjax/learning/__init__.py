@@ -10,13 +10,15 @@ from dpjax.learning._gaussian_noise import (
     NoiseState,
     adaptive_noise,
     gaussian_noise,
-    guarantee,
 )
+from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._objective_perturbation import ObjectivePerturbation, objective_perturbation
+from dpjax.learning._participation import ParticipationLosses, participation_losses
 from dpjax.learning._privatizers import PrivatizerState, with_privatizer
 from dpjax.learning._sampling import (
     Batch,
     BatchSampling,
+    balls_in_bins_sampling,
     cyclic_sampling,
     fixed_size_sampling,
     poisson_sampling,
@@ -46,6 +48,7 @@ __all__ = [
     "CorrelatedNoiseState",
     "NoiseState",
     "ObjectivePerturbation",
+    "ParticipationLosses",
     "PrivateWeightedMajority",
     "PrivatizerState",
     "Strategy",
@@ -53,6 +56,7 @@ __all__ = [
     "Winner",
     "adaptive_noise",
     "adversarial_losses",
+    "balls_in_bins_sampling",
     "banded_strategy",
     "clipped_gradients",
     "clipped_in_parts",
@@ -64,6 +68,7 @@ __all__ = [
     "guarantee",
     "objective_perturbation",
     "optimized_strategy",
+    "participation_losses",
     "poisson_sampling",
     "private_weighted_majority",
     "regret_bound",

@@ -18,7 +18,7 @@ from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
 from dpjax.learning._per_example import PerExample, explained, per_example, traced
 from dpjax.learning._rounding import Digits, Sum, in_microbatches, root_of_squares, slack
-from dpjax.learning._sampling import ANY_TURN, Batch
+from dpjax.learning._sampling import Batch, Turn
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 
@@ -53,7 +53,7 @@ class ClippedSum:
             `slots * norm_bound`.
         drawn_by: an identifier of the sampling that drew the batch; 0 if the caller chose the
             records.
-        turn: the step for which the batch was drawn; -1 for every step.
+        turn: the step for which the batch was drawn, -1 for every step, and a number for its bins.
 
     Formal guarantees:
         See `clipped_gradients`, which alone makes it.
@@ -66,7 +66,7 @@ class ClippedSum:
     private_aux: PyTree
     slots: int
     drawn_by: int
-    turn: Scalar
+    turn: Turn
 
     # Without noise, an optimizer would compute with the sum itself. So arithmetic raises an error.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
@@ -180,7 +180,7 @@ class ClippedGradients:
         # With debug_nans, JAX would raise at a NaN in a private loss, and so reveal it.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
-        drawn = (batch.drawn_by, batch.turn) if isinstance(batch, Batch) else (0, ANY_TURN)
+        drawn = (batch.drawn_by, batch.turn) if isinstance(batch, Batch) else (0, Turn())
         return sealed(value, bound, within, losses, aux, slots, *drawn)
 
     def explain(self, *arguments: PyTree) -> PyTree:

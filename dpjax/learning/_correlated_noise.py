@@ -34,6 +34,7 @@ from dpjax.learning._gaussian_noise import (
     rounded_down,
     transformation,
 )
+from dpjax.learning._sampling import Turn
 from dpjax.learning._strategies import BITS, Strategy
 from dpjax.learning._trainings import Trainings, key_of_each_lane
 from dpjax.mechanisms._start import check_noise
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 _OUTWARD = 1 + 2.0**-18
 # Products of integer gradients and entries of C, and their sums, are below 2^62.
 _SUM_BITS = 62
-# Finer grids would lower the noise by less than .01%.
-_MOST_FINE = 14
 
 
 def correlated_noise(
@@ -179,7 +178,7 @@ def initial_state(
         jnp.uint32(strategy.number),
         jax.tree.map(empty, parameters),
         strategy,
-        _fineness(strategy, dims, multiplier),
+        strategy.fineness(dims, multiplier),
     )
 
 
@@ -205,7 +204,7 @@ def _step(
     multiplier: Scalar,
     least: Scalar,
     drawn_by: Scalar,
-    turn: Scalar,
+    turn: Turn,
 ) -> tuple[PyTree, CorrelatedNoiseState]:
     """The update of a step, and the state after it, as one program."""
     strategy = state.strategy
@@ -293,17 +292,6 @@ def _noisy_rows(
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
     dtypes = [leaf.dtype for leaf in leaves]
     return add_integer_noise(key, rows, scale, exponent, dtypes, distribution)
-
-
-def _fineness(strategy: Strategy, dims: int, multiplier: float) -> int:
-    """How many binary digits the grid has below the norm bound, before those for dimensions.
-
-    Any number is valid. A finer grid costs less rounding, but noise of more steps has a divisor
-    with fewer digits.
-    """
-    assert GAUSSIAN.lattice is not None
-    moved = 2 * multiplier * strategy.column_norm * math.sqrt(dims)
-    return max(0, min(_MOST_FINE, math.floor(math.log2(GAUSSIAN.lattice.resolution / moved) / 2)))
 
 
 def _grid(

@@ -36,15 +36,16 @@ from dpjax.accounting._dp_sgd import (
     rare_enough,
 )
 from dpjax.accounting._ledger import Ledger
+from dpjax.accounting._monte_carlo import SimulatedLosses
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise, initial_state
 from dpjax.learning._gaussian_noise import (
     CorrelatedNoiseState,
     NoiseState,
     gaussian_noise,
-    guarantee,
     rounded_down,
 )
+from dpjax.learning._guarantee_of_state import guarantee
 from dpjax.learning._per_example import fixed_loss
 from dpjax.learning._runs import inside_a_run
 from dpjax.learning._sampling import RARE, BatchSampling, cyclic_sampling, poisson_sampling
@@ -74,6 +75,7 @@ def fit(
     strategy: Strategy | None = None,
     epsilon: float | None = None,
     noise_multiplier: float | None = None,
+    simulated: SimulatedLosses | None = None,
     relation: NeighboringRelation | None = None,
     person: str | int | None = None,
     rows: int | None = None,
@@ -117,6 +119,7 @@ def fit(
             independent noise.
         epsilon: the epsilon of the guarantee; the least noise multiplier for it is used.
         noise_multiplier: may be given instead of epsilon.
+        simulated: as for `guarantee`, with a noise multiplier.
         relation: which databases are neighbors; None for the relation of the ledger, else as for
             `accounting.dp_sgd`. n is public under both relations.
         person: the name of the database's column of person ids, if people have several rows. The
@@ -210,11 +213,20 @@ def fit(
         )
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    given = {"delta": delta, "relation": relation, "steps": steps, "dims": dims}
+    given = {
+        "delta": delta, "relation": relation, "steps": steps, "dims": dims, "strategy": strategy
+    }  # fmt: skip
     multiplier = None
     if epsilon is None and noise_multiplier is not None:
         multiplier = _checks.positive("noise_multiplier", noise_multiplier)
-        reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
+        reached = 0.0
+        if sampling is None:
+            reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
+    elif simulated is not None:
+        raise ValueError(
+            "noise_multiplier must be given with simulated losses, which are of one multiplier, got"
+            f" epsilon={_checks.shown(epsilon)}"
+        )
     elif epsilon is not None and noise_multiplier is None:
         reached = _checks.positive("epsilon", epsilon)
     else:
@@ -265,7 +277,10 @@ def fit(
     jax.eval_shape(step, now, records, numbers)
 
     def promised_by(now: Training) -> Guarantee:
-        found = guarantee(now.noise, sampling, delta=delta, relation=relation, privacy_unit=unit)
+        found = guarantee(
+            now.noise, sampling, delta=delta, relation=relation, privacy_unit=unit,
+            simulated=simulated,
+        )  # fmt: skip
         return dataclasses.replace(found, notes=(*notes, *found.notes))
 
     last = now.with_counts(step=jnp.int32(steps))
@@ -286,6 +301,7 @@ def fit(
             "noise_multiplier": multiplier,
             "epochs": epochs,
             "delta": delta,
+            "simulated": None if simulated is None else repr(simulated),
             "relation": str(relation),
             "people": [unit, *notes],
             "ledger": None if ledger is None else str(ledger.path),
@@ -348,11 +364,6 @@ def _planned_sampling(
     if sampling.n != n:
         raise ValueError(
             f"sampling must be of the {n} slots of the database, got {sampling}: make it by n={n}"
-        )
-    if sampling.groups < bands:
-        raise ValueError(
-            f"sampling must have at least groups={bands}, one for each band of the strategy, got"
-            f" {sampling}: draw batches by learning.cyclic_sampling"
         )
     return sampling
 

@@ -11,24 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._core import _checks
-from dpjax._core._guarantee import RECORD
-from dpjax._core._open_ledgers import relation_or_inherited
 from dpjax._core._pytree import down, frozen_pytree, static
 from dpjax._core._types import Key, PyTree
-from dpjax._core._values import Guarantee, NeighboringRelation, NoiseKind, Scalar
+from dpjax._core._values import NoiseKind, Scalar
 from dpjax._exact._numerics import outward
 from dpjax._tracing import _shards
-from dpjax.accounting._dp_sgd import AccountingMethod, dp_sgd
 from dpjax.learning._clipping import LARGEST_NORM, LEAST_NORM, ClippedSum
-from dpjax.learning._sampling import ANY_TURN, BatchSampling, number_of
+from dpjax.learning._sampling import ANY_TURN, Turn
 from dpjax.learning._strategies import Strategy
 from dpjax.learning._trainings import Trainings, TrainingState, key_of_each_lane, training_state
 from dpjax.mechanisms._start import check_noise
 from dpjax.random._grid_fit import Calibration
-from dpjax.random._keys import check_key, is_seeded, key_for_each
+from dpjax.random._keys import check_key, key_for_each
 from dpjax.random._noise import GAUSSIAN
 from dpjax.random._release import add_noise
-from dpjax.release._mechanism import nothing_promised
 from dpjax.release._transaction import refuse_unpaid_steps
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
@@ -55,6 +51,7 @@ class NoiseState(TrainingState):
         noise: "exact" or "float".
         bands: the number of steps whose noisy numbers a batch enters: 1, except for
             `correlated_noise`.
+        bins: a number for the key that put the records into bins; 0 without bins.
 
     Formal guarantees:
         None. It contains a secret, the key.
@@ -67,6 +64,7 @@ class NoiseState(TrainingState):
     dims: int = static()
     noise: NoiseKind = static()
     bands: int = static(default=1)
+    bins: jax.Array | np.uint32 = np.uint32(0)
 
     def __repr__(self) -> str:
         return f"NoiseState(step={self.step}, noise_multiplier={self.noise_multiplier})"
@@ -202,7 +200,7 @@ def _noisy_sum(
     multiplier: Scalar,
     least: Scalar,
     drawn_by: Scalar,
-    turn: Scalar,
+    turn: Turn,
     noise: NoiseKind,
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
@@ -290,17 +288,20 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
 
 
 def after_a_step(
-    state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Scalar
+    state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
     """The state after one more step, with its next key and the least noise so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
+    bins = jnp.asarray(turn.bins).astype(jnp.uint32)
     # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches,
-    # or that one drew the batch of another step.
-    same = (state.step == 0) | (state.drawn_by == drawn_by)
-    same &= (jnp.asarray(turn) == ANY_TURN) | (jnp.asarray(turn) == state.step)
+    # that a batch was of another step, or that records were put into bins anew.
+    same = (state.step == 0) | ((state.drawn_by == drawn_by) & (state.bins == bins))
+    same &= (jnp.asarray(turn.step) == ANY_TURN) | (jnp.asarray(turn.step) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
-    return NoiseState(key, state.step + 1, least, drawn_by, state.dims, state.noise, state.bands)
+    return dataclasses.replace(
+        state, key=key, step=state.step + 1, noise_multiplier=least, drawn_by=drawn_by, bins=bins
+    )
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
@@ -471,122 +472,3 @@ class CorrelatedNoiseState:
     def __repr__(self) -> str:
         bands, steps = self.strategy.bands, self.strategy.steps
         return f"CorrelatedNoiseState({self.noise}, bands={bands}, steps={steps})"
-
-
-def guarantee(
-    state: NoiseState | AdaptiveNoiseState | CorrelatedNoiseState,
-    sampling: BatchSampling,
-    *,
-    delta: float,
-    relation: NeighboringRelation | None = None,
-    privacy_unit: str = RECORD,
-    method: AccountingMethod = "pld",
-) -> Guarantee:
-    """The guarantee of publishing all results of the steps so far.
-
-    The number of steps, the noise multiplier and the number of parameters are read from the state
-    of the noise. So the guarantee describes the actual training, not a plan.
-
-    Args:
-        state: the state from `gaussian_noise` or `adaptive_noise`, after the last step.
-        sampling: the sampling that drew the batches.
-        delta: the delta of the guarantee, in (0, 1).
-        relation: which databases are neighbors, as for `accounting.dp_sgd`.
-        privacy_unit: the unit that the sampling draws, as for `accounting.dp_sgd`.
-        method: "pld" or "renyi", see `accounting.dp_sgd`.
-
-    Returns:
-        A `Guarantee`. Its notes mention a seeded key, and it is void for noise in floats.
-
-    Raises:
-        ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
-        TypeError: if the state is not a state of the noise, or is traced.
-        ValueError: if no step was made, if the state is a batch of states, if another sampling
-            drew the batch of some step, or as `accounting.dp_sgd` does.
-
-    Formal guarantees:
-        The guarantee of `accounting.dp_sgd`, under three conditions: `sampling` drew every batch
-        from a separate secret key; `clipped_gradients` took the batch and its records; and every
-        step used the state of the step before. If you chose the records yourself, with a mask or
-        True, the guarantee assumes that the sampling drew them.
-
-    Source:
-        See `accounting.dp_sgd`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import dpjax
-        >>> from dpjax import learning
-        >>> def loss(w, example):
-        ...     return jnp.dot(w, example)
-        >>> clipped = learning.clipped_gradients(loss, clip_norm=1.0)
-        >>> noise = learning.gaussian_noise(
-        ...     dpjax.random.secure_key(), noise_multiplier=1.0, batch_size=10
-        ... )
-        >>> batch = clipped(jnp.zeros(2), jnp.ones((9, 2)), True)
-        >>> _, state = noise.update(batch, noise.init(jnp.zeros(2)))
-        >>> sampling = learning.poisson_sampling(1000, batch_size=10)
-        >>> learning.guarantee(state, sampling, delta=1e-5)
-        (epsilon=0.199451, delta=1e-05)-DP, under add-or-remove-one, in 1000 public slots
-    """
-    given: object = state
-    noise = given.noise if isinstance(given, (AdaptiveNoiseState, CorrelatedNoiseState)) else given
-    if not isinstance(noise, NoiseState):
-        raise TypeError(
-            "state must be a state of gaussian_noise, adaptive_noise or correlated_noise (for a"
-            f" state of optax.chain, pass its first element), got {_checks.described(state)}"
-        )
-    # Also for the part of the state of correlated noise that counts steps.
-    if sampling.groups < noise.bands:
-        raise ValueError(
-            f"sampling must have at least groups={noise.bands}, one for each band of the strategy,"
-            f" got {sampling}: two batches of a record would enter one published number; draw"
-            " batches by learning.cyclic_sampling"
-        )
-    _checks.host_only("state", noise.step, "it outside")
-    if isinstance(given, CorrelatedNoiseState) and np.max(noise.step) > given.strategy.steps:
-        raise ValueError(
-            f"state must have at most the {given.strategy.steps} steps of its strategy, got"
-            f" {noise.step}: train anew with a strategy of more steps"
-        )
-    if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
-        raise ValueError(
-            f"state must be the state of one training, got steps of shape {np.shape(noise.step)}:"
-            " take one, as by jax.tree.map(lambda x: x[0], state)"
-        )
-    if noise.step == 0:
-        raise ValueError(
-            "state must be the one that update returned after the last step, got the state of"
-            " init: no step has been taken"
-        )
-    if noise.noise == "float":
-        added = NeighboringRelation.ADD_OR_REMOVE_ONE
-        return nothing_promised(0.0, relation_or_inherited(relation, added), privacy_unit)
-    check_precision(noise)
-    seeded = _by_seeded_keys(noise, sampling)
-    promised = dp_sgd(
-        sampling,
-        noise_multiplier=float(noise.noise_multiplier),
-        steps=int(noise.step),
-        delta=delta,
-        dims=noise.dims,
-        relation=relation,
-        privacy_unit=privacy_unit,
-        method=method,
-    )
-    if seeded or is_seeded(noise.key):
-        promised = dataclasses.replace(promised, notes=(*promised.notes, "seeded key"))
-    return promised
-
-
-def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
-    """Whether seeded keys drew the batches. Refuses a sampling that did not draw all of them."""
-    drawn_by = int(state.drawn_by)
-    numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
-    if drawn_by and drawn_by not in numbers:
-        raise ValueError(
-            f"sampling must be the one that drew the batches of all steps, got {sampling}: some"
-            " batches came from another sampling, from both seeded and secret keys, or from"
-            " records that you chose yourself. Account for each kind of step by accounting.dp_sgd"
-        )
-    return numbers.get(drawn_by, False)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,22 @@ RARE = 1e-15
 _WORD = 2.0**32
 # The turn of a batch that may be of any step, and of one that is of no step.
 ANY_TURN, NO_TURN = -1, -2
+# More bins would make a uniform bin more than 2^-48 uneven.
+_MOST_BINS = 2**16
+# Folded into the key of the bins, for a number that tells two keys apart.
+_TELLING = 0x62696E73
+
+
+class Turn(NamedTuple):
+    """For which step a batch was drawn, and from which bins.
+
+    Attributes:
+        step: -1 for every step.
+        bins: a number for the key that put records into bins; 0 if there are no bins.
+    """
+
+    step: Scalar = ANY_TURN
+    bins: Scalar = 0
 
 
 @frozen_pytree
@@ -47,17 +63,18 @@ class Batch:
     _mask: jax.Array
     capacity: int = static()
     drawn_by: int = static(default=0)
-    # The step for which a `cyclic_sampling` drew it, once for each slot, so that the slots may be
-    # spread over shards. None for other samplings, whose batches may serve every step.
-    _turn: jax.Array | None = None
+    # The step and the bins, once for each slot, so that the slots may be spread over shards. None
+    # for samplings whose batches may serve every step.
+    _turn: Turn | None = None
 
     @property
-    def turn(self) -> Scalar:
-        """The step for which a `cyclic_sampling` drew the batch; -1 for every step."""
+    def turn(self) -> Turn:
+        """For which step the batch was drawn, and from which bins."""
         if self._turn is None:
-            return ANY_TURN
+            return Turn()
         axes = tuple(sorted(_shards.varying_axes(self._turn)))
-        return lax.pmax(self._turn[0], axes) if axes else self._turn[0]
+        step, bins = (jnp.asarray(x)[0] for x in self._turn)
+        return Turn(lax.pmax(step, axes), lax.pmax(bins, axes)) if axes else Turn(step, bins)
 
     @staticmethod
     def filled_slots(
@@ -109,17 +126,19 @@ class BatchSampling:
     """How batches are drawn; `sampling(key)` draws one.
 
     Attributes:
-        kind: "poisson", which draws each record independently, or "fixed", a uniform subset.
+        kind: "poisson", which draws each record independently, "fixed", a uniform subset, or
+            "bins", which puts each record into a uniform bin.
         n: the number of slots for records, public.
-        rate: the probability that a record is in a batch of its group, public.
+        rate: the probability that a record is in a batch of its group or bin, public.
         capacity: the number of slots of a batch, public.
-        groups: slot i may be in batches of the steps t with t = i modulo this number; 1 if in all.
+        groups: the number of groups or bins. A record may be in batches of the steps that equal its
+            group or bin modulo this number; slot i is in group i modulo it. 1 if in all batches.
 
     Formal guarantees:
         See the factory that made it.
     """
 
-    kind: Literal["poisson", "fixed"]
+    kind: Literal["poisson", "fixed", "bins"]
     n: int
     rate: float
     capacity: int
@@ -136,13 +155,13 @@ class BatchSampling:
         """Draws a batch. It works in `jit`, and all batches share one program.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, a different key for each step. The guarantee
-                does not protect against somebody who knows the key, and so knows which records were
-                used.
+            key: a key from `dpjax.random.secure_key`, a different key for each step, but for bins
+                the same key in all steps. The guarantee does not protect against somebody who knows
+                the key, and so knows which records were used.
             present: booleans of shape (n,), the slots that contain a record, such as `present` of a
                 `PaddedRecords`; None if all slots do. Empty slots join no batch.
-            step: the number of the step, from 0. A `cyclic_sampling` needs it, because the step
-                decides which group may join the batch.
+            step: the number of the step, from 0. A `cyclic_sampling` and a `balls_in_bins_sampling`
+                need it, because the step decides which group or bin may join the batch.
 
         Returns:
             A `Batch`, for `clipped(parameters, records at batch.indices, batch)`.
@@ -185,6 +204,8 @@ class BatchSampling:
         )
         if self.kind == "fixed":
             return _fixed(key, self)
+        if self.kind == "bins":
+            return _from_bins(key, self, present, step)
         return _poisson(key, self, present, step)
 
 
@@ -343,6 +364,51 @@ def cyclic_sampling(
     return BatchSampling("poisson", n, rate, capacity, groups)
 
 
+def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) -> BatchSampling:
+    """Batches for correlated noise: each record is in a random bin, and bins take turns.
+
+    The batch of step t is bin t mod bins. So a record joins one batch in each cycle, at a secret
+    place that is the same in all cycles. All steps use the same key, which puts records into bins.
+
+    Args:
+        n: number of slots for records, public, as for `poisson_sampling`.
+        bins: the number of bins, from 2 to 65,536: the number of steps of an epoch.
+        capacity: slots of a batch, as for `poisson_sampling`.
+
+    Returns:
+        A `BatchSampling`, called as `sampling(key, step=t)`, with one key for all steps.
+
+    Raises:
+        TypeError: if a parameter is not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Given uniform random bits, every record is in each bin with probability 1 / bins, except for
+        a part below bins / 2^64, independently of all others. Records beyond the capacity are left
+        out, as in `poisson_sampling`. A state of noise knows the key of the bins, and refuses a
+        guarantee if steps had bins of different keys.
+
+    Source:
+        Chua, Ghazi, Harrison, Leeman, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Balls-and-bins
+        sampling for DP-SGD" (2024), arXiv 2412.16802; Choquette-Choo, Ganesh, Haque, Steinke and
+        Thakurta, "Near-exact privacy amplification for matrix mechanisms" (2024), arXiv 2410.06266.
+
+    Example:
+        >>> import dpjax
+        >>> sampling = dpjax.learning.balls_in_bins_sampling(1000, bins=10)
+        >>> key = dpjax.random.secure_key()
+        >>> first, again = sampling(key, step=3), sampling(key, step=13)
+        >>> set(first.indices.tolist()) == set(again.indices.tolist())
+        True
+    """
+    n = _checks.integer("n", n, least=1, most=2**31 - 1)
+    bins = _checks.integer("bins", bins, least=2, most=_MOST_BINS)
+    if capacity is None:
+        capacity = least_capacity(n, 1 / bins, RARE)
+    capacity = _checks.integer("capacity", capacity, least=1, most=n)
+    return BatchSampling("bins", n, 1.0, capacity, bins)
+
+
 def _whole_step(step: Scalar) -> jax.Array:
     if not jnp.issubdtype(jnp.result_type(step), jnp.integer) or jnp.ndim(step):
         raise ValueError(f"step must be an integer from 0, got {_checks.described(step)}")
@@ -367,12 +433,38 @@ def _poisson(
         joins &= present
     if step is not None:
         joins &= jnp.arange(sampling.n, dtype=jnp.int32) % sampling.groups == step % sampling.groups
+    turn = None if step is None else Turn(step, jnp.uint32(0))
+    return _of_joining(key, key_order, sampling, joins, turn)
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def _from_bins(
+    key: Key, sampling: BatchSampling, present: jax.Array | None, step: jax.Array
+) -> Batch:
+    key_bins, key_order = jax.random.split(key)
+    high, low = jax.random.bits(key_bins, (2, sampling.n), jnp.uint32)
+    bins = np.uint32(sampling.groups)
+    # A 64-bit word modulo the number of bins; products of two remainders are below 2^32.
+    own = (high % bins * np.uint32(2**32 % sampling.groups) % bins + low % bins) % bins
+    joins = own == step.astype(jnp.uint32) % bins
+    if present is not None:
+        joins &= present
+    telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
+    # A key of each step, because the coupling of neighbors needs orders that are independent.
+    key_order = jax.random.fold_in(key_order, step)
+    return _of_joining(key, key_order, sampling, joins, Turn(step, telling))
+
+
+def _of_joining(
+    key: Key, key_order: Key, sampling: BatchSampling, joins: jax.Array, turn: Turn | None
+) -> Batch:
+    """The batch of the records that join, in a random order."""
     # The output has a fixed size, so records beyond the capacity are cut off: the records with the
     # highest indices.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
-    return _batch(key, sampling, indices, mask, step)
+    return _batch(key, sampling, indices, mask, turn)
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
@@ -399,8 +491,8 @@ def _batch(
     sampling: BatchSampling,
     indices: jax.Array,
     mask: jax.Array,
-    step: jax.Array | None = None,
+    turn: Turn | None = None,
 ) -> Batch:
     drawn_by = number_of(sampling, seeded=is_seeded(key))
-    turn = None if step is None else jnp.broadcast_to(step, indices.shape)
+    turn = jax.tree.map(lambda x: jnp.broadcast_to(x, indices.shape), turn)
     return Batch(indices, mask, sampling.capacity, drawn_by, turn)

@@ -9,12 +9,15 @@ import scipy
 
 from dpjax._core import _checks
 from dpjax._tracing._fingerprints import digest
+from dpjax.random._noise import GAUSSIAN
 
 # Entries are integers over this denominator, times a common factor that has no effect.
 BITS = 18
 # More bands would leave too few bits for the sums of a batch.
 _MOST_BANDS = 2**12
 _MOST_STEPS = 2**24
+# Finer grids would lower the noise by less than .01%.
+_MOST_FINE = 14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,6 +96,34 @@ class Strategy:
         """An identifier of the matrix, from 0 to 2^32 - 1."""
         return int(digest("strategy", self.steps, self.numerators)[:8], 16)
 
+    def overlap(self, groups: int, steps: int) -> float:
+        """How far a record moves all rows, if it joins every batch of its group or bin of steps.
+
+        It is relative to the largest norm of a column, and rounded up. Rows that several batches of
+        the record enter move by the sum of their entries.
+        """
+        return _overlap(self, groups, steps)
+
+    def moved_rows(self, first: int, groups: int, steps: int) -> np.ndarray:
+        """How far a record of the steps `first` modulo `groups` moves each row, per norm bound."""
+        moved = np.zeros(steps)
+        for step in range(first, steps, groups):
+            lags = np.arange(min(self.bands, steps - step))
+            rows = step + lags if len(self.numerators) > 1 else 0
+            moved[step + lags] += np.abs(self.numerators[rows, lags]) / 2**BITS
+        return moved
+
+    def fineness(self, dims: int, multiplier: float) -> int:
+        """How many binary digits the grid of a sum has below its norm bound and sqrt(dims).
+
+        Any number is valid. A finer grid costs less rounding, but noise of more steps has a divisor
+        with fewer digits.
+        """
+        assert GAUSSIAN.lattice is not None
+        moved = 2 * multiplier * self.column_norm * math.sqrt(dims)
+        digits = math.floor(math.log2(GAUSSIAN.lattice.resolution / moved) / 2)
+        return max(0, min(_MOST_FINE, digits))
+
     def error(self) -> float:
         """The root mean square, over steps t, of the noise in the sum of the first t gradients.
 
@@ -123,6 +154,15 @@ class Strategy:
         for lag in range(min(self.bands, self.steps)):
             found[: self.steps - lag] += squares[lag:, lag]
         return found
+
+
+@functools.lru_cache(256)
+def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
+    norms = [np.linalg.norm(strategy.moved_rows(i, groups, steps)) for i in range(groups)]
+    # Each row is rounded once. The noise has a term for as many rows as bands.
+    count = -(-steps // groups)
+    rows = min(steps, count * strategy.bands) / strategy.bands
+    return max(float(max(norms)) / strategy.column_norm, math.sqrt(rows)) * (1 + 1e-9)
 
 
 def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:

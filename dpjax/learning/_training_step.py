@@ -164,7 +164,8 @@ def step(
     count, present = now.counts.step, None
     if isinstance(records, PaddedRecords):
         records, present = records.records, records.present.astype(bool)
-    key = jax.random.fold_in(now.batches, count)
+    # One key puts all records into bins; other samplings need a key for each step.
+    key = now.batches if sampling.kind == "bins" else jax.random.fold_in(now.batches, count)
     batch = sampling(key, present, step=None if sampling.groups == 1 else count)
     examples = jax.tree.map(lambda column: column[batch.indices], records)
     clipped = ClippedGradients(loss, numbers.clip_norm, microbatch_size)

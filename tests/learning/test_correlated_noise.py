@@ -13,6 +13,7 @@ from dpjax import learning
 from dpjax._exact import _grid, _limbs
 from dpjax.learning import _correlated_noise as module
 from dpjax.learning._clipping import sealed
+from dpjax.learning._sampling import Turn
 
 DIMS = 5
 ROWS = np.array([[1, 0, 0], [0.7, -0.9, 0], [1.3, 0.5, 0.25], [0.9, 0.3, -0.4], [1, 0.6, 0.2]] * 2)
@@ -24,11 +25,11 @@ STRATEGIES = {
 }
 
 
-def total(value, norm_bound=1.0, drawn_by=0, turn=-1):
+def total(value, norm_bound=1.0):
     """A clipped sum with this value."""
     tree = {"a": jnp.asarray(value[:3], jnp.float32), "b": jnp.asarray(value[3:], jnp.float32)}
     bound = jnp.float32(norm_bound)
-    return sealed(tree, bound, jnp.int32(0), jnp.zeros(1), None, 1, drawn_by, turn)
+    return sealed(tree, bound, jnp.int32(0), jnp.zeros(1), None, 1, 0, Turn())
 
 
 PARAMETERS = {"a": jnp.zeros(3), "b": jnp.zeros(DIMS - 3)}
@@ -123,6 +124,30 @@ def test_no_record_moves_a_column_further_than_the_noise_covers(name, published)
     assert farthest > 0.95 if name != "any bands" else 0.7  # The noise is no larger than need be.
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_no_record_of_many_steps_moves_rows_further_than_it_pays_for(groups, published):
+    """It joins every second or fourth step; of these strategies, some have more bands than that."""
+    rng, farthest = np.random.default_rng(4), 0.0
+    bins = learning.balls_in_bins_sampling(40, bins=groups)
+    for name, strategy in STRATEGIES.items():
+        losses = learning.participation_losses(
+            bins, strategy=strategy, noise_multiplier=2.0, steps=10, dims=DIMS
+        )
+        for first in range(groups):
+            others = np.float32(rng.normal(size=(10, DIMS)))
+            moved, neighbor = rng.normal(size=DIMS), others.copy()
+            neighbor[first::groups] += np.float32(0.999999 * moved / np.linalg.norm(moved))
+            one, _, scales, _, _ = published(strategy, others)
+            two, *_ = published(strategy, neighbor)
+            rows = np.linalg.norm((one - two).astype(float), axis=1) / scales[0]
+            # The last digits of float32 move the sums a little further than by the norm bound.
+            assert np.all(rows <= losses._shifts(first) + 1e-6), name
+            whole = 2.0 * np.linalg.norm(rows) / strategy.overlap(groups, 10)
+            assert whole <= 1
+            farthest = max(farthest, whole)
+    assert farthest > 0.99  # The noise is no larger than need be.
+
+
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "steep"])
 def test_updates_are_the_inverse_of_what_is_published(name, published):
     strategy, rng = STRATEGIES[name], np.random.default_rng(3)
@@ -140,7 +165,7 @@ def test_sums_of_updates_have_the_error_that_the_strategy_states():
     )
     state, sums = noise.init(parameters), [np.zeros(size)]
     nothing = sealed(
-        parameters, jnp.float32(1), jnp.int32(0), jnp.zeros(1), None, 1, 0, -1
+        parameters, jnp.float32(1), jnp.int32(0), jnp.zeros(1), None, 1, 0, Turn()
     )  # fmt: skip
     update = jax.jit(lambda state: noise.update(nothing, state))
     for _ in range(12):
@@ -425,7 +450,7 @@ def test_a_record_joins_one_of_the_batches_of_a_cycle():
     for step, batch in enumerate(batches):
         held = np.asarray(batch.indices)[np.asarray(batch._mask)]
         assert set(held % 4) <= {step % 4}
-        assert int(batch.turn) == step
+        assert int(batch.turn.step) == step
     assert sampling.batch_size == pytest.approx(5)
 
 

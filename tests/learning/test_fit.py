@@ -253,6 +253,7 @@ OTHERS = {
     "progress": ([], True),
     # A strategy has tests of its own.
     "sampling": ([],),
+    "simulated": ([],),
     "strategy": ([learning.toeplitz_strategy([1.0], steps=6)],),
     # So has a table of people.
     "person": ([],),

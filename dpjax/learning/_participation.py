@@ -1,0 +1,168 @@
+"""Privacy losses of trainings whose records have secret places in the batches, for simulation."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._core import _checks
+from dpjax._core._types import Key
+from dpjax.learning._sampling import BatchSampling
+from dpjax.learning._strategies import Strategy
+
+# Inner products are raised by this, relative to the largest, for their rounding.
+_RAISED = 1e-10
+# Numbers of a matrix in memory.
+_MOST_NUMBERS = 2**28
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationLosses:
+    """Draws privacy losses of a training; made by `participation_losses`.
+
+    Attributes:
+        sampling: how batches are drawn.
+        strategy: of correlated noise; None for independent noise.
+        noise_multiplier: rounded down to a float of JAX.
+        steps: the number of steps.
+        dims: how many numbers get noise in a step.
+
+    Formal guarantees:
+        Those of `participation_losses`.
+    """
+
+    sampling: BatchSampling
+    strategy: Strategy | None
+    noise_multiplier: float
+    steps: int
+    dims: int
+
+    @property
+    def fineness(self) -> int:
+        """The fineness of the grid of correlated noise; 0 for independent noise."""
+        if self.strategy is None:
+            return 0
+        return self.strategy.fineness(self.dims, self.noise_multiplier)
+
+    @functools.cached_property
+    def _factor(self) -> np.ndarray:
+        """A matrix whose rows have at least the inner products of the shifts of the bins."""
+        shifts = np.array([self._shifts(i) for i in range(self.sampling.groups)])
+        products = shifts @ shifts.T
+        # Larger inner products dominate, so this covers the rounding of products and factor.
+        raised = products + _RAISED * products.max() * (1 + np.eye(len(products)))
+        return np.linalg.cholesky(raised)
+
+    def _shifts(self, first: int) -> np.ndarray:
+        """How far a record of a bin moves each row, in standard deviations of its noise."""
+        steps = self.steps
+        if self.strategy is None:
+            return (np.arange(steps) % self.sampling.groups == first) / self.noise_multiplier
+        moved = self.strategy.moved_rows(first, self.sampling.groups, steps)
+        # Rounding moves a row by sqrt(dims) steps of its grid, and a clipped sum by at least
+        # sqrt(dims) 2^(fineness - 1) steps.
+        reached = np.zeros(steps + self.strategy.bands)
+        for step in range(first, steps, self.sampling.groups):
+            reached[step : step + self.strategy.bands] = 1
+        moved += reached[:steps] * 2.0 ** (1 - self.fineness)
+        return moved / (self.noise_multiplier * self.strategy.column_norm)
+
+    def __call__(self, key: Key) -> jax.Array:
+        """The losses of one draw: of having a record against lacking it, and the reverse."""
+        factor = jnp.asarray(self._factor)
+        products = factor @ factor.T
+        key_bin, key_noise = jax.random.split(key)
+        own = jax.random.randint(key_bin, (), 0, len(factor))
+        noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
+
+        def log_ratio(inner: jax.Array) -> jax.Array:
+            """Of a mixture over bins to no record, from inner products with each bin's shift."""
+            exponents = inner - jnp.diagonal(products) / 2
+            return jax.nn.logsumexp(exponents) - math.log(len(factor))
+
+        return jnp.stack([log_ratio(noise + products[own]), -log_ratio(noise)])
+
+
+def participation_losses(
+    sampling: BatchSampling,
+    *,
+    strategy: Strategy | None = None,
+    noise_multiplier: float,
+    steps: int,
+    dims: int,
+) -> ParticipationLosses:
+    """Draws privacy losses of a training with balls in bins, for `accounting.monte_carlo`.
+
+    A secret bin hides in which batches a record was. No formula for this is known, but the losses
+    of a dominating pair can be drawn: with shifts mu_i of the m bins, they are those of
+
+        P = mean of N(mu_i, I) over i,    Q = N(0, I).
+
+    The shift mu_i has an entry for each step: the sum of |C[t, j]| over the steps j of bin i, over
+    the noise of a row.
+
+    Args:
+        sampling: a `balls_in_bins_sampling`.
+        strategy: of correlated noise; None for `gaussian_noise`.
+        noise_multiplier: of every step, at least.
+        steps: the number of steps, at most.
+        dims: how many numbers get noise in a step, which is the number of all parameters.
+
+    Returns:
+        A function of a key, for `accounting.monte_carlo` under add-or-remove-one. Pass the result
+        to `guarantee` as `simulated`.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a number is out of range, or the sampling has no bins.
+
+    Formal guarantees:
+        P and Q dominate the outputs of all steps on neighboring databases under add-or-remove-one,
+        in both directions, for steps that depend on earlier outputs: see the theorem of secret
+        places in docs/proofs/correlated-noise.md. Rounding to the grid is included. The costs of
+        noise tables and of batches beyond their capacity are not: `guarantee` adds them.
+
+    Source:
+        Choquette-Choo, Ganesh, Haque, Steinke and Thakurta (2024), arXiv 2410.06266; Chua et al.
+        (2024), arXiv 2412.16802, for independent noise.
+
+    Example:
+        >>> import dpjax
+        >>> from dpjax import learning
+        >>> losses = learning.participation_losses(
+        ...     learning.balls_in_bins_sampling(1000, bins=10),
+        ...     noise_multiplier=1.0, steps=20, dims=5,
+        ... )
+        >>> found = dpjax.accounting.monte_carlo(
+        ...     dpjax.random.seeded_key(0), losses, draws=200_000,
+        ...     relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        ... )
+        >>> round(found.epsilon(1e-3), 1)
+        3.8
+    """
+    if not isinstance(sampling, BatchSampling):
+        raise TypeError(
+            f"sampling must be made by balls_in_bins_sampling, got {_checks.described(sampling)}"
+        )
+    if sampling.kind != "bins":
+        raise ValueError(
+            f"sampling must have bins, got {sampling}: its losses have a formula, which"
+            " learning.guarantee uses without simulation"
+        )
+    if not isinstance(strategy, Strategy | None):
+        raise TypeError(f"strategy must be a Strategy, got {_checks.described(strategy)}")
+    most = _MOST_NUMBERS // sampling.groups
+    steps = _checks.integer("steps", steps, least=1, most=most)
+    if strategy is not None and steps > strategy.steps:
+        raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
+    multiplier = _checks.positive("noise_multiplier", noise_multiplier)
+    _checks.host_only("noise_multiplier", multiplier, "a concrete number")
+    # Rounded down as in the state of the noise, or further.
+    narrow = np.float32(multiplier)
+    if narrow > multiplier:
+        narrow = np.nextafter(narrow, np.float32(0))
+    dims = _checks.integer("dims", dims, least=1)
+    return ParticipationLosses(sampling, strategy, float(narrow), steps, dims)
