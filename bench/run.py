@@ -18,6 +18,7 @@ JOBS = (
     "training",
     "membership",
     "dp_sgd",
+    "correlated_noise",
     "order_statistic",
     "lapack",
     "releases",

@@ -51,7 +51,7 @@ class Columns(Protocol):
         """The number of steps that a batch enters."""
         ...
 
-    def overlap(self, groups: int, steps: int) -> float:
+    def overlap(self, *, groups: int, steps: int) -> float:
         """How far a record moves all rows, if it joins all batches of its group of steps.
 
         It is relative to the largest norm of a column, and rounded up.
@@ -429,7 +429,7 @@ class DpSgdRun(NamedTuple):
         if not self.overlaps:
             return z, self.participations
         assert self.strategy is not None
-        return z / self.strategy.overlap(self.groups, self.steps), 1
+        return z / self.strategy.overlap(groups=self.groups, steps=self.steps), 1
 
     @property
     def participations(self) -> int:

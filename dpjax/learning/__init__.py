@@ -26,6 +26,7 @@ from dpjax.learning._sampling import (
 from dpjax.learning._strategies import (
     Strategy,
     banded_strategy,
+    buffered_strategy,
     optimized_strategy,
     toeplitz_strategy,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "adversarial_losses",
     "balls_in_bins_sampling",
     "banded_strategy",
+    "buffered_strategy",
     "clipped_gradients",
     "clipped_in_parts",
     "correlated_noise",

@@ -178,7 +178,7 @@ def initial_state(
         jnp.uint32(strategy.number),
         jax.tree.map(empty, parameters),
         strategy,
-        strategy.fineness(dims, multiplier),
+        strategy.fineness(dims=dims, multiplier=multiplier),
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import jax
 import numpy as np
 import scipy
 
@@ -96,7 +97,7 @@ class Strategy:
         """An identifier of the matrix, from 0 to 2^32 - 1."""
         return int(digest("strategy", self.steps, self.numerators)[:8], 16)
 
-    def overlap(self, groups: int, steps: int) -> float:
+    def overlap(self, *, groups: int, steps: int) -> float:
         """How far a record moves all rows, if it joins every batch of its group or bin of steps.
 
         It is relative to the largest norm of a column, and rounded up. Rows that several batches of
@@ -104,7 +105,7 @@ class Strategy:
         """
         return _overlap(self, groups, steps)
 
-    def moved_rows(self, first: int, groups: int, steps: int) -> np.ndarray:
+    def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
         """How far a record of the steps `first` modulo `groups` moves each row, per norm bound."""
         moved = np.zeros(steps)
         for step in range(first, steps, groups):
@@ -113,7 +114,7 @@ class Strategy:
             moved[step + lags] += np.abs(self.numerators[rows, lags]) / 2**BITS
         return moved
 
-    def fineness(self, dims: int, multiplier: float) -> int:
+    def fineness(self, *, dims: int, multiplier: float) -> int:
         """How many binary digits the grid of a sum has below its norm bound and sqrt(dims).
 
         Any number is valid. A finer grid costs less rounding, but noise of more steps has a divisor
@@ -158,7 +159,9 @@ class Strategy:
 
 @functools.lru_cache(256)
 def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
-    norms = [np.linalg.norm(strategy.moved_rows(i, groups, steps)) for i in range(groups)]
+    norms = [
+        np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in range(groups)
+    ]
     # Each row is rounded once. The noise has a term for as many rows as bands.
     count = -(-steps // groups)
     rows = min(steps, count * strategy.bands) / strategy.bands
@@ -272,6 +275,49 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
     return toeplitz_strategy(
         factorization.toeplitz.optimize_banded_toeplitz(steps, bands), steps=steps
     )
+
+
+def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
+    """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
+
+    Its coefficients are 1, and then sums of a few geometric series, so its columns never end. It
+    suits a record in every `groups` steps, in a fixed order, where a banded strategy would be cut
+    off after as many bands.
+
+    Args:
+        steps: the number of steps of the training, at most 4,096. A state keeps the sums of all.
+        groups: the number of groups of a `cyclic_sampling`, or of bins; None if a record joins at
+            most one batch.
+
+    Returns:
+        A `Strategy` of as many bands as steps.
+
+    Raises:
+        ModuleNotFoundError: if jax_privacy, of the extra `correlated`, is not installed.
+        TypeError: if an argument is not an integer.
+        ValueError: if an argument is out of range.
+
+    Formal guarantees:
+        Those of `toeplitz_strategy`. Batches of one record share rows, and all of them together are
+        one mechanism: see `accounting.dp_sgd`.
+
+    Source:
+        `jax_privacy.matrix_factorization.buffered_toeplitz.optimize`; Dvijotham, McMahan, Pillutla,
+        Steinke and Thakurta (2024), arXiv 2404.16706; McMahan, Xu and Zhang (2024), arXiv 2408.08868.
+
+    Example:
+        >>> import dpjax
+        >>> strategy = dpjax.learning.buffered_strategy(steps=64, groups=16)  # doctest: +SKIP
+    """
+    steps = _checks.integer("steps", steps, least=1, most=_MOST_BANDS)
+    groups = _checks.integer("groups", steps if groups is None else groups, least=1, most=steps)
+    factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
+    with jax.enable_x64(True):
+        found = factorization.buffered_toeplitz.optimize(
+            n=steps, min_sep=groups, max_participations=-(-steps // groups), error="mean"
+        )
+        coefficients = np.asarray(found.toeplitz_coefs(steps))[:steps]
+    return toeplitz_strategy(coefficients, steps=steps)
 
 
 def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:

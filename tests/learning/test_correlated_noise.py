@@ -142,7 +142,7 @@ def test_no_record_of_many_steps_moves_rows_further_than_it_pays_for(groups, pub
             rows = np.linalg.norm((one - two).astype(float), axis=1) / scales[0]
             # The last digits of float32 move the sums a little further than by the norm bound.
             assert np.all(rows <= losses._shifts(first) + 1e-6), name
-            whole = 2.0 * np.linalg.norm(rows) / strategy.overlap(groups, 10)
+            whole = 2.0 * np.linalg.norm(rows) / strategy.overlap(groups=groups, steps=10)
             assert whole <= 1
             farthest = max(farthest, whole)
     assert farthest > 0.99  # The noise is no larger than need be.
@@ -461,3 +461,20 @@ def test_strategies_of_jax_privacy_keep_their_error():
     theirs = factorization.toeplitz.loss(coefficients, n=64)
     ours = learning.optimized_strategy(steps=64, bands=8)
     assert ours.error() ** 2 == pytest.approx(float(theirs), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_buffered_strategy_is_that_of_jax_privacy():
+    """In one epoch, and in four, where its columns share rows."""
+    factorization = pytest.importorskip("jax_privacy.matrix_factorization")
+    for groups in (64, 16):
+        ours = learning.buffered_strategy(steps=64, groups=groups)
+        assert ours.bands == 64
+        coefficients = ours.matrix[:, 0]
+        squared = factorization.toeplitz.minsep_sensitivity_squared(
+            coefficients, groups, max_participations=64 // groups
+        )
+        overlap = ours.overlap(groups=groups, steps=64)
+        assert (overlap * ours.column_norm) ** 2 == pytest.approx(float(squared), rel=1e-5)
+        theirs = factorization.toeplitz.loss(coefficients, n=64)
+        assert ours.error() ** 2 == pytest.approx(float(theirs), rel=1e-5)

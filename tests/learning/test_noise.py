@@ -15,6 +15,7 @@ import dpjax
 from dpjax import learning
 from dpjax.learning._clipping import sealed
 from dpjax.learning._gaussian_noise import gradient_noise_multiplier
+from dpjax.learning._sampling import Turn
 
 SIZE = 4096
 
@@ -28,7 +29,7 @@ PARAMETERS = {"a": jnp.zeros(SIZE), "b": jnp.zeros(())}
 
 def summed(value, norm_bound, within, slots=1):
     """A sum of gradients, without losses."""
-    return sealed(value, norm_bound, within, jnp.zeros(slots), None, slots, 0, -1)
+    return sealed(value, norm_bound, within, jnp.zeros(slots), None, slots, 0, Turn())
 
 
 def nothing(norm_bound=1.0):

@@ -1,0 +1,199 @@
+"""Correlated noise against jax_privacy's: error, epsilon, time of a step, accuracy, simulation.
+
+The strategies are the same. `--accuracy 5` trains on so many seeds, which takes minutes, and
+`--draws 4000000` simulates so many privacy losses.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import jax_privacy.clipping
+import jax_privacy.noise_addition
+import numpy as np
+import optax
+import sklearn.datasets
+from jax_privacy.matrix_factorization import toeplitz
+
+import dpjax
+from dpjax import learning
+from dpjax.random import seeded_key
+from harness import Race, Row, record
+
+SIZE, BANDS, STEPS = 101_770, 16, 512
+CLIP_NORM, DELTA = 1.0, 1e-5
+ADDED = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def error_of_prefix_sums() -> float:
+    """The relative difference of the stated errors of one strategy."""
+    coefficients = toeplitz.optimize_banded_toeplitz(STEPS, BANDS)
+    ours = learning.toeplitz_strategy(coefficients, steps=STEPS).error()
+    theirs = math.sqrt(float(toeplitz.loss(coefficients, n=STEPS)))
+    return abs(ours / theirs - 1)
+
+
+def epsilons() -> dict[str, float]:
+    """Of BandMF with cyclic Poisson batches: ours, and dp-accounting's of the same event."""
+    cycles = learning.cyclic_sampling(60_000, groups=BANDS, batch_size=600)
+    given = {"noise_multiplier": 2.0, "steps": STEPS, "delta": DELTA, "dims": SIZE}
+    event = dp_accounting.PoissonSampledDpEvent(cycles.rate, dp_accounting.GaussianDpEvent(2.0))
+    theirs = dp_accounting.pld.PLDAccountant().compose(event, STEPS // BANDS)
+    ours = float(dpjax.accounting.dp_sgd(cycles, **given).epsilon)
+    return {"dpjax": ours, "dp-accounting": theirs.get_epsilon(DELTA)}
+
+
+def noises(coefficients: np.ndarray, multiplier: float, steps: int, size: float) -> dict[str, Any]:
+    """The noise of both libraries, as transformations of a clipped sum to an average."""
+    strategy = learning.toeplitz_strategy(coefficients, steps=steps)
+    ours = learning.correlated_noise(
+        seeded_key(0), strategy=strategy, noise_multiplier=multiplier, batch_size=size
+    )
+    normal = jnp.asarray(coefficients / np.linalg.norm(coefficients), jnp.float32)
+    privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
+        toeplitz.inverse_as_streaming_matrix(normal), stddev=multiplier, prng_key=0
+    )
+    theirs = learning.with_privatizer(privatizer, batch_size=size)
+    return {"dpjax, exact": ours, "jax_privacy, floats": theirs}
+
+
+def race_of_steps() -> Race:
+    """Steps of noise alone, of as many numbers as a small perceptron has."""
+    coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(STEPS, BANDS))
+    clipped = learning.clipped_gradients(lambda w, x: jnp.dot(w[:2], x), clip_norm=CLIP_NORM)
+    runs: dict[str, Callable[[], Any]] = {}
+    for name, noise in noises(coefficients, 1.0, STEPS, 1.0).items():
+        step = jax.jit(
+            lambda state, noise=noise: noise.update(
+                clipped(jnp.zeros(SIZE), jnp.ones((4, 2)), True), state
+            )
+        )
+        state = noise.init(jnp.zeros(SIZE))
+        runs[name] = lambda step=step, state=state: jax.block_until_ready(step(state))
+    return Race(runs, rounds=15)
+
+
+def tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Digits, and a larger made table."""
+    digits = sklearn.datasets.load_digits()
+    made = sklearn.datasets.make_classification(
+        40_000, 40, n_informative=20, n_classes=4, random_state=0
+    )
+    return {"digits": (digits.data / 16, digits.target), "made, n = 40,000": made}
+
+
+def accuracy(name: str, epsilon: float, seeds: int) -> dict[str, list[float]]:
+    """Of softmax regression on held-out rows: plain noise, and both libraries' BandMF."""
+    x, y = tables()[name]
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = np.float32(x[order]), np.int32(y[order])
+    n, kinds = int(0.8 * len(x)), int(y.max()) + 1
+    bands, epochs, in_an_epoch = 4, 10, 16
+    size, steps = n / in_an_epoch, epochs * in_an_epoch
+
+    def loss(w: Any, example: Any) -> jax.Array:
+        scores = example["x"] @ w["w"] + w["b"]
+        return optax.losses.softmax_cross_entropy_with_integer_labels(scores, example["y"])
+
+    start = {"w": jnp.zeros((x.shape[1], kinds)), "b": jnp.zeros(kinds)}
+    dims = sum(leaf.size for leaf in jax.tree.leaves(start))
+    records = {"x": jnp.asarray(x[:n]), "y": jnp.asarray(y[:n])}
+    coefficients = np.asarray(toeplitz.optimize_banded_toeplitz(steps, bands))
+    strategy = learning.toeplitz_strategy(coefficients, steps=steps)
+    optimizer = optax.sgd(1.0)
+
+    def score(w: Any) -> float:
+        return float(np.mean(np.argmax(x[n:] @ w["w"] + w["b"], axis=1) == y[n:]))
+
+    def by_fit(seed: int, **given: Any) -> float:
+        found = learning.fit(
+            seeded_key(seed), loss, start, database=records, optimizer=optimizer, epochs=epochs,
+            batch_size=size, clip_norm=CLIP_NORM, epsilon=epsilon, delta=DELTA, **given,
+        )  # fmt: skip
+        return score(found.value)
+
+    cycles = learning.cyclic_sampling(n, groups=bands, batch_size=size)
+    multiplier = dpjax.accounting.dp_sgd_noise_multiplier(
+        cycles, epsilon=epsilon, delta=DELTA, steps=steps, dims=dims
+    )
+    summed = jax_privacy.clipping.clipped_grad(loss, l2_clip_norm=CLIP_NORM, batch_argnums=1)
+    normal = jnp.asarray(coefficients / np.linalg.norm(coefficients), jnp.float32)
+
+    @jax.jit
+    def their_sum(w: Any, batch: Any, mask: jax.Array) -> Any:
+        return summed(w, batch, is_padding_example=~mask)
+
+    def by_jax_privacy(seed: int) -> float:
+        privatizer = jax_privacy.noise_addition.matrix_factorization_privatizer(
+            toeplitz.inverse_as_streaming_matrix(normal), stddev=multiplier, prng_key=seed
+        )
+        whole = optax.chain(optax.scale(1 / size), optimizer)
+
+        @jax.jit
+        def step(w: Any, state: Any, inner: Any, total: Any) -> Any:
+            noisy, state = privatizer.update(total, state)
+            updates, inner = whole.update(noisy, inner, w)
+            return optax.apply_updates(w, updates), state, inner
+
+        w, state, inner = start, privatizer.init(start), whole.init(start)
+        for number in range(steps):
+            batch = cycles(seeded_key(seed * steps + number), step=number)
+            rows = jax.tree.map(lambda column, batch=batch: column[batch.indices], records)
+            w, state, inner = step(w, state, inner, their_sum(w, rows, batch._mask))
+        return score(w)
+
+    return {
+        "dpjax, DP-SGD": [by_fit(seed) for seed in range(seeds)],
+        "dpjax, BandMF": [by_fit(seed, strategy=strategy) for seed in range(seeds)],
+        "jax_privacy, BandMF": [by_jax_privacy(seed) for seed in range(seeds)],
+    }
+
+
+def simulation(draws: int) -> dict[str, float]:
+    """Balls in bins, 2,048 steps in 64 bins: the epsilon of delta, and CPU seconds."""
+    strategy = learning.toeplitz_strategy(0.6 ** np.arange(16), steps=2048)
+    bins = learning.balls_in_bins_sampling(60_000, bins=64)
+    losses = learning.participation_losses(
+        bins, strategy=strategy, noise_multiplier=3.0, steps=2048, dims=SIZE
+    )
+    start, wall = time.process_time(), time.perf_counter()
+    found = dpjax.accounting.monte_carlo(seeded_key(0), losses, draws=draws, relation=ADDED)
+    epsilon = found.epsilon(DELTA)
+    seconds = time.process_time() - start, time.perf_counter() - wall
+    given = {"noise_multiplier": 3.0, "steps": 2048, "delta": DELTA, "dims": SIZE}
+    known = float(dpjax.accounting.dp_sgd(bins, strategy=strategy, **given).epsilon)
+    return {
+        "draws": draws, "epsilon": epsilon, "epsilon of known bins": known,
+        "CPU seconds": seconds[0], "seconds": seconds[1],
+    }  # fmt: skip
+
+
+def run() -> None:
+    """All of it, as asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--accuracy", type=int, default=0)
+    parser.add_argument("--draws", type=int, default=0)
+    asked = parser.parse_args()
+    results: dict[str, Any] = {"difference of errors": error_of_prefix_sums()}
+    results["epsilon"] = epsilons()
+    if asked.draws:
+        results["simulation"] = simulation(asked.draws)
+    for name in tables() if asked.accuracy else ():
+        for epsilon in (2.0, 8.0):
+            results[f"{name}, epsilon {epsilon:g}"] = accuracy(name, epsilon, asked.accuracy)
+    race = race_of_steps()
+    print(results)
+    job = f"step of correlated noise, {SIZE:,} parameters, {BANDS} bands"
+    ours, theirs = race.seconds["dpjax, exact"], race.seconds["jax_privacy, floats"]
+    row = Row(job, "jax_privacy, noise in floats", ours, theirs, 0.5)
+    sizes = {"parameters": SIZE, "bands": BANDS, "steps": STEPS}
+    record("correlated noise", [row], race=race, sizes=sizes, results=results)
+
+
+if __name__ == "__main__":
+    run()
