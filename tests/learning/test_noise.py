@@ -289,7 +289,8 @@ def test_trainings_at_once_need_a_key_each(keys):
     with pytest.raises(ValueError, match="key must be one for each value"):
         jax.vmap(update, (0, None))(values, state)
     each = dataclasses.replace(state, key=jax.random.split(state.key, 2))
-    mapped = dataclasses.replace(state, key=0, step=None, noise_multiplier=None, drawn_by=None)
+    shared = dict.fromkeys(("step", "noise_multiplier", "drawn_by", "bins"))
+    mapped = dataclasses.replace(state, key=0, **shared)
     drawn, _ = jax.jit(jax.vmap(update, (0, mapped)))(values, each)
     assert len(np.unique(drawn["a"])) == 6
 
