@@ -132,9 +132,8 @@ class RocCurve:
         """Lower limits of false and upper limits of true positive rates."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
-        covered = ranks[
-            np.searchsorted(ranks, _at_least(self.non_members, thresholds), "right") - 1
-        ]
+        passed = _at_least(self.non_members, thresholds)
+        covered = ranks[np.searchsorted(ranks, passed, "right") - 1]
         rates = clopper_pearson_lower(covered, n, error)
         found = _at_least(self.members, thresholds)
         return rates, clopper_pearson_upper(found, len(self.members), error)

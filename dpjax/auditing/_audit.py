@@ -58,8 +58,7 @@ class StatedGrid:
         missed = np.zeros(len(arrays[0]), bool)
         for array, exponent in zip(arrays, self.exponents, strict=False):
             if exponent is not None:
-                flat = np.ascontiguousarray(array).reshape(-1)
-                lowest = lowest_set_bit(exact_numbers(flat)).reshape(array.shape)
+                lowest = lowest_set_bit(exact_numbers(array))
                 missed |= np.any(lowest < exponent - 1, axis=1)
         return missed
 

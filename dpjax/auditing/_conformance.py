@@ -102,11 +102,7 @@ class _Case:
     @functools.cached_property
     def outputs(self) -> Value:
         """Draws for the value."""
-
-        def copies(leaf: jax.Array) -> np.ndarray:
-            return np.broadcast_to(leaf, (_BATCH, *np.shape(leaf)))
-
-        values = jax.tree.map(copies, self.value)
+        values = jax.tree.map(lambda x: np.broadcast_to(x, (_BATCH, *x.shape)), self.value)
         return joined([_released_values(self.mechanism, keys, values) for keys in self.keys])
 
     def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:

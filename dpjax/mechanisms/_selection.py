@@ -446,9 +446,8 @@ def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nodes, weights = scipy.special.roots_legendre(count)
     half = np.diff(ends)[:, None] / 2
     from_0 = ends[:-1, None] + half * (1 + nodes)
-    to_1 = (
-        1 - ends[1:, None] + half * (1 - nodes)
-    )  # Subtracting `from_0` from 1 would lose digits near t = 1.
+    # Subtracting `from_0` from 1 would lose digits near t = 1.
+    to_1 = 1 - ends[1:, None] + half * (1 - nodes)
     return from_0.ravel(), to_1.ravel(), (half * weights).ravel()
 
 

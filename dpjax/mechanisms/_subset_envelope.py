@@ -94,19 +94,18 @@ class BlockDesign:
         """
         n = jax.tree.leaves(database)[0].shape[0]
         records = n // self.blocks
-        in_blocks = jax.tree.map(
-            lambda x: jnp.moveaxis(
-                x[: records * self.blocks].reshape(records, self.blocks, *x.shape[1:]), 1, 0
-            ),
-            database,
-        )
+
+        def by_block(x: jax.Array) -> jax.Array:
+            used = x[: records * self.blocks]
+            return jnp.swapaxes(used.reshape(records, self.blocks, *x.shape[1:]), 0, 1)
+
+        in_blocks = jax.tree.map(by_block, database)
 
         def one(chosen: jax.Array) -> jax.Array:
-            return program(
-                jax.tree.map(
-                    lambda x: x[chosen].reshape(self.size * records, *x.shape[2:]), in_blocks
-                )
-            )
+            def subset(x: jax.Array) -> jax.Array:
+                return x[chosen].reshape(self.size * records, *x.shape[2:])
+
+            return program(jax.tree.map(subset, in_blocks))
 
         at_once = max(1, _MOST_BYTES // max(1, size))
         if at_once >= self.evaluations:

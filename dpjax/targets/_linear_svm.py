@@ -150,10 +150,8 @@ def linear_svm(
         longest = jnp.minimum(cost * d / 2, jnp.sqrt(cost * d)).astype(x.dtype)
         length = jnp.maximum(jnp.sum(jnp.abs(w)), np.finfo(x.dtype).tiny)
         w = w * jnp.minimum(longest / length, 1)
-        return {
-            "w": w,
-            "b": jnp.clip(_middle_bias(y - x @ w, positives), -1 - longest, 1 + longest),
-        }
+        bias = jnp.clip(_middle_bias(y - x @ w, positives), -1 - longest, 1 + longest)
+        return {"w": w, "b": bias}
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         del n  # The bound is the same for all n.
