@@ -24,6 +24,7 @@ from dpjax._core._guarantee import (
 from dpjax._core._labels import Labels, drawn, frame_of, html_of, rows_of, titles_of
 from dpjax._core._moments import Moments
 from dpjax._core._pytree import frozen_pytree, static
+from dpjax._core._training_record import TrainingRecord, card_of
 from dpjax._core._types import PyTree, Value
 from dpjax._version import __version__
 
@@ -131,7 +132,11 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def saved(
-    value: Value, guarantee: Guarantee, accuracy: Accuracy, labels: Labels | None
+    value: Value,
+    guarantee: Guarantee,
+    accuracy: Accuracy,
+    labels: Labels | None,
+    training: TrainingRecord | None,
 ) -> dict[str, Any]:
     """A release as a dict that can be written as JSON."""
     parts: dict[str, Any] = {
@@ -150,10 +155,14 @@ def saved(
         # After a round trip through JSON, tuples are lists. So the digest here is equal to the
         # digest of the dict that is read later.
         parts["labels"] = json.loads(json.dumps(labels.to_json()))
+    if training is not None:
+        parts["training"] = json.loads(json.dumps(training.to_json()))
     return {**parts, "sha256": _digest(parts)}
 
 
-def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
+def restored(
+    saved: object,
+) -> tuple[Value, Guarantee, Accuracy, Labels | None, TrainingRecord | None]:
     """Reads the dict of `saved`. Refuses a dict that was changed, or made by a newer dpjax."""
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
@@ -164,7 +173,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
             f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install that version"
         )
     parts = {name: part for name, part in saved.items() if name != "sha256"}
-    if set(parts) - {"labels"} != set(_PARTS) or saved["sha256"] != _digest(parts):
+    if set(parts) - {"labels", "training"} != set(_PARTS) or saved["sha256"] != _digest(parts):
         raise ValueError(
             "saved was changed after Release.to_dict made it, or lost a part: its guarantee cannot"
             " be trusted. Save the release again"
@@ -178,6 +187,7 @@ def restored(saved: object) -> tuple[Value, Guarantee, Accuracy, Labels | None]:
             guarantee_from_json(parts["guarantee"]),
             Accuracy.of(about["kind"], about["public"], tree_from_json(about["measured"])),
             Labels.from_json(parts["labels"]) if "labels" in parts else None,
+            TrainingRecord.from_json(parts["training"]) if "training" in parts else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"saved does not contain a release: {error}") from error
@@ -328,6 +338,7 @@ class Release:
         accuracy: a description of the error of the value; used by `interval`.
         labels: public labels of the numbers, which `to_frame` and `plot` show; None if there are
             no labels.
+        training: the public facts of a training by `learning.fit`; None for other releases.
 
     It prints as `Release(3.2 ± 0.4 (95%), guarantee)`, with an interval for each single number. It
     prints `± up to 0.4` if intervals differ in length, `3.2 in [2.5, 3.6]` if an interval is not
@@ -344,6 +355,7 @@ class Release:
     guarantee: Guarantee
     accuracy: Accuracy = UNKNOWN
     labels: Labels | None = static(default=None)
+    training: TrainingRecord | None = static(default=None)
 
     def interval(
         self,
@@ -408,7 +420,8 @@ class Release:
         Returns:
             A dict with the keys value, guarantee, accuracy (public facts about the mechanism and
             its noise), interval (95%; None if unknown), dpjax (the version), format, labels (only
-            if there are labels), and sha256 (a hash of the other entries).
+            if there are labels), training (steps, sampling, clip norm, noise multiplier, optimizer
+            and versions; only of `learning.fit`), and sha256 (a hash of the other entries).
 
         Raises:
             TypeError: if the release is traced, or if its value contains anything but numbers,
@@ -430,7 +443,34 @@ class Release:
             >>> dpjax.Release.from_dict(json.loads(text))
             Release(50 ± 3 (95%), (epsilon=1, delta=0)-DP, under replace-one, seeded key)
         """
-        return saved(self.value, self.guarantee, self.accuracy, self.labels)
+        return saved(self.value, self.guarantee, self.accuracy, self.labels, self.training)
+
+    def card(self) -> str:
+        """A card for readers of the release, in Markdown.
+
+        Returns:
+            The guarantee in words, what it does not promise, and for a release of `learning.fit`
+            also what an attacker can learn, and how the model was trained.
+
+        Raises:
+            ModuleNotFoundError: for a training, if dp-accounting, of the extra `accounting`, is not
+                installed.
+            ValueError: if the release is a batch, or if its guarantee contains NaN.
+
+        Formal guarantees:
+            The card contains nothing private: it is computed from the guarantee and from public
+            facts. What an attacker can learn are the bounds of `accounting.dp_sgd_risk`.
+
+        Source:
+            Mitchell et al., "Model cards for model reporting" (2019).
+
+        Example:
+            >>> import dpjax
+            >>> release = dpjax.laplace(1.0, epsilon=1.0)(dpjax.random.seeded_key(0), 50)
+            >>> print(release.card().splitlines()[0])
+            # Privacy of this release
+        """
+        return card_of(self.guarantee, self.training)
 
     def to_frame(self) -> "pd.DataFrame":
         """The numbers as a pandas DataFrame: one row for each, with its 95% interval.

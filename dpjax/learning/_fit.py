@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import math
 import os
@@ -20,6 +21,8 @@ from dpjax._core._guarantee import RECORD
 from dpjax._core._open_ledgers import Payment, relation_or_inherited
 from dpjax._core._open_ledgers import Training as Steps
 from dpjax._core._records import PaddedRecords, record_arrays
+from dpjax._core._risk import Risk
+from dpjax._core._training_record import RISK_OF_TRAINING, TrainingRecord
 from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 from dpjax._exact._numerics import outward
@@ -28,10 +31,12 @@ from dpjax._files._durable import Json, alone, check_folder
 from dpjax._running._progress import counting
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._programs import Program
+from dpjax._version import __version__
 from dpjax.accounting._dp_sgd import (
     DpSgdRun,
     dp_sgd,
     dp_sgd_noise_multiplier,
+    dp_sgd_risk,
     least_capacity,
     rare_enough,
 )
@@ -130,7 +135,8 @@ def fit(
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or store
             something. The guarantee covers these parameters, but not scores computed on private
-            records.
+            records. If it returns True, the training ends with these parameters. Decide by public
+            data. The guarantee stays that of all epochs, because the results decide when to stop.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that stores the last epoch. After an interruption, the same call
             continues from there, with the keys and the payment of the first call. A call with other
@@ -330,10 +336,62 @@ def fit(
                         now = step(now, records, numbers)
                         count(1)
                     file.write(epoch, now)  # Before anybody sees this epoch.
-                if epoch and evaluate is not None:
-                    evaluate(epoch, now.parameters)
+                if epoch and evaluate is not None and _is_true(evaluate(epoch, now.parameters)):
+                    break
         file.remove()
-    return Release(now.parameters, promised_by(now))
+    record = TrainingRecord(
+        steps=steps,
+        batch_size=size,
+        sampling=sampling.kind,
+        slots=n,
+        rate=sampling.rate,
+        capacity=sampling.capacity,
+        groups=sampling.groups,
+        clip_norm=tuple(map(str, jax.tree.leaves(clipped.clip_norm))),
+        noise_multiplier=float(last.counts.noise_multiplier),
+        strategy=1 if strategy is None else strategy.bands,
+        parameters=dims,
+        loss=one_loss.fingerprint,
+        optimizer=update.fingerprint,
+        versions=_versions(),
+    )
+    # Also after a stop: the results decide when to stop, so the guarantee is that of all steps.
+    promised = promised_by(now.with_counts(step=jnp.int32(steps)))
+    return Release(now.parameters, promised, training=record)
+
+
+def _is_true(answer: object) -> bool:
+    """Whether an answer of `evaluate` is True, also as a NumPy or JAX boolean."""
+    is_boolean = np.ndim(answer) == 0 and np.asarray(answer).dtype == bool  # pyright: ignore
+    return is_boolean and bool(answer)
+
+
+@functools.cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    others = ("jax", "jaxlib", "optax", "dp-accounting")
+    return (("dpjax", __version__), *((name, importlib.metadata.version(name)) for name in others))
+
+
+def risk_of_training(training: TrainingRecord, guarantee: Guarantee) -> Risk:
+    """The risk of a training with this record and this guarantee."""
+    kind = "poisson" if training.sampling == "poisson" else "fixed"
+    sampling = BatchSampling(
+        n=training.slots,
+        rate=training.rate,
+        capacity=training.capacity,
+        kind=kind,
+        groups=training.groups,
+    )
+    return dp_sgd_risk(
+        sampling,
+        noise_multiplier=training.noise_multiplier,
+        steps=training.steps,
+        dims=training.parameters,
+        relation=guarantee.relation,
+    )
+
+
+RISK_OF_TRAINING.append(risk_of_training)
 
 
 def _planned_sampling(

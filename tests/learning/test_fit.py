@@ -325,3 +325,22 @@ def test_a_number_anywhere_in_an_optimizer_makes_it_another(make):
         return _fit._of_optimizer(optimizer, parameters, state)
 
     assert of(0.1) == of(0.1) != of(0.1 * (1 + 1e-6))
+
+
+def test_a_stop_keeps_the_parameters_of_its_epoch_and_the_guarantee_of_all(keys, tmp_path):
+    """The results decide when to stop. So a guarantee of fewer steps would be wrong."""
+    seen, path = [], tmp_path / "training"
+
+    def evaluate(epoch, parameters):
+        seen.append(np.asarray(parameters))
+        return epoch == 2
+
+    whole = fit(keys(5), evaluate=lambda epoch, parameters: seen.append(parameters))
+    every, seen = seen, []
+    found = fit(keys(5), evaluate=evaluate, checkpoint=path)
+    assert len(every) == 3
+    assert len(seen) == 2
+    np.testing.assert_array_equal(found.value, every[1])
+    assert repr(found.guarantee) == repr(whole.guarantee)
+    assert found.training.steps == 6
+    assert not path.exists()

@@ -1,0 +1,76 @@
+"""Model cards: the guarantee in words, what it does not promise, the risk, and how it trained."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import dpjax
+from dpjax import learning
+
+ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
+    """Numbers in the card are those of dp_sgd_risk, rounded to .1%; JSON keeps them all."""
+    settings = {"epochs": 2, "batch_size": 16, "noise_multiplier": 3.0, "delta": 1e-5}
+    release = learning.fit(
+        keys(1),
+        lambda w, x: jnp.dot(w, x),
+        jnp.zeros(3),
+        database=jnp.ones((64, 3)),
+        optimizer=optax.sgd(0.1),
+        clip_norm=0.5,
+        **settings,
+    )
+    facts = release.training
+    assert (facts.steps, facts.batch_size, facts.slots, facts.rate) == (8, 16.0, 64, 0.25)
+    assert (facts.clip_norm, facts.noise_multiplier, facts.parameters) == (("0.5",), 3.0, 3)
+    assert (facts.sampling, facts.groups, facts.strategy) == ("poisson", 1, 1)
+    assert dict(facts.versions)["dpjax"] == dpjax.__version__
+    sampling = learning.poisson_sampling(64, batch_size=16, capacity=facts.capacity)
+    risk = dpjax.accounting.dp_sgd_risk(sampling, noise_multiplier=3.0, steps=8, dims=3)
+    card = release.card()
+    for words in (
+        f"at most {(1 + risk.advantage) / 2:.1%} of guesses are right",
+        f"at most {1 - float(risk.tradeoff(0.01)):.1%} of the members",
+        "If one record is added or removed",
+        "| steps that are paid for | 8 |",
+        "| clip norm | 0.5 |",
+        "| noise multiplier | 3 |",
+        "in 64 public slots",
+        "the noise came from a seed",
+    ):
+        assert words in card
+    restored = dpjax.Release.from_dict(json.loads(json.dumps(release.to_dict())))
+    assert restored.training == facts
+    assert restored.card() == card
+    assert release.to_dict()["training"]["steps"] == 8
+    changed = release.to_dict()
+    changed["training"]["steps"] = 1
+    with pytest.raises(ValueError, match="was changed after"):
+        dpjax.Release.from_dict(changed)
+
+
+def test_a_card_says_what_a_guarantee_says():
+    """For each kind of guarantee; numbers are rounded up."""
+    two = math.log(2)
+    event = dpjax.Guarantee(two, 1e-6, 0.1, 0.9)
+    for guarantee, words, others in (
+        (dpjax.Guarantee(two), "one record is replaced", "plus"),
+        (dpjax.Guarantee(two, 1e-6, relation=ADD), "2 times as large, plus 1e-06", "For random"),
+        (event, "this fails with probability 0.1 at most", "seed"),
+        (dpjax.Guarantee(two, group_size=3), "a group of 3 (record)", "plus"),
+        (dpjax.Guarantee(two, privacy_unit="person (id)"), "one person (id) is replaced", "plus"),
+        (dpjax.Guarantee(math.inf, 1.0), "no guarantee", "times as large"),
+        (dpjax.Guarantee(two, notes=("seeded key",)), "came from a seed", "plus"),
+    ):
+        card = dpjax.Release(1.0, guarantee).card()
+        assert words in card, card
+        assert others not in card
+        assert "What this does not promise" in card
+        assert "| Training |" not in card
+    assert dpjax.Release(1.0, dpjax.Guarantee(two)).training is None
+    assert "training" not in dpjax.Release(1.0, dpjax.Guarantee(two)).to_dict()
