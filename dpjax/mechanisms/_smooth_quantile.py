@@ -198,9 +198,11 @@ def rounding_of_a_release(magnitude: Scalar) -> Scalar:
 # factors in `smooth_bound`, and the rest for the rounding of products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
-# A relative margin on alpha, and on w in `_smoothing`. It covers rounding in float32, and the
+# A relative margin on alpha, and on beta in `_smoothing`. It covers rounding in float32, and the
 # errors of the noise's tables.
 _MARGIN = 2.0**-16
+# A relative margin on the logarithm of delta in `_smoothing`, of about 30 roundings of float32.
+_SLACK = 2.0**-18
 # The largest number of bits of upper - lower, in steps. float32 represents these integers exactly.
 _MOST_BITS = 23
 
@@ -344,9 +346,9 @@ def smooth_quantile(
 
     Formal guarantees:
         (epsilon, delta)-DP when one record is replaced, for the integers that are drawn, by the
-        proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. The proof is about
-        w = (epsilon / 2) / beta, and requires w >= 1 and w >= log(beta / delta) + epsilon / 2 - 1.
-        The mechanism uses the least such w, and subtracts 2^-14 from beta to cover rounding.
+        proof in docs/proofs/smooth-quantile.md. Here alpha = epsilon / 2. The proof requires beta
+        <= alpha and (1 - e^-beta) exp(-(alpha + beta) / (e^beta - 1)) <= delta. The mechanism uses
+        the largest such beta, and subtracts 2^-14 from it to cover rounding.
 
         The private scale has no further effect on a release: the grid is computed from epsilon and
         the bounds, and every integer is possible at every scale. The running time of a release
@@ -391,17 +393,27 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
     """The numbers alpha and decay, rounded down.
 
-    Let u = epsilon / 2. The decay is u / w, where w >= 1 solves w + log w = log u + u - 1 - log
-    delta. The left side is concave, so Newton's method approaches the root from below. `_MARGIN`
-    covers the remaining distance.
+    Let u = epsilon / 2. beta is the largest number up to u for which the logarithm of (1 -
+    e^-beta) e^(-(u + beta) / (e^beta - 1)) is at most log delta. The logarithm grows with beta, so
+    a bisection finds it from below. `_SLACK` covers rounding errors of the logarithm in float32,
+    whose two terms have the same sign. `_MARGIN` covers errors of the noise's tables.
     """
     traced = _checks.is_traced(epsilon) or _checks.is_traced(delta)
     numpy: Any = jnp if traced else np
     half = epsilon / 2
-    total = numpy.log(half) + half - 1 - numpy.log(delta)
-    w = numpy.maximum(total, 1.0)
-    for _ in range(6):
-        w = numpy.maximum(w * (1 + total - numpy.log(w)) / (w + 1), 1.0)
-    decay = half / (w * (1 + _MARGIN)) - _SMOOTHNESS_MARGIN
+    log_delta = numpy.log(delta)
+    most = log_delta - _SLACK * (1 - log_delta)
+
+    def keeps(beta: Scalar) -> Any:
+        left = -numpy.expm1(-beta)
+        return numpy.log(left) - (half + beta) * numpy.exp(-beta) / left <= most
+
+    low, high = half / 2**30, half
+    for _ in range(34):
+        middle = (low + high) / 2
+        kept = keeps(middle)
+        low, high = numpy.where(kept, middle, low), numpy.where(kept, high, middle)
+    beta = numpy.where(keeps(half), half, numpy.where(keeps(low), low, 0.0))
+    decay = beta / (1 + _MARGIN) - _SMOOTHNESS_MARGIN
     shift = half * (1 - _MARGIN)
     return (shift, decay) if traced else (float(shift), float(decay))
