@@ -254,7 +254,7 @@ def _divergences_of_one(one: OneRun) -> np.ndarray:
     if one.training is None:
         return divergences_of_pure(float(one.guarantee.epsilon) + one.score_epsilon)
     run, z = one.training
-    ideal = composed_divergences(run.sampling, z, run.participations, run.replaced)
+    ideal = composed_divergences(run.sampling, *run.gaussians(z), run.replaced)
     return ideal + divergences_of_pure(one.score_epsilon)
 
 

@@ -42,6 +42,7 @@ from dpjax.accounting._dp_sgd import (
 )
 from dpjax.accounting._ledger import Ledger
 from dpjax.accounting._monte_carlo import SimulatedLosses
+from dpjax.accounting._risk import risk
 from dpjax.learning._clipping import clipped_gradients
 from dpjax.learning._correlated_noise import correlated_noise, initial_state
 from dpjax.learning._gaussian_noise import (
@@ -319,7 +320,13 @@ def fit(
             assert isinstance(own, (NoiseState, CorrelatedNoiseState))
             if ledger is not None:
                 whole = DpSgdRun(
-                    sampling, steps, delta, last.counts.dims, relation, "pld"
+                    sampling,
+                    steps,
+                    delta,
+                    last.counts.dims,
+                    relation,
+                    "pld",
+                    strategy=strategy,
                 ).checked()
                 steps_of_run = Steps(whole, float(last.counts.noise_multiplier), parameters)
                 ledger.record(Payment(key, planned_guarantee, "training", training=steps_of_run))
@@ -373,8 +380,14 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def risk_of_training(training: TrainingRecord, guarantee: Guarantee) -> Risk:
-    """The risk of a training with this record and this guarantee."""
-    kind = "poisson" if training.sampling == "poisson" else "fixed"
+    """The risk of a training with this record and this guarantee.
+
+    If two batches of a record may enter one published number, the record does not say how much they
+    overlap. Then epsilon and delta bound the risk.
+    """
+    if training.strategy > training.groups:
+        return risk(guarantee)
+    kind: Any = training.sampling
     sampling = BatchSampling(
         n=training.slots,
         rate=training.rate,

@@ -187,6 +187,21 @@ def test_a_training_costs_the_smaller_bound_and_its_tables_are_charged(monkeypat
     assert more >= 2 * most * 1e-3
 
 
+def test_batches_that_overlap_in_a_strategy_cost_the_best_run_too():
+    """Two batches of a record enter one row: one Gaussian mechanism, with less noise."""
+    strategy = dpjax.learning.toeplitz_strategy([1.0, 0.5], steps=4)
+    sampling = dpjax.learning.poisson_sampling(100, batch_size=100, capacity=100)
+    plain = DpSgdRun(sampling, 4, 1e-6, 10, ADD, "pld").checked()
+    run = DpSgdRun(sampling, 4, 1e-6, 10, ADD, "pld", strategy=strategy).checked()
+    z, count = run.gaussians(20.0)
+    found = [
+        _repeat_and_select._divergences_of_one(OneRun(dpjax.Guarantee(0.0), (one, 20.0)))
+        for one in (run, plain)
+    ]
+    np.testing.assert_allclose(found[0], count * np.array(ORDERS) / (2 * z**2), rtol=1e-6)
+    assert np.all(found[0] > 1.2 * found[1])
+
+
 def test_what_no_price_covers_is_refused():
     guarantee = dpjax.Guarantee
     for one, given, error, message in (

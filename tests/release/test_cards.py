@@ -54,6 +54,25 @@ def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
         dpjax.Release.from_dict(changed)
 
 
+def test_a_card_of_overlapping_batches_has_the_risk_of_its_epsilon(keys):
+    """The facts do not say how much batches overlap, so less noise must not look like more."""
+    release = learning.fit(
+        keys(1),
+        lambda w, x: jnp.dot(w, x),
+        jnp.zeros(3),
+        database=jnp.ones((16, 3)),
+        optimizer=optax.sgd(0.1),
+        clip_norm=0.5,
+        epochs=4,
+        sampling=learning.poisson_sampling(16, batch_size=16, capacity=16),
+        strategy=learning.toeplitz_strategy([1.0, 0.5], steps=4),
+        noise_multiplier=9.0,
+        delta=1e-5,
+    )
+    risk = dpjax.accounting.risk(release.guarantee)
+    assert f"at most {(1 + risk.advantage) / 2:.1%} of guesses" in release.card()
+
+
 def test_a_card_says_what_a_guarantee_says():
     """For each kind of guarantee; numbers are rounded up."""
     two = math.log(2)
