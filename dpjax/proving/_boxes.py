@@ -210,8 +210,8 @@ def farthest(enclose: Enclosure, norm: str, seconds: float, fixed: Boxes | None 
 
     It halves boxes until the bound is close to the distance of two records, or time is up.
     """
-    end = time.monotonic() + seconds
     alive = enclose(*enclose.coordinates.whole_box())
+    end = time.monotonic() + seconds  # The first call has compiled the program.
     low, high = _hull(alive if fixed is None else alive.joined(fixed))
     each, reach = high - low, (np.full_like(low, np.inf), np.full_like(high, -np.inf))
     pair, threshold = _Farthest(norm, fixed, (alive.low[0], alive.high[0])), 0.0
@@ -388,13 +388,12 @@ def split(
         norm: the norm of the proof.
         seconds: the time for all parts together.
     """
-    end, found = time.monotonic() + seconds, list[Split]()
+    found = list[Split]()
     known = enclosures(jaxpr, consts, inputs, public)
-    for k, (part, enclose) in enumerate(known):
+    for part, enclose in known:
         padded = isinstance(public, PaddedRecordBounds)
         fixed = enclose(*_empty(public, enclose.coordinates)) if padded else None
-        share = max(0.0, end - time.monotonic()) / (len(known) - k)
-        diameter = farthest(enclose, norm, share, fixed)
+        diameter = farthest(enclose, norm, seconds / len(known), fixed)
         found.append(Split(part, diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
     return found
 

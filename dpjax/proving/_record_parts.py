@@ -8,7 +8,9 @@ by the rounding that the rule of its operation charges. docs/proofs/boxes.md has
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,13 +22,15 @@ from dpjax._tracing._walks import Equation, aval, called, live, names, parts
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk
 from dpjax.proving._exact_programs import kind_of
+from dpjax.proving._slopes import Ends, Form, constant, outward, sloped, tightened
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
 
 # The indices that locate a result, as in `Step.key`.
 Key = tuple[int, ...]
-Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of one shape.
+# With more coordinates of a record, no slopes are computed.
+_MOST_SLOPES = 8
 
 # Operations that grow with each operand, so their ends are their values at the ends.
 _GROWING = names(
@@ -51,6 +55,7 @@ class Fact:
             result from the exact result for the same computed operands. So half of them covers the
             error of the same operation in float64.
         gap: numbers that are closer than this may compare as equal, because a device flushes them.
+        axis: the axis of records.
     """
 
     low: np.ndarray
@@ -58,6 +63,7 @@ class Fact:
     relative: float
     absolute: float
     gap: float
+    axis: int | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +138,7 @@ class RecordWalk(PaddedWalk):
                 sizes = [z.magnitude[np.isfinite(z.magnitude)] for z in (*once.values(), x)]
                 more += 2.0**-44 * max(float(z.max(initial=0.0)) for z in sizes)
             charges = 2 * relative, 2 * (absolute + more)
-            self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny)
+            self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis)
 
     def parts(self) -> list[Part]:
         """The parts that an operation combines over the records."""
@@ -158,30 +164,36 @@ def enclosed(
     """
     wanted = part.keys
 
-    def run(jaxpr: jex.Jaxpr, consts: Any, inputs: Any, path: Key, found: list[Ends]) -> list[Any]:
-        values: dict[Any, Ends | None] = {
-            v: _point(c) for v, c in zip(jaxpr.constvars, consts, strict=True)
+    axes = jaxpr.invars[len(jaxpr.invars) // 2 :]
+    coordinates = sum(math.prod(aval(x).shape[1:]) for x in axes)
+    count = coordinates if coordinates <= _MOST_SLOPES else 0
+
+    def run(
+        jaxpr: jex.Jaxpr, consts: Any, inputs: Any, path: Key, found: list[Ends], radii: Any
+    ) -> list[Any]:
+        values: dict[Any, Form | None] = {
+            v: _constant(c, count) for v, c in zip(jaxpr.constvars, consts, strict=True)
         }
         values.update(zip(jaxpr.invars, inputs, strict=True))
 
-        def read(atom: Any) -> Ends | None:
+        def read(atom: Any) -> Form | None:
             if isinstance(atom, jex.Literal):
-                return _point(np.asarray(atom.val, aval(atom).dtype))
+                return _constant(np.asarray(atom.val, aval(atom).dtype), count)
             return values[atom]
 
-        for count, equation in enumerate(live(jaxpr)):
-            here, given = (*path, count), [read(x) for x in equation.invars]
+        for place, equation in enumerate(live(jaxpr)):
+            here, given = (*path, place), [read(x) for x in equation.invars]
             if inner := called(equation):
-                outputs = run(*parts(inner), given, here, found)
+                outputs = run(*parts(inner), given, here, found, radii)
             else:
-                outputs = _ends(equation, given, here, facts)
+                outputs = _forms(equation, given, here, facts, radii)
             values.update(zip(equation.outvars, outputs, strict=True))
-            found += [x for k, x in enumerate(outputs) if (*here, k) in wanted and x is not None]
+            found += [x.ends for k, x in enumerate(outputs) if x and (*here, k) in wanted]
         return [read(x) for x in jaxpr.outvars]
 
     def ends(records: Sequence[Ends]) -> Ends:
         unusable, found = [None] * (len(jaxpr.invars) - len(records)), list[Ends]()
-        run(jaxpr, consts, [*unusable, *records], (), found)
+        run(jaxpr, consts, [*unusable, *_inputs(records, count)], (), found, _radii(records))
         if not found:
             raise _UnknownError
         axis = part.value.axis or 0
@@ -189,12 +201,63 @@ def enclosed(
         return low.reshape(len(low), -1), high.reshape(len(high), -1)
 
     try:
-        shapes = [_spec(x) for x in jaxpr.invars[len(jaxpr.invars) // 2 :]]
+        shapes = [_spec(x) for x in axes]
         with jax.enable_x64(True):
             jax.eval_shape(ends, [(x, x) for x in shapes])
     except _UnknownError:
         return None
     return ends
+
+
+def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
+    """The forms of records: coordinate j has slope 1 in itself. Integers have no slopes."""
+    found, place = list[Form](), 0
+    for low, high in records:
+        middle, size = (low + high) / 2, math.prod(low.shape[1:])
+        slopes = None
+        if count and low.dtype.kind == "f":
+            own = jnp.eye(count)[:, place : place + size].reshape(count, 1, *low.shape[1:])
+            slopes = (jnp.broadcast_to(own, (count, *low.shape)),) * 2
+        found.append(Form((low, high), (middle, middle), slopes, jnp.zeros(low.shape)))
+        place += size
+    return found
+
+
+def _radii(records: Sequence[Ends]) -> Any:
+    """Half the widths of the boxes, of shape (coordinates, rows)."""
+    rows = [((high - low) / 2).reshape(len(low), -1) for low, high in records]
+    return jnp.concatenate([x.astype(float) for x in rows], 1).T * (1 + 2.0**-50)
+
+
+def _constant(value: Any, count: int) -> Form:
+    return constant(_point(value), count)
+
+
+def _forms(
+    equation: Equation, given: list[Form | None], path: Key, facts: dict[Key, Fact], radii: Any
+) -> list[Form | None]:
+    """The forms of an operation's results; None where they are unknown."""
+    forms = [x for x in given if x is not None]
+    if len(forms) < len(given):
+        return [None] * len(equation.outvars)
+    outputs = _ends(equation, [x.ends for x in forms], path, facts)
+    plain: list[Form | None] = [Form(x[0], x[0], None, 0.0) if x else None for x in outputs]
+    if len(outputs) > 1 or outputs[0] is None or not len(radii):
+        return plain
+    (ends, charge), fact = outputs[0], facts[(*path, 0)]
+    (centered,) = _ends(equation, [x.middle for x in forms], path, facts)
+    if centered is None or ends[0].dtype.kind != "f":
+        return plain
+    slopes = sloped(equation, forms, partial(_bound, equation), ends, centered[0])
+    if slopes is None:
+        return plain
+    both, off = outward(slopes)
+    off = off + charge
+    if fact.axis is not None:
+        places = [1] * ends[0].ndim
+        places[fact.axis] = radii.shape[1]
+        ends = tightened(ends, centered[0], both, off, radii.reshape(-1, *places))
+    return [Form(ends, centered[0], both, off)]
 
 
 def _spec(variable: Any) -> jax.ShapeDtypeStruct:
@@ -214,14 +277,13 @@ def _point(number: Any) -> Ends:
 
 
 def _ends(
-    equation: Equation, given: list[Ends | None], path: Key, facts: dict[Key, Fact]
-) -> list[Ends | None]:
-    """The ends of an operation's results; None where they are unknown."""
+    equation: Equation, operands: list[Ends], path: Key, facts: dict[Key, Fact]
+) -> list[tuple[Ends, Any] | None]:
+    """The ends of an operation's results, and their charges; None where they are unknown."""
     name = equation.primitive.name
     keys = [(*path, k) for k in range(len(equation.outvars))]
-    operands = [x for x in given if x is not None]
     rule = _RULES.get(name)
-    if len(operands) < len(given) or not all(key in facts for key in keys) or rule is None:
+    if rule is None or not all(key in facts for key in keys):
         return [None] * len(keys)
     found = rule(equation, operands, facts[keys[0]])
     if found is None:
@@ -236,11 +298,11 @@ def _ends(
     ]
 
 
-def _outward(ends: Ends, size: Any, fact: Fact) -> Ends:
+def _outward(ends: Ends, size: Any, fact: Fact) -> tuple[Ends, Any]:
     """Ends, widened by the rounding of their operation, within the range over the whole box."""
-    low, high = ends
+    (low, high), charge = ends, 0.0
     if low.dtype == bool:
-        return low | (fact.low > 0), high & (fact.high > 0)
+        return (low | (fact.low > 0), high & (fact.high > 0)), charge
     if low.dtype.kind == "f":
         charge = fact.relative * size + fact.absolute
         low, high = low - charge, high + charge
@@ -250,7 +312,8 @@ def _outward(ends: Ends, size: Any, fact: Fact) -> Ends:
     kind = low.dtype
     least, most = fact.low.astype(kind), fact.high.astype(kind)
     # NaN, as from the difference of two infinities, becomes the end over the whole box.
-    return jnp.where(low > least, low, least), jnp.where(high < most, high, most)
+    ends = jnp.where(low > least, low, least), jnp.where(high < most, high, most)
+    return ends, charge
 
 
 def _bound(equation: Equation, *operands: Any) -> Any:

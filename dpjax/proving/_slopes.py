@@ -1,0 +1,292 @@
+"""Enclosures by slopes: g(x) is g(middle) plus slopes times x - middle, up to rounding.
+
+Ends of intervals forget which numbers change together. Slopes remember it: the bound on an array
+is off by the width of a box squared. For the exact value v of an array, `Form` states
+
+    v(x) - v(middle) = sum_j s_j (x_j - middle_j), with s_j in `slopes`, for every x in the box,
+
+and that the computed value lies within `off` of v(x). docs/proofs/boxes.md has the proof.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._tracing._walks import Equation, names
+
+Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of one shape.
+Bind = Callable[..., Any]
+# Rounding of slopes in float64, for each unit of their magnitudes.
+_SLACK = 2.0**-40
+
+
+class Form(NamedTuple):
+    """Bounds on one array over a box.
+
+    Attributes:
+        ends: ends of the computed value.
+        middle: ends of the exact value, in the middle of the box.
+        slopes: ends of the slopes, of shape (coordinates, *shape); None if they are unknown.
+        off: a bound on the distance of the computed value from the exact one.
+    """
+
+    ends: Ends
+    middle: Ends
+    slopes: Ends | None
+    off: Any
+
+    @property
+    def size(self) -> Any:
+        """The largest magnitude."""
+        return jnp.maximum(abs(self.ends[0]), abs(self.ends[1]))
+
+    def ranked(self, rank: int) -> "Form":
+        """A scalar as an array of axes of length 1."""
+        if np.ndim(self.ends[0]) == rank or self.slopes is None:
+            return self
+        more = (1,) * rank
+        ends, middle = (tuple(jnp.reshape(x, more) for x in y) for y in (self.ends, self.middle))
+        slopes = tuple(x.reshape(*x.shape, *more) for x in self.slopes)
+        return Form(ends, middle, slopes, jnp.reshape(self.off, more))  # type: ignore[arg-type]
+
+
+# Slopes with bounds on the magnitudes that were added up for them, and on the distance `off`.
+Sloped = tuple[Any, Any, Any, Any]
+
+
+def constant(ends: Ends, count: int) -> Form:
+    """The form of a constant."""
+    none = jnp.zeros((count, *np.shape(ends[0])))
+    return Form(ends, ends, (none, none), jnp.zeros(np.shape(ends[0])))
+
+
+def sloped(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
+) -> Sloped | None:
+    """The slopes of a result, before its own rounding; None if they are unknown.
+
+    Args:
+        equation: the operation.
+        forms: the forms of its operands.
+        bind: the operation, in float64.
+        out: the ends of its result.
+        middle: the ends of its result in the middle.
+    """
+    rule = _RULES.get(equation.primitive.name)
+    sloping = forms[1:] if equation.primitive.name == "select_n" else forms
+    if rule is None or any(f.slopes is None for f in sloping):
+        return None
+    return rule(equation, forms, bind, out, middle)
+
+
+def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
+    """Ends within those that follow from the slopes. `radii` has the shape of the slopes."""
+    down, up = slopes
+    reach = (jnp.maximum(abs(down), abs(up)) * radii).sum(0) * (1 + _SLACK) + off * (1 + _SLACK)
+    low, high = middle[0] - reach, middle[1] + reach
+    # NaN and infinities leave the ends as they are.
+    return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
+
+
+def outward(slopes: Sloped) -> tuple[Ends, Any]:
+    """Slopes, widened by their rounding in float64, and `off`."""
+    down, up, size, off = slopes
+    return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
+
+
+def _hull(candidates: Sequence[Any]) -> Ends:
+    return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
+
+
+def _largest(ends: Ends) -> Any:
+    return jnp.maximum(abs(ends[0]), abs(ends[1]))
+
+
+def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
+    """Sums and moves of entries, which apply to slopes in the same way."""
+    each = jax.vmap(bind)
+    slopes = [f.slopes for f in forms if f.slopes is not None]
+    down, up, size = (each(*xs) for xs in zip(*((*s, _largest(s)) for s in slopes), strict=True))
+    return down, up, size, bind(*(f.off for f in forms))
+
+
+def _minus(form: Form) -> Form:
+    assert form.slopes is not None
+    (a, b), (c, d), (down, up) = form.ends, form.middle, form.slopes
+    return Form((-b, -a), (-d, -c), (-up, -down), form.off)
+
+
+def _sum(first: Form, second: Form) -> Sloped:
+    assert first.slopes is not None
+    assert second.slopes is not None
+    (a, b), (c, d) = first.slopes, second.slopes
+    return a + c, b + d, _largest((a, b)) + _largest((c, d)), first.off + second.off
+
+
+def _difference(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Any:
+    first, second = (f.ranked(out[0].ndim) for f in forms)
+    return _sum(first, _minus(second))
+
+
+def _negative(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
+    (form,) = map(_minus, forms)
+    assert form.slopes is not None
+    return *form.slopes, 0.0, form.off
+
+
+def _scaled(factor: Ends, slopes: Ends) -> Ends:
+    return _hull([x * s for x in factor for s in slopes])
+
+
+def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+    """a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c))."""
+    a, b = (f.ranked(out[0].ndim) for f in forms)
+    assert a.slopes is not None
+    assert b.slopes is not None
+    first, second = _scaled(a.ends, b.slopes), _scaled(b.middle, a.slopes)
+    size = _largest(first) + _largest(second)
+    return first[0] + second[0], first[1] + second[1], size, a.size * b.off + b.size * a.off
+
+
+def _quotient(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
+) -> Sloped:
+    """a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) / b(x), for q = a(c) / b(c)."""
+    a, b = (f.ranked(out[0].ndim) for f in forms)
+    assert a.slopes is not None
+    assert b.slopes is not None
+    less = _scaled(middle, b.slopes)
+    top = a.slopes[0] - less[1], a.slopes[1] - less[0]
+    inverse = _hull([1 / end for end in b.ends])
+    found, most = _scaled(inverse, top), _largest(inverse)
+    size = most * (_largest(a.slopes) + _largest(less))
+    return *found, size, most * (a.off + _largest(out) * b.off)
+
+
+def _contraction(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
+) -> Sloped | None:
+    """A product of a matrix with a constant one."""
+    constants = [f.ends[0] is f.ends[1] for f in forms]
+    if constants.count(True) != 1:
+        return None
+    place = constants.index(False)
+    form, matrix = forms[place], forms[1 - place].ends[0]
+    assert form.slopes is not None
+
+    def times(factor: Any) -> Bind:
+        return lambda x: bind(x, factor) if place == 0 else bind(factor, x)
+
+    above, below = (jax.vmap(times(x)) for x in (jnp.maximum(matrix, 0), jnp.minimum(matrix, 0)))
+    down, up = form.slopes
+    size = jax.vmap(times(abs(matrix)))(_largest(form.slopes))
+    off = times(abs(matrix))(form.off)
+    return above(down) + below(up), above(up) + below(down), size, off
+
+
+def _curve(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
+) -> Sloped | None:
+    """A function of one number, whose derivative is monotone on both sides of 0."""
+    form, *others = forms
+    if any(x.ends[0] is not x.ends[1] for x in others):  # The exponent of a power.
+        return None
+    form, exponents = form.ranked(out[0].ndim), [x.ends[0] for x in others]
+
+    def derivative(x: Any) -> Any:
+        return jax.jvp(lambda y: bind(y, *exponents), (x,), (jnp.ones_like(x),))[1]
+
+    low, high = form.ends
+    inside = jnp.clip(0.0, low, high)
+    return _by(_hull([derivative(x) for x in (low, inside, high)]), form)
+
+
+def _by(factor: Ends, form: Form) -> Sloped:
+    """The slopes of a function of one array whose derivative lies in an interval."""
+    assert form.slopes is not None
+    # The derivative itself is rounded.
+    slack = 2.0**-36 * (1 + _largest(factor))
+    factor = factor[0] - slack, factor[1] + slack
+    found = _scaled(factor, form.slopes)
+    return *found, _largest(found), _largest(factor) * form.off
+
+
+def _wave(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+    """Sines and cosines: |f'(x) - f'(middle)| <= radius."""
+    (form,) = forms
+    low, high = form.ends
+    middle = (low + high) / 2
+    slope = jax.jvp(bind, (middle,), (jnp.ones_like(middle),))[1]
+    radius = (high - low) / 2 + 2.0**-30
+    return _by((jnp.maximum(slope - radius, -1), jnp.minimum(slope + radius, 1)), form)
+
+
+def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
+    (form,) = forms
+    low, high = form.ends
+    return _by((jnp.where(low >= 0, 1.0, -1.0), jnp.where(high <= 0, -1.0, 1.0)), form)
+
+
+def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+    """A maximum or minimum moves like a mean of both operands, or like the one that it is."""
+    a, b = (f.ranked(out[0].ndim) for f in forms)
+    assert a.slopes is not None
+    assert b.slopes is not None
+    first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]
+    if equation.primitive.name == "min":
+        first, second = second, first
+    both = _hull([*a.slopes, *b.slopes])
+    down, up = (
+        jnp.where(first, x, jnp.where(second, y, z))
+        for x, y, z in zip(a.slopes, b.slopes, both, strict=True)
+    )
+    return down, up, 0.0, jnp.maximum(a.off, b.off)
+
+
+def _selected(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
+) -> Sloped | None:
+    """A choice by a boolean. Where it is undecided, the result may jump."""
+    (surely, maybe), *cases = forms[0].ends, *(f.ranked(out[0].ndim) for f in forms[1:])
+    if surely.dtype != bool or len(cases) != 2:
+        return None
+    a, b = cases
+    assert a.slopes is not None
+    assert b.slopes is not None
+    unknown = (-jnp.inf, jnp.inf, jnp.inf)
+    pairs = zip((*a.slopes, a.off), (*b.slopes, b.off), unknown, strict=True)
+    down, up, off = (jnp.where(surely, y, jnp.where(maybe, z, x)) for x, y, z in pairs)
+    return down, up, 0.0, off
+
+
+def _extremum(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
+    (form,) = forms
+    assert form.slopes is not None
+    axes = equation.params["axes"]
+    later = tuple(k + 1 for k in axes)
+    return form.slopes[0].min(later), form.slopes[1].max(later), 0.0, form.off.max(axes)
+
+
+_CURVES = names("square integer_pow exp exp2 expm1 log log1p tanh atan logistic erf sqrt rsqrt pow")
+_LINEAR = names(
+    "add add_any broadcast_in_dim reshape squeeze transpose slice rev reduce_sum copy copy_p",
+    "stop_gradient convert_element_type cumsum concatenate",
+)
+_RULES: dict[str, Callable[..., Sloped | None]] = {
+    **dict.fromkeys(_LINEAR, _linear),
+    **dict.fromkeys(_CURVES, _curve),
+    **dict.fromkeys(names("sin cos"), _wave),
+    **dict.fromkeys(names("max min"), _larger),
+    **dict.fromkeys(names("reduce_max reduce_min"), _extremum),
+    "select_n": _selected,
+    "sub": _difference,
+    "neg": _negative,
+    "mul": _product,
+    "div": _quotient,
+    "dot_general": _contraction,
+    "abs": _absolute,
+}
