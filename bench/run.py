@@ -21,6 +21,7 @@ JOBS = (
     "correlated_noise",
     "order_statistic",
     "lapack",
+    "boxes",
     "releases",
     "queries",
     "k_means",

@@ -217,7 +217,8 @@ def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
         slopes = None
         if count and low.dtype.kind == "f":
             own = jnp.eye(count)[:, place : place + size].reshape(count, 1, *low.shape[1:])
-            slopes = (jnp.broadcast_to(own, (count, *low.shape)),) * 2
+            own = jnp.broadcast_to(own, (count, *low.shape))
+            slopes = own, own
         found.append(Form((low, high), (middle, middle), slopes, jnp.zeros(low.shape)))
         place += size
     return found
