@@ -193,7 +193,9 @@ def enclosed(
 
     def ends(records: Sequence[Ends]) -> Ends:
         unusable, found = [None] * (len(jaxpr.invars) - len(records)), list[Ends]()
-        run(jaxpr, consts, [*unusable, *_inputs(records, count)], (), found, _radii(records))
+        # Ends are multiplied with slopes, which have one more axis.
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            run(jaxpr, consts, [*unusable, *_inputs(records, count)], (), found, _radii(records))
         if not found:
             raise _UnknownError
         axis = part.value.axis or 0
