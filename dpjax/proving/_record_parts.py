@@ -215,9 +215,9 @@ def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
     """The forms of records: coordinate j has slope 1 in itself. Integers have no slopes."""
     found, place = list[Form](), 0
     for low, high in records:
-        middle, size = (low + high) / 2, math.prod(low.shape[1:])
-        slopes = None
+        size, slopes, middle = math.prod(low.shape[1:]), None, low
         if count and low.dtype.kind == "f":
+            middle = (low + high) / 2
             own = jnp.eye(count)[:, place : place + size].reshape(count, 1, *low.shape[1:])
             own = jnp.broadcast_to(own, (count, *low.shape))
             slopes = own, own
@@ -228,8 +228,8 @@ def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
 
 def _radii(records: Sequence[Ends]) -> Any:
     """Half the widths of the boxes, of shape (coordinates, rows)."""
-    rows = [((high - low) / 2).reshape(len(low), -1) for low, high in records]
-    return jnp.concatenate([x.astype(float) for x in rows], 1).T * (1 + 2.0**-50)
+    ends = [[x.reshape(len(x), -1).astype(float) for x in both] for both in records]
+    return jnp.concatenate([(high - low) / 2 for low, high in ends], 1).T * (1 + 2.0**-50)
 
 
 def _constant(value: Any, count: int) -> Form:

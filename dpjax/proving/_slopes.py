@@ -59,7 +59,9 @@ Sloped = tuple[Any, Any, Any, Any]
 
 
 def constant(ends: Ends, count: int) -> Form:
-    """The form of a constant."""
+    """The form of a constant; `count` is the number of coordinates, or 0 without slopes."""
+    if not count:
+        return Form(ends, ends, None, 0.0)
     none = jnp.zeros((count, *np.shape(ends[0])))
     return Form(ends, ends, (none, none), jnp.zeros(np.shape(ends[0])))
 

@@ -244,3 +244,10 @@ def test_both_ends_are_printed():
     found = dpjax.prove_sensitivity(target, specs, bounds=bounds, norm=norm, effort=10)
     assert "the truth is between 0.2" in repr(found)
     assert "times the truth" in found.explain().splitlines()[-1]
+
+
+def test_records_of_many_numbers_are_split_without_slopes():
+    target = lambda x: jnp.tanh(x[:, :1] + 0.01 * x[:, 1:]).sum(0) * x.shape[1]  # noqa: E731
+    specs = jax.ShapeDtypeStruct((30, 12), jnp.float32)
+    found = dpjax.prove_sensitivity(target, specs, bounds=(0, 1), norm="linf", effort=3)
+    assert 12 * np.tanh(1.01) <= found.value <= 12.2 * np.tanh(1.01)
