@@ -22,7 +22,7 @@ from dpjax._tracing._walks import Equation, aval, called, live, names, parts
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk
 from dpjax.proving._exact_programs import kind_of
-from dpjax.proving._slopes import Ends, Form, constant, outward, sloped, tightened
+from dpjax.proving._slopes import Ends, Form, constant, rounded_outward, sloped, tightened
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
@@ -254,7 +254,7 @@ def _forms(
     slopes = sloped(equation, forms, partial(_bound, equation), ends, centered[0])
     if slopes is None:
         return plain
-    both, off = outward(slopes)
+    both, off = rounded_outward(slopes)
     off = off + charge
     if fact.axis is not None:
         places = [1] * ends[0].ndim

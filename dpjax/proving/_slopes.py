@@ -94,7 +94,7 @@ def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> E
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
 
 
-def outward(slopes: Sloped) -> tuple[Ends, Any]:
+def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
     """Slopes, widened by their rounding in float64, and `off`."""
     down, up, size, off = slopes
     return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
