@@ -131,6 +131,42 @@ def private_k_means(
         >>> release.value["centers"].shape
         (2, 2)
     """
+    return released_clusters(
+        key,
+        database,
+        clusters=clusters,
+        radius=radius,
+        center=center,
+        iterations=iterations,
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        name=name,
+        missing=missing,
+    )
+
+
+def released_clusters(
+    key: Key,
+    database: Database,
+    *,
+    clusters: int,
+    radius: float,
+    center: ArrayLike = 0.0,
+    iterations: int = 4,
+    epsilon: float,
+    delta: float,
+    relation: NeighboringRelation | None = None,
+    name: str | None = None,
+    missing: Literal["drop", "center"] = "drop",
+    groups: tuple[np.ndarray, int] | None = None,
+) -> Release:
+    """The release of `private_k_means`, or such a release for each group, all paid for as one.
+
+    `groups` has the group of each slot, below 0 for none, and the number of groups. An added record
+    is in one group, so the draws for all others have the same distribution with and without it. A
+    replaced record may be in two, so groups are refused under replace-one.
+    """
     check_key(key)
     drops = drops_missing(missing, "center")
     k = _checks.integer("clusters", clusters, least=1)
@@ -138,6 +174,11 @@ def private_k_means(
     (dims,) = shape_of_record(database, "(n, d)")
     into_unit_ball, middle, size = public_ball(center, radius, dims)
     relation = relation_or_inherited(relation)
+    if groups is not None and relation is NeighboringRelation.REPLACE_ONE:
+        raise ValueError(
+            "by must be None for k-means under replace-one, because a replaced row may be in two"
+            " groups: ask a table with the relation add-or-remove-one"
+        )
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
     cells = max(32, 4 * k)  # So many cells that two clusters rarely share one.
@@ -148,9 +189,18 @@ def private_k_means(
     notes = guarantee_under(key, mechanism.guarantee).notes
     promised = dataclasses.replace(guarantee, notes=notes)
 
-    def draw(key: Key, slots: tuple[jax.Array, jax.Array]) -> dict[str, jax.Array]:
-        records, present = slots
+    def draw(key: Key, slots: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+        records, present, *codes = slots
         present &= complete(records) if drops else True
+        if groups is None:
+            return of_some(key, records, present)
+        each = [
+            of_some(one, records, present & (codes[0] == group))
+            for group, one in enumerate(jax.random.split(key, groups[1]))
+        ]
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *each)
+
+    def of_some(key: Key, records: jax.Array, present: jax.Array) -> dict[str, jax.Array]:
         cells_key, start_key, *keys = jax.random.split(key, 3 + steps)
         inside, noise = _placed(into_unit_ball(records), present), mechanism.scale * unit
 
@@ -167,7 +217,7 @@ def private_k_means(
     records, present = present_records(database)
     if is_numbers(records):
         records = as_dtype(records, jnp.result_type(float))
-    slots = records, present
+    slots = (records, present) if groups is None else (records, present, jnp.asarray(groups[0]))
     release = pay_and_draw(
         lambda: draw(key, slots),
         key,
@@ -177,7 +227,8 @@ def private_k_means(
         name=name,
         request=lambda name: request_of(name, draw, key, TreeSpec.of(slots), mechanism, promised),
     )
-    last = mechanism.accuracy(TreeSpec.of(jax.ShapeDtypeStruct((k, 1 + dims), jnp.int32)))
+    shape = (*(() if groups is None else groups[1:]), k, 1 + dims)
+    last = mechanism.accuracy(TreeSpec.of(jax.ShapeDtypeStruct(shape, jnp.int32)))
     if last.kind != "noise":
         return release
     ball = {"middle": middle.tolist(), "size": size, "edge": edge_of_ball(dims, RADIUS_BITS)}

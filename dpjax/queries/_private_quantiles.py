@@ -30,7 +30,9 @@ from dpjax.targets._clamping import check_interval
 from dpjax.targets._summaries import exact_probability
 
 # The most cells of the finest grid, for one group and for all groups together.
-_MOST_CELLS, _MOST_OF_GROUPS = 2**12, 2**22
+_MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
+# Up to four times more cells than this are not worth the larger program that draws them.
+_USUAL_CELLS = 2**12
 # A search stays this many scales of its noise away from the lowest and highest ranks, but at most a
 # quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
@@ -156,6 +158,8 @@ def _cells(capacity: int, groups: int, epsilon: float) -> int:
     """So many cells that few records share one, even at ten times the average density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
+    if _USUAL_CELLS < wanted < 4 * _USUAL_CELLS:
+        most = min(most, _USUAL_CELLS)
     return 2 ** min(max(6, math.ceil(math.log2(wanted))), int(math.log2(most)))
 
 

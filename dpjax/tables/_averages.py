@@ -1,6 +1,5 @@
 """Sums, averages and quantiles of one column of a table."""
 
-import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -9,7 +8,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpjax._core._checks import any_traced
 from dpjax._core._labels import Axis
 from dpjax._core._types import Key
 from dpjax._core._values import Release
@@ -23,11 +21,11 @@ from dpjax.tables._asked_table import identity
 from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._cost import PARTS, Cost
 from dpjax.tables._counts import CountsOfTable
+from dpjax.tables._float64 import in_float64, mean_of, quantiles_of, variance_of
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import Question
 from dpjax.tables._where import Where
-from dpjax.targets._clamping import middle_and_half
 
 Probabilities = float | Fraction | Sequence[float | Fraction]
 
@@ -126,7 +124,7 @@ class AveragesOfTable(CountsOfTable):
             terms = self._terms(asked, cost, _centered_sums(low, high, self.most_rows, 1))
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
-            return Asked(asked, lambda key: _in_float64(private_mean(key, database, **how)))
+            return Asked(asked, lambda key: in_float64(private_mean(key, database, **how), mean_of))
 
         return self._within(column, bounds, where, cost, key, ask)
 
@@ -166,7 +164,9 @@ class AveragesOfTable(CountsOfTable):
             terms = self._terms(asked, cost, query)
             how = {**terms, "lower": low, "upper": high, "missing": self._missing}
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
-            return Asked(asked, lambda key: private_variance(key, database, **how))
+            return Asked(
+                asked, lambda key: in_float64(private_variance(key, database, **how), variance_of)
+            )
 
         return self._within(column, bounds, where, cost, key, ask)
 
@@ -216,7 +216,11 @@ class AveragesOfTable(CountsOfTable):
             }
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
             axes = {"": (("quantile", tuple(map(float, wanted))),)}
-            return Asked(asked, lambda key: private_quantiles(key, database, wanted, **how), axes)
+
+            def draw(key: Key) -> Release:
+                return in_float64(private_quantiles(key, database, wanted, **how), quantiles_of)
+
+            return Asked(asked, draw, axes)
 
         return self._within(column, bounds, where, cost, key, ask)
 
@@ -248,20 +252,3 @@ class AveragesOfTable(CountsOfTable):
             )
         question, draw, axes = ask(low, high, rest)
         return self._released(question, draw, keys[1], axes, before=found)
-
-
-def _in_float64(mean: Release) -> Release:
-    """The same averages in float64, from the noisy integers that they were computed from.
-
-    In float32 an average of times would be off by up to 64 seconds.
-    """
-    measured, facts = mean.accuracy.measured, mean.accuracy.facts
-    if measured is None or any_traced(mean.value, measured):
-        return mean
-    middle, half = middle_and_half(facts["lower"], facts["upper"])
-    sums = np.asarray(measured["sums"], np.float64) * facts["unit"]
-    count = measured["n"]
-    if count is None:
-        count = np.maximum(sums[..., :1], facts["unit"]) / half
-    found = np.clip(middle + sums[..., 1:] / count, facts["lower"], facts["upper"])
-    return dataclasses.replace(mean, value=found.reshape(np.shape(mean.value)))

@@ -15,7 +15,7 @@ from dpjax._core._records import PaddedRecords
 from dpjax._core._types import Key, PyTree, Scalar
 from dpjax._core._values import Release
 from dpjax.queries._intervals import CLEAR, STATISTICS, Statistic
-from dpjax.queries._k_means import private_k_means
+from dpjax.queries._k_means import released_clusters
 from dpjax.queries._linear_regression import _WEIGHT, _least_reach, _line_query, _solution
 from dpjax.queries._moments import _directions, _mean_and_covariance
 from dpjax.queries._private_release import Terms, released
@@ -24,6 +24,7 @@ from dpjax.queries._second_moments import Moments, averages
 from dpjax.tables._asked_table import AskedTable
 from dpjax.tables._bounds import Bounds
 from dpjax.tables._box import Box, box_of
+from dpjax.tables._float64 import covariance_of, in_float64
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._where import Where
@@ -69,9 +70,10 @@ class RelationsOfTable(AskedTable):
         }
 
         def ask(key: Key) -> Release:
-            return self._of_moments(
+            found = self._of_moments(
                 asked, box, cost, key, lambda m: _mean_and_covariance(m, facts), facts
             )
+            return in_float64(found, covariance_of)
 
         return self._released(asked, ask, key, axes)
 
@@ -235,6 +237,7 @@ class RelationsOfTable(AskedTable):
         *,
         clusters: int,
         bounds: Bounds,
+        by: By | None = None,
         where: Where | None = None,
         epsilon: float | None = None,
         share: float | None = None,
@@ -247,6 +250,8 @@ class RelationsOfTable(AskedTable):
             columns: the names of columns of numbers.
             clusters: the number of clusters.
             bounds: the bounds of each column; see `PrivateTable`.
+            by: the columns of the groups and their keys; see `PrivateTable`. Groups are disjoint,
+                so all groups together cost one epsilon and one delta, under add-or-remove-one.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
@@ -262,21 +267,23 @@ class RelationsOfTable(AskedTable):
             raise ValueError(
                 "delta must be above 0 for k-means: give a delta, or a ledger with a delta"
             )
-        asked = self._asked("k_means", columns, where=where, about=(box.facts, clusters))
+        asked = self._asked("k_means", columns, by=by, where=where, about=(box.facts, clusters))
         database = PaddedRecords(box.vectors(self._frame), asked.present)  # pyright: ignore[reportArgumentType]
         how = {"clusters": clusters, "radius": 1.0, "relation": self.relation, "name": asked.name}
+        groups = (asked.cells.codes, asked.cells.size) if asked.cells.axes else None
 
         def ask(key: Key) -> Release:
-            return private_k_means(
-                key, database, epsilon=price.epsilon, delta=price.delta or 0.0, **how
-            )
+            price_of = {"epsilon": price.epsilon, "delta": price.delta or 0.0}
+            return released_clusters(key, database, groups=groups, **price_of, **how)
 
         found = self._paid(ask, key)
         centers = box.middle + box.size * np.asarray(found.value["centers"], np.float64)
         value = {**found.value, "centers": centers.astype(found.value["centers"].dtype)}
+        if groups is not None:
+            value = jax.tree.map(lambda x: x.reshape(*asked.cells.shape, *x.shape[1:]), value)
         number = ("cluster", tuple(range(1, clusters + 1)))
         axes = (("centers", (number, ("column", tuple(columns)))), ("counts", (number,)))
-        labels, accuracy = Labels(asked.statistic, (), axes), found.accuracy
+        labels, accuracy = Labels(asked.statistic, asked.cells.axes, axes), found.accuracy
         if accuracy.kind:
             accuracy = accuracy.having(**box.facts)
         return Release(value, found.guarantee, accuracy, labels)

@@ -1,11 +1,13 @@
 """Bounds and edges of a table may be dates, times and durations."""
 
 import datetime
+from decimal import Decimal
 
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import dpjax
@@ -158,3 +160,35 @@ def test_a_predicate_may_compare_dates(name):
 def test_a_predicate_refuses_another_kind():
     with pytest.raises(TypeError, match="a column of dates can only be compared with dates"):
         TABLE.count(where=lambda row: row["day"] > datetime.timedelta(3), epsilon=1.0)
+
+
+def test_spreads_and_quantiles_of_times_and_of_large_numbers_have_the_digits_of_float64():
+    """In float32 a time is off by a minute, and a number near 2^40 by 2^16."""
+    times = np.datetime64("2024-01-01T00:00:00", "s") + np.arange(101)
+    frame = {
+        "time": times,
+        "large": pa.chunked_array([pa.array(2**40 + np.arange(101))]),
+        "whole": pd.array(2**40 + np.arange(101), "Int64"),
+        "exact": pl.Series([Decimal(2**40) + i for i in range(101)]),
+        "g": np.arange(101) % 2,
+    }
+    ends = (2**40, 2**40 + 100)
+    bounds = {"time": (times[0], times[-1]), "large": ends, "whole": ends, "exact": ends}
+    table = dpjax.PrivateTable(frame, most_rows=200)
+    for by in (None, {"g": [1]}):
+        spread = np.var(np.arange(101.0)[1::2] if by else np.arange(101.0))
+        for column, low in (("large", 2**40), ("whole", 2**40), ("exact", 2**40)):
+            found = table.variance(column, bounds=bounds, by=by, **SHARP).value
+            np.testing.assert_allclose(found["mean"] - low, 50, atol=0.05)
+            np.testing.assert_allclose(found["variance"], spread, atol=0.5)
+        together = table.covariance(["large", "whole"], bounds=bounds, by=by, **SHARP).value
+        np.testing.assert_allclose(
+            together["mean"] - 2**40, np.full_like(together["mean"], 50), atol=0.1
+        )
+        np.testing.assert_allclose(
+            together["covariance"], np.full_like(together["covariance"], spread), atol=1
+        )
+    found = table.quantiles("time", [0.5], bounds=bounds, **SHARP).value
+    np.testing.assert_allclose(found - times[50].astype(int), 0, atol=1)
+    found = table.quantiles("exact", [0.5], bounds=bounds, **SHARP).value
+    np.testing.assert_allclose(found - 2**40, 50, atol=1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax.queries import _k_means
 from dpjax.tables import _counts, _relations
 from dpjax.tables._groups import entries_in_groups
 
@@ -125,7 +126,7 @@ def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
         asked.append((database, how))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_relations, "private_k_means", private_k_means)
+    monkeypatch.setattr(_relations, "released_clusters", private_k_means)
     of = {"clusters": 2, "bounds": BOTH, "epsilon": 1.0, "delta": 1e-6}
     for row in (*ROWS, None):
         rows = BASE if row is None else [*BASE, row]
@@ -140,6 +141,33 @@ def test_clusters_get_one_slot_of_each_row(relation, monkeypatch):
         assert present.tolist() == [True, present[1], False, False]
     known = [not np.isnan(x) for x, _, _ in ROWS]
     assert [bool(database.present[1]) for database, _ in asked] == [*known, False]
+
+
+def test_clusters_by_group_get_each_row_in_one_group(monkeypatch):
+    """So all groups together cost what one costs: a row moves the totals of one group alone."""
+    read = []
+
+    def totals(records, present, centers, *, bits):
+        read.append(np.asarray(present))
+        return kept(records, present, centers, bits=bits)
+
+    kept = _k_means._totals
+    monkeypatch.setattr(_k_means, "_totals", totals)
+    of = {"clusters": 1, "bounds": BOTH, "epsilon": 1.0, "delta": 1e-6, "by": {"g": G}}
+    of["key"] = KEY
+    for row in (ROWS[2], ROWS[3], ROWS[4], None):  # Missing, in the second group, in none.
+        read.clear()
+        release = table(BASE if row is None else [*BASE, row], ADD, "drop").k_means(
+            ["x", "h"], **of
+        )
+        assert release.value["centers"].shape == (2, 1, 2)
+        first, second = read[:5], read[5:]
+        assert len(second) == 5  # The start and four iterations.
+        assert all(present.tolist() == [True, False, False, False] for present in first)
+        there = [False, row == ROWS[3], False, False]
+        assert all(present.tolist() == there for present in second)
+    with pytest.raises(ValueError, match="by must be None for k-means under replace-one"):
+        table(ROWS[:3], REPLACE, "drop").k_means(["x", "h"], **of)
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE], ids=str)

@@ -178,6 +178,32 @@ def test_clusters_are_in_units_of_the_columns():
     assert np.all(low["centers"] <= high["centers"])
 
 
+def test_clusters_by_group_cost_what_one_group_costs(tmp_path):
+    odd = np.arange(N) % 2
+    two = {
+        "x": np.where(odd, 10.0, 90.0),
+        "y": np.where(odd, 1.0, -1.0),
+        "g": np.arange(N) % 4 // 2,
+    }
+    of = {"clusters": 2, "bounds": {"x": (0, 100), "y": (-2, 2)}, "by": {"g": [1, 0]}}
+    with dpjax.Ledger(tmp_path / "clusters.db", epsilon=4, delta=1e-6) as ledger:
+        table = dpjax.PrivateTable(two, most_rows=SLOTS, ledger=ledger)
+        release = table.k_means(["x", "y"], epsilon=4.0, **of)
+        spent = ledger.spent
+        assert spent.epsilon == pytest.approx(4, abs=1e-6)
+        assert spent.delta == pytest.approx(1e-6, rel=1e-6)
+        again = table.k_means(["x", "y"], epsilon=4.0, **of)  # It was paid for.
+        assert ledger.spent == spent
+    np.testing.assert_array_equal(again.value["centers"], release.value["centers"])
+    for centers in release.value["centers"]:
+        ordered = centers[np.argsort(centers[:, 0])]
+        np.testing.assert_allclose(ordered, [[10, 1], [90, -1]], atol=2)
+    np.testing.assert_allclose(release.value["counts"], N / 4, atol=60)
+    assert release.to_frame().index.names[0] == "g"
+    low, high = release.interval(simultaneous=True)
+    assert np.all((low["counts"] <= N / 4) & (high["counts"] >= N / 4))
+
+
 def test_tables_of_all_libraries_are_one():
     """Also with missing entries, in the dtypes of each library."""
     entries = {"g": ["a", None, "b", "a"], "x": [1.0, 2.0, None, 4.0], "n": [1, None, 3, 3]}

@@ -1,0 +1,79 @@
+"""Values in float64, computed on the host from the noisy integers of a release.
+
+JAX computes in float32 by default, which loses the seconds of times and the digits of large
+numbers.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax._core._checks import any_traced
+from dpjax._core._types import PyTree
+from dpjax._core._values import Release
+from dpjax.queries._private_quantiles import _estimates
+from dpjax.queries._rank_search import Ranks
+from dpjax.targets._clamping import middle_and_half
+
+
+def in_float64(
+    release: Release, compute: Callable[[dict[str, Any], dict[str, Any]], PyTree]
+) -> Release:
+    """The release with the value that `compute` makes of its noisy integers and public facts.
+
+    A simulated release keeps its value, because its integers are traced.
+    """
+    measured = release.accuracy.measured
+    if measured is None or any_traced(release.value, measured):
+        return release
+    found = compute(measured, release.accuracy.facts)
+    value = jax.tree.map(lambda x, like: x.reshape(np.shape(like)), found, release.value)
+    return dataclasses.replace(release, value=value)
+
+
+def mean_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
+    """Averages, as `private_mean` computes them."""
+    middle, half = middle_and_half(facts["lower"], facts["upper"])
+    sums = np.asarray(measured["sums"], np.float64) * facts["unit"]
+    count = measured["n"]
+    if count is None:
+        count = np.maximum(sums[..., :1], facts["unit"]) / half
+    return np.clip(middle + sums[..., 1:] / count, facts["lower"], facts["upper"])
+
+
+def quantiles_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
+    """Quantiles, as `private_quantiles` computes them."""
+    return _estimates(Ranks(**measured), facts)
+
+
+def variance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """An average and a variance, as `private_variance` computes them."""
+    means, second = _averages(measured, facts)
+    (middle,), half = facts["middle"], facts["size"]
+    mean = np.clip(means[..., 0], -1, 1)
+    variance = np.clip(second[..., 0, 0] - mean**2, 0, 1)
+    return {"mean": middle + half * mean, "variance": half**2 * variance}
+
+
+def covariance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Averages and covariances, as `PrivateTable.covariance` defines them."""
+    means, second = _averages(measured, facts)
+    middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])
+    covariance = second - means[..., :, None] * means[..., None, :]
+    return {"mean": middle + size * means, "covariance": np.outer(size, size) * covariance}
+
+
+def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Averages of x and of x x^T, from the upper triangle of the sum of z z^T with z = (1, x)."""
+    triangle = np.asarray(measured["sums"], np.float64) * facts["unit"]
+    size = 1 + len(facts["middle"])
+    rows, columns = np.triu_indices(size)
+    sums = np.zeros((*triangle.shape[:-1], size, size))
+    sums[..., rows, columns] = sums[..., columns, rows] = triangle
+    n = measured["n"]
+    count = np.maximum(sums[..., :1, :1] if n is None else np.asarray(n)[..., None, None], 1)
+    averages = sums[..., 1:] / count  # The first row is that of x, the others those of x x^T.
+    return averages[..., 0, :], averages[..., 1:, :] + facts["center"] * np.eye(size - 1)
