@@ -390,7 +390,7 @@ def quantiles(data: Data, wanted: tuple[float, ...] = QUARTERS, grouped: bool = 
                 lambda: np.array([[one(x, p, e) for p in wanted] for x in parts]), r
             ),
         },
-        "two thirds of epsilon pay for the intervals, which no peer gives",
+        "two thirds of epsilon pay for counts, which give intervals; no peer gives any",
     )
 
 

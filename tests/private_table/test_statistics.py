@@ -199,7 +199,7 @@ def test_clusters_by_group_cost_what_one_group_costs(tmp_path):
         ordered = centers[np.argsort(centers[:, 0])]
         np.testing.assert_allclose(ordered, [[10, 1], [90, -1]], atol=2)
     np.testing.assert_allclose(release.value["counts"], N / 4, atol=60)
-    assert release.to_frame().index.names[0] == "g"
+    assert "g" in release.to_frame().index.names
     low, high = release.interval(simultaneous=True)
     assert np.all((low["counts"] <= N / 4) & (high["counts"] >= N / 4))
 
