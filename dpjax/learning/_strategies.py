@@ -11,6 +11,7 @@ import scipy
 from dpjax._core import _checks
 from dpjax._tracing._fingerprints import digest
 from dpjax.random._noise import GAUSSIAN
+from dpjax.targets._optax_training import optax_promotion
 
 # Entries are integers over this denominator, times a common factor that has no effect.
 BITS = 18
@@ -272,9 +273,9 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
     steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
     bands = _checks.integer("bands", bands, least=1, most=min(steps, _MOST_BANDS))
     factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
-    return toeplitz_strategy(
-        factorization.toeplitz.optimize_banded_toeplitz(steps, bands), steps=steps
-    )
+    with optax_promotion():
+        coefficients = factorization.toeplitz.optimize_banded_toeplitz(steps, bands)
+    return toeplitz_strategy(coefficients, steps=steps)
 
 
 def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
@@ -303,7 +304,8 @@ def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
 
     Source:
         `jax_privacy.matrix_factorization.buffered_toeplitz.optimize`; Dvijotham, McMahan, Pillutla,
-        Steinke and Thakurta (2024), arXiv 2404.16706; McMahan, Xu and Zhang (2024), arXiv 2408.08868.
+        Steinke and Thakurta (2024), arXiv 2404.16706; McMahan, Xu and Zhang (2024), arXiv
+        2408.08868.
 
     Example:
         >>> import dpjax
@@ -312,7 +314,7 @@ def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
     steps = _checks.integer("steps", steps, least=1, most=_MOST_BANDS)
     groups = _checks.integer("groups", steps if groups is None else groups, least=1, most=steps)
     factorization = _checks.extra("jax_privacy.matrix_factorization", "correlated")
-    with jax.enable_x64(True):
+    with optax_promotion(), jax.enable_x64(True):
         found = factorization.buffered_toeplitz.optimize(
             n=steps, min_sep=groups, max_participations=-(-steps // groups), error="mean"
         )
