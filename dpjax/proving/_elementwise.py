@@ -194,7 +194,8 @@ def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
 def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: Any) -> Abstract:
     """x^y for an integer y: increasing for odd y, even for even y. If y < 0, it is 1 / x^-y."""
     if y < 0:
-        return quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
+        found = quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
+        return dataclasses.replace(found, off=None)  # The power is rounded, too.
     if y == 0:
         ones = np.ones((1,) * len(x.shape))
         return lipschitz((x,), (ones, ones), (0.0,), whole=True)

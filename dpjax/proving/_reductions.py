@@ -400,10 +400,11 @@ def contract(
     # A compiler may rewrite a product with a vector as a sum, and batched products as one sum.
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
-    off = found.off
-    if off is not None and products.off is not None:  # Each product is rounded, and their sum.
-        relative, absolute = products.off
-        off = off[0] + relative * (1 + off[0]), off[1] + 2 * math.prod(terms_of) * absolute
+    off = None
+    # Each product is rounded, and their sum. Integers that became floats were rounded before.
+    if found.off is not None and products.off is not None and len(kinds) == 1:
+        (gamma, flush), (relative, absolute) = found.off, products.off
+        off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
     found = dataclasses.replace(found, pending=start, off=off)
     bounds = [_public_factor(first, second, ca, cb), _outer(first, second, ca, cb)]
     bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
