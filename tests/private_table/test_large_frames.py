@@ -1,6 +1,7 @@
 """Tables larger than memory: the bits of the same table in memory, from every source."""
 
 import datetime
+import itertools
 import tempfile
 import time
 
@@ -197,6 +198,25 @@ def test_the_rows_of_people_that_count_are_those_of_the_whole_table(monkeypatch)
         found = dpjax.PrivateTable(batches_of_visits(frame, 2), **how).count(**by).value
         first = frame.drop_duplicates("id")["ward"]
         assert found.tolist() == [int((first == 0).sum()), int((first == 1).sum())]
+
+
+def test_no_person_in_batches_moves_counts_further_than_the_noise_covers(monkeypatch):
+    """All rows of a person are left out. Rows of both people are in several batches."""
+    monkeypatch.setattr(_large_frame, "ROWS", 4)
+    how = {"person": "id", "most_rows": 8, "rows": 2, "groups": {"ward": 1}}
+    by = {"by": {"ward": [0, 1]}, "epsilon": 100.0, "key": KEY}
+    moved = []
+    for wards in itertools.product((0, 1), repeat=2):
+        frame = pd.DataFrame({"id": [1, 2, 1, 2, 1], "ward": [*wards, 1, 0, 1]})
+
+        def counts(frame):
+            release = dpjax.PrivateTable(batches_of_visits(frame, 2), **how).count(**by)
+            assert release.accuracy.facts["arrays"][0]["scale"] == pytest.approx(0.02, rel=1e-3)
+            return np.asarray(release.value)
+
+        whole = counts(frame)
+        moved += [np.abs(whole - counts(frame[frame["id"] != one])).sum() for one in (1, 2)]
+    assert max(moved) == 2  # The scale is that of two rows at epsilon 100.
 
 
 def test_no_file_of_private_rows_outlives_an_error(tmp_path, monkeypatch):
