@@ -59,10 +59,11 @@ def _filled(x: Abstract, number: float) -> Abstract:
     """The abstract value of an array in which every entry is the same public number."""
     ends, none = np.full(x.low.shape, number), np.zeros(x.low.shape)
     still = Difference(none, 0.0, 0.0, 0.0)
-    size = abs(number) * math.sqrt(math.prod(x.shape[1:]))
+    count = math.prod(x.shape[1:])
     return dataclasses.replace(
         x, low=ends, high=ends, changed=still, others=still, apart=0.0,
-        whole=float(number).is_integer(), l2_of_row=float(rounding.up(size)),
+        whole=float(number).is_integer(), l1_of_row=float(rounding.up(abs(number) * count)),
+        l2_of_row=float(rounding.up(abs(number) * math.sqrt(count))),
     )  # fmt: skip
 
 
@@ -85,6 +86,12 @@ class PaddedWalk(Walk):
 
     def improved(self, *situation: Any) -> None:
         """Uses no lemma, because lemmas do not say how results depend on slots."""
+
+    def refined(
+        self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
+    ) -> list[Any] | None:
+        """Cuts no range into cells: cells do not say how results depend on slots."""
+        return outputs
 
     def outputs(
         self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]

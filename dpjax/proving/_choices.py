@@ -57,7 +57,10 @@ def compare(
         return everywhere((sure is not less) != negated, first.shape)
     a, b = aligned(first, second)
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
-    true, false = sure(b, a, gap) if swapped else sure(a, b, gap)
+    one, other = (b, a) if swapped else (a, b)
+    true, false = sure(one, other, gap)
+    if sure is less and not total_order:  # Numbers keep their sign if they are flushed to 0.
+        false = false | ((one.low >= 0) & (other.high <= 0))
     if negated:
         true, false = false, true
     nan, unequal = a.nan | b.nan, sure is equal and negated
@@ -68,8 +71,9 @@ def compare(
     # NaN makes a comparison false, but != true. Where NaN is possible, only that answer is certain.
     if nan:
         true, false = (true & unequal, false & (not unequal))
-    l1 = l2 = math.inf
+    l1 = l2 = row = math.inf
     if sure is equal and not negated and (fibers := one_true(a, b)):
+        row = float(fibers)
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
     # In the total order, 0 and -0 differ. x * 0 may be 0 for a database and -0 for its neighbor.
     zeros = (_least(a) <= gap) & (_least(b) <= gap) if total_order else np.array(False)
@@ -80,7 +84,9 @@ def compare(
     still = a.apart == b.apart == 0 and not zeros.any()
     ends = np.where(true, 1.0, 0.0), np.where(false, 0.0, 1.0)
     apart = 0.0 if still else math.inf
-    found = result_of((a, b), *ends, answers, dtype=BOOL, whole=True, apart=apart)
+    kept: Any = {"dtype": BOOL, "whole": True, "apart": apart, "l1_of_row": row}
+    kept |= {"l2_of_row": float(rounding.up(math.sqrt(row)))}
+    found = result_of((a, b), *ends, answers, **kept)
     return dataclasses.replace(found, answers=frozenset((source, unequal) for source in nan))
 
 
@@ -135,7 +141,9 @@ def logic(
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
     if combine is not None:
         ends = combine(a.low, b.low), combine(a.high, b.high)
-    found = lipschitz((a, b), ends, (1.0, 1.0), whole=True)
+    both = zip((a.l1_of_row, a.l2_of_row), (b.l1_of_row, b.l2_of_row), strict=True)
+    rows = [min(pair) if combine is np.minimum else math.inf for pair in both]
+    found = lipschitz((a, b), ends, (1.0, 1.0), whole=True, rows=(rows[0], rows[1]))
     # `or` is true if one operand is true, and false only if both are false. `and` is the opposite.
     decisive = {np.maximum: True, np.minimum: False}.get(combine)
     every = frozenset((a.answers | b.answers) if decisive is not None else ())
@@ -160,8 +168,14 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
             shape = np.broadcast_shapes(*(x.shape for x in (which, *cases)))
             return stretched(cases[place], shape)
     choice, *values = aligned(which, *cases)
-    low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in values)))
-    high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in values)))
+    # A case that is certainly not chosen does not count, if the choice is certain.
+    left = [(choice.low > k) | (choice.high < k) for k in range(len(values))]
+    low = np.minimum.reduce(
+        np.broadcast_arrays(*(np.where(out, math.inf, x.low) for out, x in zip(left, values)))  # noqa: B905
+    )
+    high = np.maximum.reduce(
+        np.broadcast_arrays(*(np.where(out, -math.inf, x.high) for out, x in zip(left, values)))  # noqa: B905
+    )
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise RefusalError("a case of the choice may be infinite or NaN")
     width = rounding.up(over(high - low, choice.axis))
@@ -177,7 +191,9 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
         return each, float(rounding.up(sum(d.l1 for d in ds))), float(rounding.up(l2))
 
     apart = max(x.apart for x in values) + flush if choice.apart == 0 else math.inf
-    kept = {"dtype": values[0].dtype, "whole": whole, "apart": apart}
+    kept: Any = {"dtype": values[0].dtype, "whole": whole, "apart": apart}
+    kept |= {"l1_of_row": float(rounding.up(sum(x.l1_of_row for x in values)))}
+    kept |= {"l2_of_row": float(rounding.up(rounding.norm2([x.l2_of_row for x in values])))}
     found = result_of((choice, *values), low, high, moved, **kept)
     if all(_never_chosen(choice, x.nan, k, len(values)) for k, x in enumerate(values)):
         return found
@@ -193,7 +209,7 @@ def _never_chosen(which: Abstract, nan: frozenset[Source], case: int, count: int
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     """A cast: exact if the new dtype can represent the number, else rounded or truncated."""
-    dtype, ends = np.dtype(new_dtype), (x.low, x.high)
+    dtype, ends, rows = np.dtype(new_dtype), (x.low, x.high), (x.l1_of_row, x.l2_of_row)
     if dtype == x.dtype:
         return x
     if x.nan and not (x.dtype in rounding.USUAL and dtype in rounding.USUAL and dtype.kind == "f"):
@@ -214,7 +230,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
         return compare(equal, x, constant(np.zeros((), x.dtype)), negated=True)
     if dtype.kind in "iu":
         if x.whole:
-            found = lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
+            found = lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True, rows=rows)
         else:
             found = steps(np.trunc, x, dtype=dtype)
         pending = found.pending.having(cut=not x.whole)
@@ -225,7 +241,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     exact = held or (x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize)
     theta = 0.0 if exact else 2 * rounding.unit(dtype)
     found = lipschitz(
-        (x,), ends, (1.0,), dtype=dtype, relative=theta, whole=x.whole and exact
+        (x,), ends, (1.0,), dtype=dtype, relative=theta, whole=x.whole and exact, rows=rows
     )  # fmt: skip
     return dataclasses.replace(found, tied=x.tied)  # Copies along a tied axis change alike.
 

@@ -24,6 +24,7 @@ from dpjax.proving._value import (
     Abstract,
     Difference,
     Moves,
+    RangeRefusalError,
     RefusalError,
     aligned,
     constant,
@@ -50,6 +51,7 @@ def lipschitz(
     relative: Array | float = 0.0,
     absolute: Array | float = 0.0,
     whole: bool = False,
+    rows: tuple[float, float] = (math.inf, math.inf),
 ) -> Abstract:
     """The value of an operation on aligned inputs.
 
@@ -65,6 +67,7 @@ def lipschitz(
         relative: a bound on |theta|, below 1.
         absolute: a bound on |eta|.
         whole: whether the results are integers.
+        rows: bounds on the l1 and l2 norm of a row of v, if eta is 0 except for flushing.
     """
     if not np.max(relative) < 1:
         raise RefusalError("rounding may take all digits: compute in float32 or float64")
@@ -91,7 +94,9 @@ def lipschitz(
         float(rounding.times(g.max(), x.apart)) for g, x in zip(per_row, inputs, strict=True)
     )
     apart = float(rounding.up(apart + 2 * slip.max()))
-    found = result_of(inputs, low, high, moved, dtype=dtype, whole=whole, apart=apart)
+    l1, l2 = (float(rounding.up(norm * (1 + np.max(relative)))) for norm in rows)
+    kept: Any = {"dtype": dtype, "whole": whole, "apart": apart}
+    found = result_of(inputs, low, high, moved, l1_of_row=l1, l2_of_row=l2, **kept)
     return dataclasses.replace(found, off=(float(np.max(relative)), _most(absolute + flush)))
 
 
@@ -137,7 +142,8 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     most = max(pending.shift, pending.load)
     whole = a.whole and b.whole and _fits(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
-    if not whole and (a.pending.shift or b.pending.shift) and (a.is_public or b.is_public):
+    constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))  # Adding 0 changes nothing.
+    if not whole and (a.pending.shift or b.pending.shift) and constant_:
         combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
     found = lipschitz(
@@ -179,7 +185,13 @@ def multiply(
     whole = (a.whole and b.whole and _fits(low, high, dtype)) or _makes_integer(a, b, low)
     relative = 0.0 if whole else rounding.ARITHMETIC * rounding.unit(dtype)
     gains = b.magnitude, a.magnitude
-    return lipschitz((a, b), (low, high), gains, dtype=dtype, relative=relative, whole=whole)
+    tops = float(gains[0].max()), float(gains[1].max())
+    l1, l2 = (
+        min(float(rounding.times(x, tops[0])), float(rounding.times(y, tops[1])))
+        for x, y in ((a.l1_of_row, b.l1_of_row), (a.l2_of_row, b.l2_of_row))
+    )
+    kept: Any = {"dtype": dtype, "relative": relative, "whole": whole, "rows": (l1, l2)}
+    return lipschitz((a, b), (low, high), gains, **kept)
 
 
 def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
@@ -209,7 +221,9 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
     whole = x.whole and _fits(*ends, dtype or x.dtype)
     # There are at most y products, each with a factor 1 + t, |t| <= 2 u: together e^(2 y u) - 1.
     theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
-    return lipschitz((x,), ends, (gain,), dtype=dtype, relative=theta, whole=whole)
+    squares = float(rounding.up(x.l2_of_row**2)) if y == 2 else math.inf
+    kept: Any = {"dtype": dtype, "relative": theta, "whole": whole, "rows": (squares, squares)}
+    return lipschitz((x,), ends, (gain,), **kept)
 
 
 SQUARE = functools.partial(integer_power, y=2)
@@ -233,7 +247,7 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     if y > 0 and 0 <= least < rounding.SMALLEST_DENOMINATOR:
         return _power_from_zero(x, y)
     if least < rounding.SMALLEST_DENOMINATOR:
-        raise RefusalError(
+        raise RangeRefusalError(
             f"the base of a power lies in [{least:.3g}, {x.high.max():.3g}] and may be 0 or"
             " negative: clamp it from below, as by jnp.maximum"
         )
@@ -322,7 +336,7 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     a, b = aligned(first, second)
     least = _nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
-        raise RefusalError(
+        raise RangeRefusalError(
             f"the denominator lies in [{b.low.min():.3g}, {b.high.max():.3g}] and may be 0:"
             " bound it away from 0, as by jnp.maximum"
         )
@@ -357,12 +371,14 @@ def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
     """Exact, with gain 1."""
-    return lipschitz((x,), (-x.high, -x.low), (1.0,), whole=x.whole)
+    rows = x.l1_of_row, x.l2_of_row
+    return lipschitz((x,), (-x.high, -x.low), (1.0,), whole=x.whole, rows=rows)
 
 
 def absolute(x: Abstract, **_: Any) -> Abstract:
     """Exact, with gain 1."""
-    return lipschitz((x,), (_nearest_to_zero(x.low, x.high), x.magnitude), (1.0,), whole=x.whole)
+    ends, rows = (_nearest_to_zero(x.low, x.high), x.magnitude), (x.l1_of_row, x.l2_of_row)
+    return lipschitz((x,), ends, (1.0,), whole=x.whole, rows=rows)
 
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
@@ -458,7 +474,7 @@ def _monotone(
     def rule(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
         _check(x, accuracy)
         if x.low.min() < domain[0] or x.high.max() > domain[1]:
-            raise RefusalError(
+            raise RangeRefusalError(
                 f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
                 f" [{domain[0]:.3g}, {domain[1]:.3g}]"
             )
@@ -561,7 +577,7 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
     """|sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low) if |a - b| <= d, since the root is concave."""
     _check(x, accuracy)
     if x.low.min() < 0:
-        raise RefusalError(
+        raise RangeRefusalError(
             f"the operand of sqrt lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be"
             " negative: clamp it from below, as by jnp.maximum(x, 0)"
         )

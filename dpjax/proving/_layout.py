@@ -18,6 +18,7 @@ from dpjax.proving._value import (
     as_dense,
     as_rows,
     constant,
+    make,
     result_of,
     stretched,
 )
@@ -50,7 +51,8 @@ def _moved(
     def moved(d: Difference) -> Moves:
         return move(d.each), d.l1, d.l2
 
-    kept: Any = dict(whole=x.whole, l2_of_row=x.l2_of_row, source=x.origin, apart=x.apart)
+    kept: Any = dict(whole=x.whole, source=x.origin, apart=x.apart)
+    kept |= {"l1_of_row": x.l1_of_row, "l2_of_row": x.l2_of_row}
     kept |= {"counts": (x.changed.count, x.others.count)}
     kept |= {"shape": shape, "axis": axis} | more
     return result_of(x, move(x.low), move(x.high), moved, **kept)
@@ -306,6 +308,13 @@ def pad(
         whole=x.whole and number.is_integer(), l2_of_row=x.l2_of_row if number == 0 else math.inf,
         pending=Pending(padded=any(s == 1 and a + b > 0 for s, (a, b, _) in axes)), apart=x.apart,
     )  # fmt: skip
+
+
+def platform_index(platforms: Sequence[object], **_: Any) -> Abstract:
+    """The index of a platform in a list, which no record moves."""
+    none = np.zeros(()), 0.0, 0.0
+    last = np.array(len(platforms) - 1.0)
+    return make((), np.dtype(np.int32), np.zeros(()), last, None, none, none, whole=True)
 
 
 def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abstract:

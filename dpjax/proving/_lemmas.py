@@ -9,6 +9,7 @@ error of exp grows with W.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -177,14 +178,23 @@ def median(x: Abstract) -> Abstract:
     return make(x.shape[1:], x.dtype, *ends, None, moved, moved)
 
 
-def place_among(x: Abstract, levels: int) -> Abstract:
-    """The index of each number among k public levels: an integer from 0 to k."""
-    top = np.full((1,) * len(x.shape), float(levels))
+def place_among(x: Abstract, levels: Abstract) -> Abstract:
+    """The index of each number among k sorted numbers: an integer from 0 to k.
+
+    The index of a public number is the number of smaller ones among the k. So it moves by at most
+    one for each of them that is replaced.
+    """
+    top = np.full((1,) * len(x.shape), float(levels.shape[0]))
 
     def moved(d: Difference) -> Moves:
+        if not levels.is_public:
+            return np.minimum(top, levels.replaced), math.inf, math.inf
         return np.where(d.each > 0, top, 0.0), math.inf, math.inf
 
-    return result_of(x, 0 * top, top, moved, dtype=np.dtype(np.int32), whole=True)
+    # Uses of the same numbers give the same index.
+    apart = math.inf if x.apart or levels.apart else 0.0
+    kept: Any = {"dtype": np.dtype(np.int32), "whole": True, "apart": apart}
+    return result_of(x, 0 * top, top, moved, **kept)
 
 
 def _error(x: Abstract, count: int) -> float:

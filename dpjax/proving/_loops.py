@@ -17,6 +17,7 @@ bound if all carries are sums and counters.
 """
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -62,7 +63,13 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
     loop = LongLoop(parameters, operands)
     apart = parameters["length"] > _MOST_UNROLLED and parameters["unroll"] == 1
     if few and not (loop.by_record and (apart or not loop.others)):
-        return _unrolled(run, parameters, operands)
+        if not loop.by_record:
+            return _unrolled(run, parameters, operands)
+        ways = [
+            lambda: _by_record(run, tried, parameters, operands),
+            lambda: _unrolled(tried, parameters, operands),
+        ]
+        return _smallest(ways)
     if loop.others and not apart:
         raise RefusalError(
             f"{parameters['length']} steps have more operations than the {_MOST_OPERATIONS} that a"
@@ -104,6 +111,78 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
     if made and not length:
         raise RefusalError("a loop without steps has no rule")
     return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
+
+
+def _by_record(
+    run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
+) -> list[Abstract]:
+    """The results of a loop over the records, of which one step reads the changed record.
+
+    The walk visits each step three times: before it, at it, and after it. Before the changed record
+    is read, no carry moves. In pairs in which it was read, the carry is what the changed step made
+    of such a carry, or what a step without a change made of a carry that moves.
+    """
+    body, consts = parts(parameters["jaxpr"])
+    length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
+    public, arrays = list(operands[:fixed]), operands[fixed + carries :]
+    before = list(operands[fixed : fixed + carries])
+    after, results = list[Abstract](), list[tuple[list[Abstract], list[Abstract]]]()
+    order = range(length)
+    for step in reversed(order) if parameters["reverse"] else order:
+        still, moved = (
+            [_row_of(x, step, changed=changed) for x in arrays] for changed in (False, True)
+        )
+        at = run(body, consts, [*public, *before, *moved])
+        others = [tried(body, consts, [*public, *before, *still])]
+        before = others[0][:carries]
+        if after:
+            others.append(tried(body, consts, [*public, *after, *still]))
+        after = [_any_of(xs) for xs in zip(*(found[:carries] for found in (at, *others[1:])))]  # noqa: B905
+        kept = [_any_of(xs) for xs in zip(*(found[carries:] for found in others))]  # noqa: B905
+        results.append((at[carries:], kept))
+    if parameters["reverse"]:
+        results = results[::-1]
+    rows = zip(*(zip(*pair, strict=True) for pair in results), strict=True)
+    return [*after, *(_stacked(list(pairs)) for pairs in rows)]
+
+
+def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
+    """The row that a step reads, if it is the changed record's row, or if it is another."""
+    if x.axis == 0:
+        d = x.changed if changed else x.others
+        x = dataclasses.replace(x, changed=d, others=d)
+    return squeeze(place(x, 0, step), (0,))
+
+
+def _any_of(xs: Sequence[Abstract]) -> Abstract:
+    """An abstract value that contains all of them: values of one operation in several cases."""
+    found = functools.reduce(hull, xs)
+    pending = [x.pending for x in xs]
+    if any(p.starts or p.terms > 1 for p in pending):
+        raise RefusalError("sums inside of a step may merge with other steps")
+    most: dict[str, Any] = {
+        name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")
+    }
+    apart = min(found.apart, max(x.apart for x in xs))
+    return dataclasses.replace(
+        found, apart=apart, pending=Pending().having(**most, **Pending.flags(pending))
+    )
+
+
+def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
+    """Results of all steps, of which the step with the changed record moves by the first value."""
+    one, other = (_any_of([as_dense(x) for x in xs]) for xs in zip(*pairs, strict=True))
+    low = np.stack([np.broadcast_to(np.minimum(a.low, b.low), a.shape) for a, b in pairs])
+    high = np.stack([np.broadcast_to(np.maximum(a.high, b.high), a.shape) for a, b in pairs])
+
+    def row(d: Difference) -> Moves:
+        return d.each[None], d.l1, d.l2
+
+    return make(
+        (len(pairs), *one.shape), one.dtype, low, high, 0, row(one.others), row(other.others),
+        whole=one.whole and other.whole, pending=_any_of([one, other]).pending,
+        apart=max(one.apart, other.apart),
+    )  # fmt: skip
 
 
 class LongLoop:
@@ -248,6 +327,7 @@ def _any_step(x: Abstract, *, changed: bool) -> Abstract:
     return dataclasses.replace(
         x, shape=shape, low=x.low.min(0), high=x.high.max(0), axis=axis, changed=moves[0],
         others=moves[1], tied=frozenset(), source=None,
+        l1_of_row=math.inf if axis is None else x.l1_of_row,
         l2_of_row=math.inf if axis is None else x.l2_of_row,
     )  # fmt: skip
 

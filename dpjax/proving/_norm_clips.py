@@ -26,7 +26,9 @@ from dpjax._tracing._walks import JITS, Atom, Equation, aval, called, parts
 from dpjax.proving import _layout as layout
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._operations import OPERATIONS
-from dpjax.proving._value import Abstract, Difference, Moves, make
+from dpjax.proving._pending import carried
+from dpjax.proving._reductions import sum_over
+from dpjax.proving._value import Abstract, Difference, Moves, make, result_of
 
 _MOST_STEPS = 40
 _SMALL = 2**20
@@ -35,21 +37,21 @@ Values = Mapping[jex.Var, Abstract | None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Scope:
+class Scope:
     """A program: the operation that computes each variable, and the caller's inputs of it."""
 
     made: Made
-    inputs: "Mapping[jex.Var, _At]"
+    inputs: "Mapping[jex.Var, At]"
 
 
-_At: TypeAlias = tuple[Atom, _Scope]
+At: TypeAlias = tuple[Atom, Scope]
 
 
 class _Node(NamedTuple):
     """A variable, and the operation that computes it, if any."""
 
     atom: Atom
-    scope: _Scope
+    scope: Scope
     equation: Any = None
 
     @property
@@ -57,7 +59,7 @@ class _Node(NamedTuple):
         return "" if self.equation is None else self.equation.primitive.name
 
     @property
-    def operands(self) -> list[_At]:
+    def operands(self) -> list[At]:
         return [(atom, self.scope) for atom in self.equation.invars]
 
 
@@ -70,6 +72,10 @@ class _Norm(NamedTuple):
     factor: float
     summed: tuple[int, ...]
     places: tuple[int | None, ...]
+
+    def is_of(self, other: "_Norm") -> bool:
+        """Whether both are multiples of the norm of the same group at each index."""
+        return self.summed == other.summed and self.places == other.places
 
 
 def _is_small(number: float) -> bool:
@@ -93,7 +99,7 @@ def _repeated(equation: Equation, norm: _Norm) -> _Norm:
 
 
 @dataclasses.dataclass
-class _Search:
+class Search:
     """A search for the norm of x, from the denominator or factor back to its operands.
 
     Attributes:
@@ -104,11 +110,11 @@ class _Search:
     """
 
     x: Atom
-    root: _Scope
+    root: Scope
     values: Values
     steps: int = 0
 
-    def node(self, at: _At) -> _Node:
+    def node(self, at: At) -> _Node:
         """The operation that computes a variable, even if it is in an inner program."""
         atom, scope = at
         while True:
@@ -126,7 +132,7 @@ class _Search:
                 return _Node(atom, scope)
             outer = [(operand, scope) for operand in equation.invars]
             made = {v: e for e in inner.eqns for v in e.outvars}
-            scope = _Scope(made, dict(zip(inner.invars, outer, strict=True)))
+            scope = Scope(made, dict(zip(inner.invars, outer, strict=True)))
             atom = inner.outvars[equation.outvars.index(atom)]
 
     @functools.cached_property
@@ -134,14 +140,14 @@ class _Search:
         """If x is an array minus its means over some axes, this array and the axes."""
         return self.less_its_means((self.x, self.root))
 
-    def less_its_means(self, at: _At) -> tuple[jex.Var, tuple[int, ...]] | None:
+    def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         """If a variable is an array minus its means, this array and the axes."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
         self.steps = steps  # `_apart` bounds the rounding of a centered array.
         return found
 
-    def _less_its_means(self, at: _At) -> tuple[jex.Var, tuple[int, ...]] | None:
+    def _less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
         node = self.node(at)
         if node.name != "sub":
             return None
@@ -155,14 +161,14 @@ class _Search:
         count = math.prod(shape[k] for k in mean.summed)
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
-    def mean(self, at: _At, whole: Atom) -> _Norm | None:
+    def mean(self, at: At, whole: Atom) -> _Norm | None:
         """A sum of the array `whole` over some axes, times a factor; None for other variables."""
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
 
-    def number(self, at: _At) -> float | None:
+    def number(self, at: At) -> float | None:
         """The public number that fills an array; None for other arrays."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
@@ -180,7 +186,7 @@ class _Search:
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
         return self.number(node.operands[0]) if is_float else None
 
-    def computed(self, at: _At) -> float | None:
+    def computed(self, at: At) -> float | None:
         """A public number, or a difference or comparison of small integers, which is exact."""
         if (number := self.number(at)) is not None:
             return number
@@ -192,14 +198,14 @@ class _Search:
             return None
         return first - second if node.name == "sub" else float(first > second)
 
-    def is_x(self, at: _At) -> bool:
+    def is_x(self, at: At) -> bool:
         """Whether a variable is x, or the same centered array computed again."""
         found = self.node(at)
         if found.scope is self.root and found.atom is self.x:
             return True
         return self.centered is not None and self.less_its_means(at) == self.centered
 
-    def squared(self, at: _At) -> _At | None:
+    def squared(self, at: At) -> At | None:
         """The array a, if the variable is a^2."""
         node = self.node(at)
         power = node.equation.params.get("y") if node.name == "integer_pow" else None
@@ -208,7 +214,7 @@ class _Search:
         same = node.name == "mul" and node.equation.invars[0] is node.equation.invars[1]
         return node.operands[0] if same else None
 
-    def squares(self, at: _At) -> tuple[bool, _Norm | None]:
+    def squares(self, at: At) -> tuple[bool, _Norm | None]:
         """Whether a variable is a sum of squares, and the norm of x if x is among the roots."""
         if (known := self.number(at)) is not None:
             return known >= 0, None
@@ -239,9 +245,17 @@ class _Search:
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
         if squared is None:
             return False, None
-        return True, _sum_of(self.x, node.equation) if self.is_x(squared) else None
+        if self.is_x(squared):
+            return True, _sum_of(self.x, node.equation)
+        # The squares of whole rows, each of which was reshaped to a vector.
+        shape, flat = aval(self.x).shape, self.node(squared)
+        rows = (shape[0], math.prod(shape[1:])) if shape else ()
+        if flat.name != "reshape" or aval(flat.equation.outvars[0]).shape != rows:
+            return True, None
+        whole = tuple(node.equation.params["axes"]) == (1,) and self.is_x(flat.operands[0])
+        return True, _Norm(1.0, tuple(range(1, len(shape))), (0,)) if whole else None
 
-    def above(self, at: _At) -> _Norm | None:
+    def above(self, at: At) -> _Norm | None:
         """A multiple of the norm of x that is a lower bound of the variable."""
         node = self.node(at)
         if node.name == "sqrt":
@@ -254,13 +268,20 @@ class _Search:
                     return self.above(one)
         return self.moved(node, self.above)
 
-    def below_reciprocal(self, at: _At) -> _Norm | None:
+    def below_reciprocal(self, at: At) -> _Norm | None:
         """If the variable is at most beta over the norm of x, the norm with the factor beta."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
                 if self.number(other) is not None:
                     return self.below_reciprocal(one)
+        if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
+            # Where the norm is at most c, the factor is a number, and number ||x|| is at most this.
+            most, short, long = chosen
+            number, norm = self.number(short), self.below_reciprocal(long)
+            if number is None or number <= 0 or norm is None or not norm.is_of(most):
+                return None
+            return norm._replace(factor=max(norm.factor, number * most.factor))
         if node.name == "rsqrt":
             sure, norm = self.squares(node.operands[0])
             return norm._replace(factor=1 / norm.factor) if norm is not None and sure else None
@@ -271,7 +292,56 @@ class _Search:
             return norm._replace(factor=number / norm.factor)
         return self.moved(node, self.below_reciprocal)
 
-    def moved(self, node: _Node, of: Callable[[_At], _Norm | None]) -> _Norm | None:
+    def when_long(self, node: _Node) -> "tuple[_Norm, At, At] | None":
+        """A choice by whether the norm of x exceeds a number, up to rounding.
+
+        Returns:
+            The norm, whose factor is the largest norm of x for which the first case is chosen; the
+            case of a small norm, and the case of a large norm. None for other choices.
+        """
+        at, *cases = node.operands
+        if len(cases) != 2:
+            return None
+        outer = which = self.node(at)
+        if outer.name == "broadcast_in_dim":
+            which = self.node(outer.operands[0])
+        above = which.name in ("gt", "ge")
+        if not above and which.name not in ("lt", "le"):
+            return None
+        sides = which.operands if above else which.operands[::-1]
+        for norm_at, number_at, order in ((*sides, 1), (*sides[::-1], -1)):
+            norm, number = self.above(norm_at), self.number(number_at)
+            if norm is not None and number is not None and 2.0**-60 <= number <= 2.0**60:
+                norm = norm._replace(factor=number / norm.factor)
+                norm = norm if outer is which else _repeated(outer.equation, norm)
+                short, long = cases[::order]
+                return norm, short, long
+        return None
+
+    def multiple(self, at: At) -> float | None:
+        """The factor, if the variable is x times a positive public number."""
+        if self.is_x(at):
+            return 1.0
+        node = self.node(at)
+        for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
+            number = self.number(other)
+            if self.is_x(one) and number is not None and 2.0**-60 <= number <= 2.0**60:
+                return number
+        return None
+
+    def shortened(self, at: At) -> "tuple[_Norm, At] | None":
+        """If x is divided by its norm, the norm with the length of the result, and the divisor."""
+        node = self.node(at)
+        if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
+            norm = self.above(node.operands[1])
+            if norm is not None:
+                return norm._replace(factor=factor / norm.factor), node.operands[1]
+        for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
+            if self.is_x(one) and (norm := self.below_reciprocal(other)) is not None:
+                return norm, other
+        return None
+
+    def moved(self, node: _Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
         """Skips operations that scale an array by a public number, or repeat it.
 
         Args:
@@ -297,7 +367,7 @@ class _Search:
 
 def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
     """The value of a quotient or product, if it clips an operand by its norm."""
-    root, divides = _Scope(made, {}), equation.primitive.name == "div"
+    root, divides = Scope(made, {}), equation.primitive.name == "div"
     pairs = [equation.invars] if divides else [equation.invars, equation.invars[::-1]]
     for first, second in pairs:
         if isinstance(first, jex.Literal) or isinstance(second, jex.Literal):
@@ -305,13 +375,13 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
         x, by = values.get(first), values.get(second)
         if x is None or by is None or x.axis is None or x.is_public or x.dtype.kind != "f":
             continue
-        search = _Search(first, root, values)
+        search = Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
         # A factor that may be 0 or negative is not a clip, because its bound would be valid for one
         # sign only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
-            return None if slack is None else _in_ball(x, by, norm, slack, divides=divides)
+            return None if slack is None else _clip(x, by, norm, slack, divides=divides)
     return None
 
 
@@ -323,7 +393,7 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
     return all(norm.places[k] == k and shape[k] == x.shape[k] for k in groups)
 
 
-def _apart(search: _Search, x: Abstract, norm: _Norm) -> float | None:
+def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
     """A bound on the difference of two norms: of x, and of the array that the program squares.
 
     These arrays are two uses of x, or x is an array minus its means and the program computes it
@@ -345,14 +415,113 @@ def _apart(search: _Search, x: Abstract, norm: _Norm) -> float | None:
     return uses + 2.1 * entry * math.sqrt(count) if units <= 2.0**-8 else None
 
 
-def _in_ball(
+def sum_of_clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
+    """The value of sum_i f_i x_i over the records, if f_i x_i clips record i by its norm."""
+    contracted, batch = equation.params["dimension_numbers"]
+    if contracted != ((0,), (0,)) or batch != ((), ()):
+        return None
+    root = Scope(made, {})
+    for first, second in (equation.invars, equation.invars[::-1]):
+        if isinstance(first, jex.Literal) or isinstance(second, jex.Literal):
+            continue
+        x, by = values.get(first), values.get(second)
+        if x is None or by is None or (x.axis, by.axis) != (0, 0) or len(by.shape) != 1:
+            continue
+        if x.is_public or x.dtype.kind != "f" or by.low.min() <= 0:
+            continue
+        search = Search(first, root, values)
+        norm = search.below_reciprocal((second, root))
+        if norm is None or norm.summed != tuple(range(1, len(x.shape))) or norm.places != (0,):
+            continue
+        slack = _apart(search, x, norm)
+        rows = None if slack is None else _clip(x, by, norm, slack, divides=False)
+        if rows is not None:
+            pending = carried(OPERATIONS["mul"].merging, {}, [x, by], rows)
+            return sum_over(dataclasses.replace(rows, pending=pending), [0])
+    return None
+
+
+def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstract | None:
+    """The value of where(||x|| > c, x / ||x||, x): a row whose norm is at most c, or a unit vector.
+
+    The quotient may be NaN where the norm is 0, but it is not chosen there.
+    """
+    root, output = Scope(made, {}), equation.outvars[0]
+    for atom in equation.invars:
+        x = None if isinstance(atom, jex.Literal) else values.get(atom)
+        if x is None or x.axis is None or x.is_public or x.dtype.kind != "f" or x.nan:
+            continue
+        if x.shape != aval(output).shape or x.pending.coarse:
+            continue
+        search = Search(atom, root, values)
+        node = search.node((output, root))
+        chosen = search.when_long(node) if node.name == "select_n" else None
+        if chosen is None or not search.is_x(chosen[1]):
+            continue
+        most, _, long = chosen
+        found = search.shortened(long)
+        by = values.get(found[1][0]) if found and found[1][1] is root else None  # type: ignore[arg-type]
+        if found is None or by is None or not found[0].is_of(most):
+            continue
+        if not _is_along(most, x, x.shape) or (slack := _apart(search, x, most)) is None:
+            continue
+        length = max(found[0].factor, most.factor)
+        radius = _radius(x, most, slack, most.factor / 2, length)
+        return None if radius is None else _in_ball(x, by, most, radius)
+    return None
+
+
+def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) -> Abstract | None:
+    """The value of min(a, c / ||x||), whose quotient is infinite where the norm is 0.
+
+    A root of a sum of squares is never -0. So the quotient is c / ||x|| > 0 or infinity.
+    """
+    root = Scope(made, {})
+    search = Search(equation.outvars[0], root, values)
+    for one, other in (equation.invars, equation.invars[::-1]):
+        number, node = search.number((one, root)), search.node((other, root))
+        if number is None or number <= 0 or node.name != "div" or node.scope is not root:
+            continue
+        top, by = search.number(node.operands[0]), node.equation.invars[1]
+        v = None if isinstance(by, jex.Literal) else values.get(by)
+        if top is None or not 2.0**-30 <= top <= 2.0**30 or v is None or v.nan:
+            continue
+        under = search.node((by, root))
+        if under.name != "sqrt" or not search.squares(under.operands[0])[0] or v.low.min() < 0:
+            continue
+        theta = rounding.DIVISION * rounding.unit(v.dtype)
+        low = np.minimum(number, top / (v.high + rounding.tiny(v.dtype)) * (1 - 2 * theta))
+        high = np.full((1,) * len(v.shape), number)
+
+        def moved(d: Difference, gap: np.ndarray = high - low) -> Moves:
+            return np.where(d.each > 0, rounding.up(gap.max()), 0.0), math.inf, math.inf
+
+        return result_of(v, low, high, moved)
+    return None
+
+
+def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float) -> float | None:
+    """The length of x over its norm, where the norm is at least `least`, with rounding."""
+    count = math.prod(x.shape[k] for k in norm.summed)
+    theta = _error(x, count)
+    vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
+    if theta > 2.0**-8 or vanished + slack > least * 2.0**-6:
+        return None
+    return (length * (1 + (vanished + slack) / least)) / (1 - 2 * theta)
+
+
+def _error(x: Abstract, count: int) -> float:
+    """The relative error of a norm."""
+    units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)  # One rsqrt.
+    return rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
+
+
+def _clip(
     x: Abstract, by: Abstract, norm: _Norm, slack: float, *, divides: bool
 ) -> Abstract | None:
     """The clipped value. The norm has a relative error theta, and tiny squares may underflow."""
     count = math.prod(x.shape[k] for k in norm.summed)
-    groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
-    units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)  # One rsqrt.
-    theta = rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
+    theta = _error(x, count)
     if theta > 2.0**-8:
         return None
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
@@ -363,7 +532,14 @@ def _in_ball(
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most
-    radius = float(rounding.up(radius * (1 + theta))) + 64 * count * rounding.tiny(x.dtype)
+    return _in_ball(x, by, norm, radius * (1 + theta))
+
+
+def _in_ball(x: Abstract, by: Abstract, norm: _Norm, radius: float) -> Abstract:
+    """An array with the groups of x, whose norms are at most a radius."""
+    count = math.prod(x.shape[k] for k in norm.summed)
+    groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
+    radius = float(rounding.up(radius)) + 64 * count * rounding.tiny(x.dtype)
     ends = np.full((1,) * len(x.shape), radius)
     row = float(rounding.up(radius * math.sqrt(groups)))
 

@@ -84,8 +84,7 @@ OPERATIONS: dict[str, Operation] = {
     "add": Operation(elementwise.add, at_one_place, SUM),
     "add_any": Operation(elementwise.add, at_one_place, SUM),
     "sub": Operation(partial(elementwise.add, sign=-1), at_one_place, SUM, instead=_CENTERED),
-    "mul": Operation(elementwise.multiply, at_one_place, PRODUCT, slots.tight_product,
-                     instead=_BOTH),
+    "mul": Operation(elementwise.multiply, at_one_place, PRODUCT, instead=_BOTH),
     "div": Operation(elementwise.quotient, at_one_place, QUOTIENT, instead=_DIVISION),
     "neg": Operation(elementwise.negative, at_one_place, MOVES),
     "abs": Operation(elementwise.absolute, at_one_place),
@@ -119,15 +118,15 @@ OPERATIONS: dict[str, Operation] = {
     "le": Operation(partial(compare, less, swapped=True, negated=True), compared, COMPARISON),
     "ge": Operation(partial(compare, less, negated=True), compared, COMPARISON),
     "lt_to": Operation(partial(compare, less, total_order=True), compared, _TOTAL_ORDER),
-    "eq": Operation(partial(compare, equal), compared, COMPARISON, slots.tight_equal),
+    "eq": Operation(partial(compare, equal), compared, COMPARISON),
     "ne": Operation(partial(compare, equal, negated=True), compared, COMPARISON),
-    "and": Operation(partial(choices.logic, np.minimum), at_one_place, tighter=slots.tight_and),
+    "and": Operation(partial(choices.logic, np.minimum), at_one_place),
     "or": Operation(partial(choices.logic, np.maximum), at_one_place),
     "xor": Operation(partial(choices.logic, None), at_one_place, XOR),
     "not": Operation(choices.negation, at_one_place),
     "is_finite": Operation(choices.is_finite, at_one_place, NEVER_UNDONE),
-    "select_n": Operation(choices.select, at_one_place, MOVES, slots.tight_choice),
-    "convert_element_type": Operation(choices.convert, at_one_place, MOVES, slots.tight_cast,
+    "select_n": Operation(choices.select, at_one_place, MOVES),
+    "convert_element_type": Operation(choices.convert, at_one_place, MOVES,
                                       narrow=True),
     "stop_gradient": Operation(layout.same, at_one_place, MOVES, narrow=True),
     "copy": Operation(layout.same, at_one_place, MOVES, narrow=True),
@@ -139,6 +138,7 @@ OPERATIONS: dict[str, Operation] = {
     "reduce_or": Operation(partial(reductions.any_or_all, largest=True), slots.reduced),
     "reduce_and": Operation(partial(reductions.any_or_all, largest=False), slots.reduced),
     "cumsum": Operation(reductions.cumulative_sum, slots.accumulated, MOVES),
+    "cumprod": Operation(reductions.cumulative_product, slots.accumulated),
     "cummax": Operation(partial(reductions.cumulative_extremum, largest=True), slots.accumulated,
                         MOVES),
     "cummin": Operation(partial(reductions.cumulative_extremum, largest=False), slots.accumulated,
@@ -180,8 +180,10 @@ OPERATIONS: dict[str, Operation] = {
     # Loops. `scan` is a walk of its body: _loops.py.
     "scan": Operation(remedy=_STEPS, instead=_FEWER),
     "while": Operation(remedy=_WHILE),
-    # No rule.
+    # `cond` is a walk of its branches: _walk.py.
     "cond": Operation(remedy="choose with jnp.where"),
+    "platform_index": Operation(layout.platform_index, slots.platform),
+    # No rule.
     "pure_callback": Operation(remedy="write it in JAX, or sample it"),
 }
 # fmt: on

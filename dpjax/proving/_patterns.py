@@ -21,9 +21,17 @@ from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts
 from dpjax.proving import _lemmas as lemmas
 from dpjax.proving._exact_variances import ExactVariance, planned
-from dpjax.proving._norm_clips import clipped
+from dpjax.proving._norm_clips import (
+    Scope,
+    Search,
+    at_most_one_over_the_norm,
+    clipped,
+    clipped_by_choice,
+    sum_of_clipped,
+)
 from dpjax.proving._operations import OPERATIONS
 from dpjax.proving._pending import carried
+from dpjax.proving._ratios import ratio
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, make
 
 _DEPTH = 16
@@ -151,21 +159,18 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Fou
 
 
 def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """`jnp.searchsorted` of numbers in a public array of levels."""
-    if (
-        len(operands) != 2
-        or not operands[0].is_public
-        or not operands[1].is_finite
-        or operands[1].nan
-    ):
+    """`jnp.searchsorted` of numbers in a public array of levels, or of levels in sorted numbers."""
+    if len(operands) != 2 or not all(y.is_finite and not y.nan for y in operands):
         return None
     levels, x = operands
+    if not levels.is_public and not (x.is_public and math.isfinite(levels.replaced)):
+        return None
     if len(levels.shape) != 1 or levels.dtype != x.dtype:
         return None
     for side in ("left", "right"):
         reference = _traced(jnp.searchsorted, levels, x, side=side)
         if digest(reference.eqns[0].params["jaxpr"]) == digest(inner):
-            return lemmas.place_among(x, levels.shape[0])
+            return lemmas.place_among(x, levels)
     return None
 
 
@@ -201,6 +206,24 @@ def improved(
         joined = carried(OPERATIONS[name].merging, equation.params, operands, found)
         found = dataclasses.replace(found, pending=joined)
         return Found("clip by norm", _meet(walked, found))
+    if name == "dot_general" and walked is not None:
+        found = sum_of_clipped(program.made, equation, values)
+        if found is not None and found.dtype == walked.dtype:
+            found = dataclasses.replace(found, pending=walked.pending)
+            return Found("sum of clipped records", _meet(walked, found))
+        return None
+    if name == "select_n" or called(equation):
+        found = clipped_by_choice(program.made, equation, values)
+    elif name == "min" and walked is None:
+        found = at_most_one_over_the_norm(program.made, equation, values)
+    if found is not None:
+        operands = [x for x in operands if x is not None]
+        pending = carried(OPERATIONS["select_n"].merging, {}, operands, found)
+        return Found("clip by norm", _meet(walked, dataclasses.replace(found, pending=pending)))
+    if name == "div" and walked is not None:
+        search = Search(equation.outvars[0], Scope(program.made, {}), values)
+        if (found := ratio(equation, search, walked)) is not None:
+            return Found("ratio of sums", found)
     if walked is not None and (mean := _mean(program, equation, values)):
         if mean.value is None:
             return mean._replace(value=walked)

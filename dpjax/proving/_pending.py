@@ -58,6 +58,13 @@ def carried(
     if merging.kind == "sum":  # The rule of `add` has computed the other fields by `added`.
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
+    squares = len(operands) == 2 and operands[0] is operands[1]
+    if merging.kind == "power" or (merging.kind == "product" and squares):
+        old = old.having(starts=frozenset((_Power(token), n) for token, n in old.starts))
+    elif merging.kind == "reduction" and math.prod(found.shape) < math.prod(operands[0].shape):
+        # No other operation cancels a power if its results were added up.
+        starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
+        old = old.having(starts=starts, load=old.load if starts else 0.0)
     shift, scale = _shift(merging, operands), _scale(merging, operands)
     if not merging.undone:
         old = Pending()
@@ -67,6 +74,12 @@ def carried(
         factor = old.factor * _first_factor(merging, operands)
         new = new.having(terms=old.terms, weight=old.weight * abs(scale), factor=factor)
     return new.having(shift=shift, bits=bits, **flags)
+
+
+class _Power(NamedTuple):
+    """The token of a sum whose power was computed."""
+
+    token: object
 
 
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:

@@ -27,7 +27,7 @@ _MOST_OPEN = 4
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
-    """Entries of an array at a public index, or rows of a public table at private ones."""
+    """Entries of an array at a public index, or rows of a table at private ones."""
     rule = _take if index.is_public and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
@@ -45,18 +45,23 @@ def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """Rows of a public table at private indices. A row moves if its index moves."""
+    """Rows of a table at private indices. A row moves if its index moves.
+
+    If the table is private, nothing but its range bounds how far a row moves.
+    """
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
     plain = places.shape[-1:] == (1,) and tuple(slice_sizes) == (1, *size)
     plain = plain and _form_of(dimension_numbers) == ((0,), (0,), (), tuple(rows))
-    if not plain or not table.is_known or not table.is_finite:
-        raise RefusalError("a gather of this form has no rule: look up rows of a public table")
+    if not plain or not table.is_finite:
+        raise RefusalError("a gather of this form has no rule: look up rows of a table")
     check_places(places, table.shape[0])
     if places.axis == len(batch):
         raise RefusalError("indices of this form have no rule")
     first, last = int(places.low.min()), int(places.high.max())
     check_inside(first, last, table.shape[0])
+    if not table.is_known:
+        return _anywhere(table, (*batch, *size), len(batch))
     rows = np.broadcast_to(table.low, table.shape)[first : last + 1].reshape(last - first + 1, -1)
     ones = (1,) * len(batch)
     low, high = (pick(rows, axis=0).reshape((*ones, *size)) for pick in (np.min, np.max))
@@ -78,7 +83,17 @@ def _look_up(
     return make(
         (*batch, *size), table.dtype, low, high, places.axis, moved(places.changed),
         moved(places.others), whole=table.whole, l2_of_row=norm,
+        apart=math.inf if places.apart else flush,
     )  # fmt: skip
+
+
+def _anywhere(table: Abstract, shape: Sequence[int], ahead: int) -> Abstract:
+    """Rows of a private table at any indices."""
+    ones = (1,) * ahead
+    low, high = table.low.min(0), table.high.max(0)
+    low, high = low.reshape((*ones, *low.shape)), high.reshape((*ones, *high.shape))
+    moved = rounding.up(high - low), math.inf, math.inf
+    return make(shape, table.dtype, low, high, None, moved, moved, whole=table.whole)
 
 
 def _take(
@@ -89,14 +104,17 @@ def _take(
     If the program computes an index in floats, a few places are possible. The index is the same on
     both databases. If an entry is taken m times, moves grow m times in l1, and sqrt(m) times in l2.
     """
-    axes = tuple(dimension_numbers.start_index_map)
+    axes: Any = tuple(dimension_numbers.start_index_map)
+    every = tuple(range(len(x.shape)))
+    if len(axes) > 1 and _form_of(dimension_numbers) == (every, every, (), ()):
+        return _entries(x, index)
     sizes = [1 if k in axes else s for k, s in enumerate(x.shape)]
     plain = index.shape[-1:] == (1,) and len(index.shape) <= 2 and len(axes) == 1
     rank, rows = len(x.shape) + len(index.shape) - 2, tuple(dimension_numbers.offset_dims)
     plain = plain and list(slice_sizes) == sizes and len(rows) == len(x.shape) - 1
     if not plain or _form_of(dimension_numbers)[:3] != (axes, axes, ()):
         raise RefusalError("a gather of this form has no rule: take indices along one axis")
-    (axis,) = axes
+    axis = axes[0]
     check_places(index, x.shape[axis])
     first, last = (
         np.broadcast_to(end, index.shape).ravel().astype(int) for end in (index.low, index.high)
@@ -130,6 +148,28 @@ def _take(
         axis_after = rows[order.index(x.axis)]
     kept: Any = {"shape": shape, "axis": axis_after, "whole": x.whole, "apart": x.apart}
     return result_of(x, *ends, moved, **kept)
+
+
+def _entries(x: Abstract, index: Abstract) -> Abstract:
+    """Single entries at known places, such as a diagonal."""
+    check_places(index, max(x.shape))
+    if not index.is_known or len(index.shape) != 2:
+        raise RefusalError("several indices at once have a rule if they are known and one list")
+    places = np.broadcast_to(index.low, index.shape).astype(int)
+    if (places < 0).any() or (places >= np.array(x.shape)).any():
+        raise RefusalError("an index may be out of bounds: clip the index")
+    most = float(np.unique(places, axis=0, return_counts=True)[1].max())
+    x = as_dense(x)
+
+    def move(array: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(array, x.shape)[tuple(places.T)]
+
+    def moved(d: Difference) -> Moves:
+        l1, l2 = rounding.up(d.l1 * most), rounding.up(d.l2 * math.sqrt(most))
+        return move(d.each), float(l1), float(l2)
+
+    kept: Any = {"shape": (len(places),), "whole": x.whole, "apart": x.apart}
+    return result_of(x, move(x.low), move(x.high), moved, **kept)
 
 
 def check_scatter(
@@ -300,6 +340,9 @@ def scatter_add(
     # At most two rows, if sums are exact. A GPU may add floats in another order, so that sums of
     # equal terms differ.
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
-    found = make(start.shape, dtype, *ends, None, moved, moved, whole=whole, counts=counts)
+    # Exact sums are the same in every use.
+    apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf
+    kept: Any = {"whole": whole, "counts": counts, "apart": apart}
+    found = make(start.shape, dtype, *ends, None, moved, moved, **kept)
     pending = Pending.of_sum(n, float(sizes.max())).having(single=n == 1)
     return dataclasses.replace(found, pending=pending)

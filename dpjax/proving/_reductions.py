@@ -5,6 +5,7 @@ If an operation reduces over the records, one row moves within `changed` and n -
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +24,13 @@ from dpjax.proving._value import (
     Moves,
     Pending,
     RefusalError,
+    aligned,
     as_dense,
-    difference,
     erring,
     flushed,
     make,
+    meet,
+    over,
     result_of,
     without_middle,
 )
@@ -155,9 +158,15 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
     joined = sums.gamma * sums.sizes if sums.pending.terms > count else 0.0
     slack = sums.host * sums.sizes + sums.flush + joined
     low, high = rounding.widened(low, high, slack)
+    error = sums.gamma * sums.sizes + sums.flush
+    row = math.inf
+    if axis is not None:  # A sum over entries of a row is at most the l1 norm of the row.
+        row = float(rounding.up(x.l1_of_row))
+        low, high = (np.clip(end, -row - error, row + error) for end in (low, high))
+        off = over(error, axis)
+        row += float(rounding.up(off.sum())) * math.prod(shape) / shape[axis] / off.size
     if (x.low >= 0).all():  # A sum of numbers >= 0 is >= 0 in any rounding.
         low = np.maximum(low, 0.0)
-    error = sums.gamma * sums.sizes + sums.flush
     width = math.prod(x.shape[k] for k in axes if k != x.axis)
     rest = x.n - 1 if x.axis in axes else 0
     short = [1 if k == x.axis else size for k, size in enumerate(x.shape)]
@@ -175,7 +184,7 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
         counts[1] = counts[0]
     found = make(
         shape, x.dtype, low, high, axis, changed, changed if axis is None else others,
-        whole=sums.exact, pending=sums.pending, counts=counts,
+        whole=sums.exact, pending=sums.pending, counts=counts, l1_of_row=row,
         apart=float(rounding.up(count * x.apart + 2 * float(error.max()))),
     )  # fmt: skip
     return dataclasses.replace(
@@ -223,6 +232,45 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
         pending=sums.pending,
         apart=float(rounding.up(count * x.apart + 2 * float(sums.error.max()))),
     )  # fmt: skip
+
+
+def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
+    """Products of the first k entries along an axis, in any order.
+
+    Let P be the product of max(1, |x_i|). Change one factor after the other: the product moves by
+    at most P sum |x_i - x_i'|.
+    """
+    if x.axis == axis or x.dtype.kind != "f":
+        raise RefusalError("a product of records or of integers has no rule: sum their logarithms")
+    count = x.shape[axis]
+
+    def running(array: np.ndarray, of: Any) -> np.ndarray:
+        turned = along(array, axis, count)
+        turned = np.flip(turned, axis) if reverse else turned
+        found = of.accumulate(turned, axis)
+        return np.flip(found, axis) if reverse else found
+
+    top = running(np.maximum(x.magnitude, 1.0), np.multiply)
+    if not top.max() < _MOST_OF_PRODUCT:
+        raise RefusalError("a product may be large: clip its factors to [-1, 1]")
+    room = 1 + (count + 100) * 2.0**-50
+    theta = math.expm1(2 * count * rounding.ARITHMETIC * rounding.unit(x.dtype))
+    error = rounding.up(theta * top + 4 * count * rounding.tiny(x.dtype) * top)
+    low, high = -top, top
+    if x.low.min() >= 0:
+        low, high = running(x.low, np.multiply), running(x.high, np.multiply)
+
+    def moved(d: Difference) -> Moves:
+        each = over(top, x.axis) * running(d.each, np.add) * room
+        return erring((each, math.inf, math.inf), error, x.shape, x.axis)
+
+    low, high = rounding.widened(low, high, error)
+    low = np.maximum(low, 0.0) if x.low.min() >= 0 else low
+    apart = float(rounding.up(top.max() * count * x.apart + 2 * float(error.max())))
+    return result_of(x, low, high, moved, apart=apart)
+
+
+_MOST_OF_PRODUCT = 2.0**20
 
 
 def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
@@ -291,14 +339,39 @@ def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> 
     return extremum_over(x, axes, largest=largest)
 
 
-def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract:
+def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract | list[Abstract]:
     """Sorting does not increase the distance of two arrays, in l1, l2 and linf.
 
     ||sort x - sort y||_p is the least ||x - P y||_p over permutations P (rearrangement inequality).
+
+    If other arrays are sorted by x, nothing but their ranges bounds how far their entries move.
     """
-    if others:
-        raise RefusalError("a sort of several arrays has no rule")
-    return _sorted(x, dimension)
+    if not others:
+        return _sorted(x, dimension)
+    if {y.shape for y in others} != {x.shape}:
+        raise RefusalError("a sort of arrays of different shapes has no rule")
+    lanes = aligned(x, *others)
+    if lanes[0].axis == dimension:
+        lanes = list(map(as_dense, lanes))
+    zero = _may_be_zero(x)
+
+    def moved(end: np.ndarray, *ds: Difference) -> Moves:
+        any_ = np.logical_or.reduce([d.each.max(dimension, keepdims=True) > 0 for d in ds])
+        return np.where(zero | any_, rounding.up(over(end, lanes[0].axis)), 0.0), math.inf, math.inf
+
+    made = [_sorted(x, dimension)]
+    for y in lanes[1:]:
+        low = y.low.min(dimension, keepdims=True)
+        high = y.high.max(dimension, keepdims=True)
+        kept: Any = {"dtype": y.dtype, "whole": y.whole}
+        made.append(result_of(lanes, low, high, functools.partial(moved, high - low), **kept))
+    return made
+
+
+def _may_be_zero(x: Abstract) -> bool:
+    """Whether a float may be 0 or -0, which are equal and which an order may tell apart."""
+    gap = 2 * rounding.tiny(x.dtype)
+    return gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
@@ -311,8 +384,7 @@ def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
     values = place(_sorted(x, axis), axis, 0, k)
     last = np.full((1,) * len(x.shape), x.shape[axis] - 1.0)
     dense = as_dense(x) if x.axis == axis else x
-    gap = 2 * rounding.tiny(x.dtype)
-    zero = gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
+    zero = _may_be_zero(x)
 
     def moved(d: Difference) -> Moves:
         each = np.where(zero | (d.each.max(axis, keepdims=True) > 0), last, 0.0)
@@ -333,7 +405,10 @@ def _sorted(x: Abstract, dimension: int) -> Abstract:
         each = np.broadcast_to(d.each.max(dimension, keepdims=True), d.each.shape)
         return flushed((each, d.l1, d.l2), flush, x.shape)
 
-    return result_of(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
+    found = result_of(x, low, high, moved, whole=x.whole, apart=x.apart + flush)
+    if len(x.shape) == 1 and x.apart == 0:
+        found = dataclasses.replace(found, replaced=x.others.count)
+    return found
 
 
 def contract(
@@ -406,33 +481,68 @@ def contract(
         (gamma, flush), (relative, absolute) = found.off, products.off
         off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
     found = dataclasses.replace(found, pending=start, off=off)
-    bounds = [_public_factor(first, second, ca, cb), _outer(first, second, ca, cb)]
-    bounds = [] if batch else [l2 for l2 in bounds if l2 is not None]
-    if not bounds:
-        return found
     # These bounds are for exact numbers. The rounding of each entry is added, for both databases.
     sizes = rounding.up(products.magnitude)
     sizes = np.maximum(total_over(sizes, products.shape, summed), weight)
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
-    slip = 2 * (units * sizes + 8 * rounding.tiny(dtype) * terms)
-    slip = rounding.norm2(slip, math.prod(found.shape) / max(1, slip.size))
+    slip = units * sizes + 8 * rounding.tiny(dtype) * terms
+    found = meet(found, *_within_norms((first, x, ca), (second, y, cb), summed, slip))
+    outer = None if batch else _outer(first, second, ca, cb)
+    public = None if batch else _public_factor(first, second, ca, cb)
+    if outer is None and public is None:
+        return found
+    short = over(slip, found.axis)
+    entries = math.prod(s for k, s in enumerate(found.shape) if k != found.axis)
+    off1 = float(short.sum()) * entries / short.size
+    off2 = rounding.norm2(short, entries / short.size)
 
-    def better(d: Difference, l2: float) -> Difference:
+    def moves(d: Difference, linf: float, l1: float, l2: float) -> Moves:
         if d.is_zero:
-            return d
-        l2 = float(rounding.up(l2 * (1 + 2.0**-30) + slip))
-        return difference(
-            d.each, found.shape, found.axis, l1=d.l1, l2=min(l2, d.l2), whole=found.whole
+            return d.each, 0.0, 0.0
+        l1, l2 = l1 * (1 + 2.0**-30) + 2 * off1, l2 * (1 + 2.0**-30) + 2 * off2
+        each = np.where(d.each > 0, linf * (1 + 2.0**-30) + 2 * short, 0.0)
+        return rounding.up(each), float(rounding.up(l1)), float(rounding.up(l2))
+
+    if outer is not None:
+        moved = moves(found.changed, outer[1], *outer)
+        found = meet(found, changed=moved, others=moved)
+    if public is not None:
+        x, most, column, norm = public
+        row = float(rounding.up(norm * x.l2_of_row + off2)) if x.axis is not None else math.inf
+        changed, others = (
+            moves(d, most * e.l1, column * e.l1, norm * e.l2)
+            for d, e in ((found.changed, x.changed), (found.others, x.others))
         )
-
-    changed, others = map(min, zip(*bounds, strict=True))
-    return dataclasses.replace(
-        found, changed=better(found.changed, changed), others=better(found.others, others)
-    )
+        found = meet(found, changed=changed, others=others, l2_of_row=row)
+    return found
 
 
-def _public_factor(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
-    """How far the product with a public matrix moves in l2."""
+_Factor = tuple[Abstract, Abstract, Sequence[int]]
+
+
+def _within_norms(
+    first: _Factor, second: _Factor, summed: Sequence[int], slip: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of a dot product: |a . b| <= |a| |b|, and a is a part of a row, or a known range.
+
+    A factor is an array, the same array with all axes of the products, and its summed axes.
+    """
+    norms = list[Any]()
+    for x, full, axes in (first, second):
+        norm = np.sqrt(total_over(full.magnitude**2, full.shape, summed)) * (1 + 2.0**-30)
+        by_record = x.axis is not None and x.axis not in axes
+        norms.append(np.minimum(norm, x.l2_of_row) if by_record else norm)
+    radius = rounding.up(norms[0] * norms[1] * (1 + 2.0**-30) + slip)
+    return -radius, radius
+
+
+def _public_factor(
+    a: Abstract, b: Abstract, ca: Any, cb: Any
+) -> tuple[Abstract, float, float, float] | None:
+    """The array that a public matrix multiplies, and three bounds on the matrix.
+
+    The bounds are on its entries, on the l1 norm of its rows, and on its largest singular value.
+    """
     for x, matrix, cx, cm in ((a, b, ca, cb), (b, a, cb, ca)):
         public = matrix.is_public and matrix.is_finite
         if not public or x.axis in cx or matrix.low.size > 2**20:
@@ -445,19 +555,24 @@ def _public_factor(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, f
         )
         # The matrix differs from the middle by at most `high - low` / 2, and so does its norm.
         off = float(np.linalg.norm(high - low)) / 2
-        largest = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
-        return largest * x.changed.l2, largest * x.others.l2
+        norm = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
+        sizes = np.maximum(np.abs(low), np.abs(high))
+        return x, float(sizes.max()), float(sizes.sum(1).max()) * (1 + 1e-9), norm
     return None
 
 
 def _outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
-    """How far a sum of a b^T over the records moves in l2."""
+    """How far a sum of a b^T over the records moves in l1 and in l2.
+
+    It moves by at most |a| |b - b'| + |b'| |a - a'|, and by at most |a| |b| + |a'| |b'|.
+    """
     by_record = len(ca) == 1 and a.axis == ca[0] and b.axis == cb[0]
     if not by_record or not (a.others.is_zero and b.others.is_zero):
         return None
-    ra, rb = a.l2_of_row, b.l2_of_row
-    l2 = ra * b.changed.l2 + rb * a.changed.l2
+    (l1, pa), (m1, pb) = (a.changed.l1, a.l1_of_row), (b.changed.l1, b.l1_of_row)
+    (l2, ra), (m2, rb) = (a.changed.l2, a.l2_of_row), (b.changed.l2, b.l2_of_row)
+    l1, l2 = min(pa * m1 + pb * l1, 2 * pa * pb), min(ra * m2 + rb * l2, 2 * ra * rb)
     if a.origin is b.origin and not a.pending.coarse:
         apart = max(a.apart, b.apart) * math.sqrt(math.prod(a.shape) / a.n)
         l2 = min(l2, math.sqrt(2) * (max(ra, rb) + apart) ** 2)
-    return l2, l2
+    return l1, l2

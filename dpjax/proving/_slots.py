@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.proving import _choices as choices
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._layout import same_rows
-from dpjax.proving._value import Abstract, RefusalError, aligned, difference, over
+from dpjax.proving._value import Abstract, RefusalError, difference, over
 
 _REMEDY = "sum over the records first, or prove it under replace-one"
 
@@ -171,8 +170,13 @@ def chosen(op: Applied) -> Slots:
 
 
 def ordered(op: Applied) -> Slots:
-    """Sorted records do not depend on their order before sorting."""
+    """Sorted records do not depend on their order before sorting.
+
+    Numbers that are sorted by equal records keep their order, so they depend on slots.
+    """
     axis = op.first.slots.axis
+    if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
+        raise RefusalError(f"equal records are sorted by their slots: {_REMEDY}")
     return Slots() if axis == op.parameters["dimension"] else Slots(axis)
 
 
@@ -275,6 +279,10 @@ def numbered(op: Applied) -> Slots:
     return Slots(None, frozenset(range(len(op.found.shape))) - {op.parameters["dimension"]})
 
 
+def platform(op: Applied) -> Slots:
+    return Slots()
+
+
 # Tighter bounds. A record's row becomes the row of an empty slot, not an arbitrary row. And a
 # permuted array has exactly the same rows, not just rows within the same range.
 Tightening = Callable[[Applied], Abstract]
@@ -282,8 +290,8 @@ Tightening = Callable[[Applied], Abstract]
 
 def row_norms(x: Abstract, axis: int) -> tuple[float, float]:
     """The largest l1 and l2 norm of a row. For integers, ||x||_1 <= ||x||_2^2."""
-    l2 = x.l2_of_row if x.axis == axis else math.inf
-    largest = difference(over(x.magnitude, axis), x.shape, axis, l2=l2)
+    l1, l2 = (x.l1_of_row, x.l2_of_row) if x.axis == axis else (math.inf, math.inf)
+    largest = difference(over(x.magnitude, axis), x.shape, axis, l1=l1, l2=l2)
     square = float(rounding.up(largest.l2**2 * (1 + 2.0**-30)))
     return min(largest.l1, square) if x.whole else largest.l1, largest.l2
 
@@ -371,36 +379,3 @@ def tight_products(op: Applied) -> Abstract:
     )
     l1, l2 = own[0] + empty[0], own[1] + empty[1]
     return _tightened(op.found, np.asarray(l2), l1, l2, op.found.apart)
-
-
-def _of_row(norm: Callable[[list[Abstract]], float]) -> Tightening:
-    """A rule that tightens the l2 norm of a row of integers, such as a one-hot encoding."""
-
-    def rule(op: Applied) -> Abstract:
-        found = op.found
-        if found.axis is None or not found.whole:
-            return found
-        # Operands may have axes of length 1, which the operation repeats.
-        full = aligned(*(x.value for x in op.operands))
-        l2 = norm(full) if full[0].axis == found.axis else math.inf
-        return dataclasses.replace(found, l2_of_row=min(found.l2_of_row, l2))
-
-    return rule
-
-
-def _norm_of_product(full: list[Abstract]) -> float:
-    pairs = (full, full[::-1])
-    tops = [(x.l2_of_row, float(y.magnitude.max())) for x, y in pairs]
-    return min(float(rounding.up(row * top)) if top else 0.0 for row, top in tops)
-
-
-def _norm_of_chosen(full: list[Abstract]) -> float:
-    rows = [0.0 if x.is_known and not x.magnitude.any() else x.l2_of_row for x in full[1:]]
-    return float(rounding.up(rounding.norm2(rows)))
-
-
-tight_equal = _of_row(lambda full: float(rounding.up(choices.one_true(*full) ** 0.5)) or math.inf)
-tight_and = _of_row(lambda full: min(x.l2_of_row for x in full))
-tight_cast = _of_row(lambda full: full[0].l2_of_row if full[0].whole else math.inf)
-tight_product = _of_row(_norm_of_product)
-tight_choice = _of_row(_norm_of_chosen)

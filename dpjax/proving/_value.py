@@ -13,7 +13,7 @@ variable x of the program. It represents a set of families of arrays x(D), its *
 3. If `axis` is k: axis k indexes the records. Row i of the difference is within `changed`, and
    every other row is within `others`, for each of the four bounds.
 4. If `whole`, all entries of x(D) are integers. If j is in `tied`, x(D) is constant along axis j.
-5. No row of x(D) has an l2 norm above `l2_of_row`.
+5. No row of x(D) has an l1 norm above `l1_of_row`, or an l2 norm above `l2_of_row`.
 6. `pending` says which operations a compiler may still merge with later ones (`_pending.py`).
 7. Two uses of one entry of x(D) differ by at most `apart`. If `off` is (r, a), the operation that
    computed x errs by at most r |v| + a alone, for the exact result v of its computed operands. For
@@ -22,7 +22,11 @@ variable x of the program. It represents a set of families of arrays x(D), its *
    An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
    of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
    `each` is above 0 there.
-9. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
+9. If `replaced` is finite, x(D) is a sorted vector. At most so many of its entries are replaced by
+   others, and then it is sorted again.
+10. If `refusal` is set, nothing else is true of x(D), which may be infinite. Only the walk sees
+   such a value, and only `_cells.py` uses it.
+11. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
 x(D) is the array *as computed*, in the dtype of the device. A compiler may compute x again for each
 operation that uses x, and may round it differently each time. But the same use rounds in the same
@@ -55,6 +59,10 @@ Moves = tuple[np.ndarray, float, float]
 
 class RefusalError(Exception):
     """Raised by a rule that cannot bound its operation; the walk adds the source line."""
+
+
+class RangeRefusalError(RefusalError):
+    """Raised by a rule whose operands may lie outside of its domain."""
 
 
 class OverflowRefusalError(RefusalError):
@@ -215,6 +223,7 @@ class Abstract:
     others: Difference
     whole: bool = False
     tied: frozenset[int] = frozenset()
+    l1_of_row: float = math.inf
     l2_of_row: float = math.inf
     source: object | None = None
     pending: Pending = NOTHING
@@ -222,6 +231,8 @@ class Abstract:
     nan: frozenset[Source] = frozenset()
     answers: frozenset[tuple[Source, bool]] = frozenset()
     off: tuple[float, float] | None = None
+    replaced: float = math.inf
+    refusal: RefusalError | None = None
 
     @property
     def origin(self) -> object:
@@ -362,6 +373,7 @@ def make(
     *,
     whole: bool = False,
     tied: frozenset[int] = frozenset(),
+    l1_of_row: float = math.inf,
     l2_of_row: float = math.inf,
     source: object | None = None,
     pending: Pending = NOTHING,
@@ -398,11 +410,42 @@ def make(
         _check_places(each, shape)
         made.append(difference(each, shape, axis, l1=l1, l2=l2, count=count, whole=whole))
     largest = over(np.maximum(np.abs(low), np.abs(high)), axis)
-    row = difference(largest, shape, axis).l2
+    row = difference(largest, shape, axis, l1=l1_of_row, l2=l2_of_row)
     return Abstract(
-        shape, dtype, low, high, axis, made[0], made[-1], whole, tied, min(l2_of_row, row),
+        shape, dtype, low, high, axis, made[0], made[-1], whole, tied, row.l1, row.l2,
         source, pending, min(apart, float(rounding.up((high - low).max()))),
     )  # fmt: skip
+
+
+_NO_BOUND: Moves = np.array(math.inf), math.inf, math.inf
+
+
+def meet(
+    x: Abstract,
+    low: np.ndarray | float = -math.inf,
+    high: np.ndarray | float = math.inf,
+    changed: Moves = _NO_BOUND,
+    others: Moves = _NO_BOUND,
+    *,
+    l1_of_row: float = math.inf,
+    l2_of_row: float = math.inf,
+    apart: float = math.inf,
+    counts: Sequence[float] = (math.inf, math.inf),
+) -> Abstract:
+    """The array with further bounds: the tighter one is kept of each pair of bounds."""
+
+    def better(d: Difference, moves: Moves) -> Moves:
+        each = np.broadcast_to(moves[0], np.broadcast_shapes(moves[0].shape, d.each.shape))
+        return np.minimum(d.each, each), min(d.l1, moves[1]), min(d.l2, moves[2])
+
+    found = make(
+        x.shape, x.dtype, np.maximum(x.low, low), np.minimum(x.high, high), x.axis,
+        better(x.changed, changed), better(x.others, others), whole=x.whole, tied=x.tied,
+        l1_of_row=min(x.l1_of_row, l1_of_row), l2_of_row=min(x.l2_of_row, l2_of_row),
+        source=x.source, pending=x.pending, apart=min(x.apart, apart),
+        counts=(min(x.changed.count, counts[0]), min(x.others.count, counts[1])),
+    )  # fmt: skip
+    return dataclasses.replace(found, nan=x.nan, answers=x.answers, off=x.off)
 
 
 def result_of(
@@ -464,8 +507,9 @@ def as_dense(x: Abstract) -> Abstract:
     count = x.changed.count + (rest * x.others.count if rest else 0.0)
     dense = difference(each, x.shape, None, l1=l1, l2=l2, count=count, whole=x.whole)
     return dataclasses.replace(
-        x, axis=None, changed=dense, others=dense, l2_of_row=math.inf, source=None
-    )
+        x, axis=None, changed=dense, others=dense, l1_of_row=math.inf, l2_of_row=math.inf,
+        source=None,
+    )  # fmt: skip
 
 
 def as_rows(x: Abstract, axis: int) -> Abstract:
@@ -482,8 +526,10 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     each = over(each, axis)
     d = x.others
     row = difference(each, x.shape, axis, l1=d.l1, l2=d.l2, count=d.count, whole=x.whole)
-    norm = difference(over(x.magnitude, axis), x.shape, axis).l2
-    return dataclasses.replace(x, axis=axis, changed=row, others=row, l2_of_row=norm, source=None)
+    size = difference(over(x.magnitude, axis), x.shape, axis)
+    return dataclasses.replace(
+        x, axis=axis, changed=row, others=row, l1_of_row=size.l1, l2_of_row=size.l2, source=None
+    )
 
 
 def without_middle(array: np.ndarray, shape: Sequence[int], axis: int) -> np.ndarray:
@@ -519,10 +565,11 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
             count=d.count * copies, whole=x.whole,
         )  # fmt: skip
 
-    norm = float(rounding.up(x.l2_of_row * math.sqrt(copies)))
+    norms = x.l1_of_row * copies, x.l2_of_row * math.sqrt(copies)
     return dataclasses.replace(
         x, shape=shape, changed=more(x.changed), others=more(x.others), tied=x.tied | repeated,
-        l2_of_row=norm, source=None,
+        l1_of_row=float(rounding.up(norms[0])), l2_of_row=float(rounding.up(norms[1])),
+        source=None, replaced=math.inf,
     )  # fmt: skip
 
 
@@ -533,6 +580,9 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
+    # As rows, all rows of an array may move. If fewer entries than rows move, this loses much.
+    if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
+        return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
 
 
@@ -543,9 +593,10 @@ def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
         return as_rows(repeated, axis)
     shape = [1 if k == axis else size for k, size in enumerate(repeated.shape)]
     one = as_dense(stretched(as_dense(x), shape))
+    size = difference(one.magnitude, one.shape, None)
     return dataclasses.replace(
-        one, shape=repeated.shape, axis=axis, tied=repeated.tied, source=None,
-        l2_of_row=difference(one.magnitude, one.shape, None).l2,
+        one, shape=repeated.shape, axis=axis, tied=repeated.tied, source=None, l1_of_row=size.l1,
+        l2_of_row=size.l2,
     )  # fmt: skip
 
 

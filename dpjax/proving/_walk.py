@@ -11,6 +11,8 @@ import jax.extend.core as jex
 import numpy as np
 
 from dpjax._tracing._walks import Atom, Equation, aval, called, live, parts
+from dpjax.proving import _cells as cells
+from dpjax.proving import _choices as choices
 from dpjax.proving import _loops as loops
 from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
@@ -24,6 +26,7 @@ from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,
     Pending,
+    RangeRefusalError,
     RefusalError,
     Tighter,
     as_dense,
@@ -80,14 +83,34 @@ class Walk:
     sums: Sums = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program that were found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
+    # The cells of arrays (`_cells.py`).
+    held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The values of the outputs. An input that is None has no value, and may not be used."""
+        outputs = self.known_in_part(jaxpr, consts, inputs)
+        for x in outputs:
+            if (refusal := self.shown(x).refusal) is not None:
+                raise refusal
+        return outputs
+
+    def known_in_part(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
+    ) -> list[Any]:
+        """The same, where inputs and outputs may also be known in some cells only."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
-        values.update(zip(jaxpr.invars, inputs, strict=True))
         program, outer = Program(jaxpr), self.path
         refused: dict[Atom, RefusalError] = {}
+        partly: dict[Atom, Any] = {}
+
+        def write(variable: jex.Var, value: Any) -> None:
+            values[variable] = value
+            if value is not None and (refusal := self.shown(value).refusal) is not None:
+                values[variable], partly[variable], refused[variable] = None, value, refusal
+
+        for variable, value in zip(jaxpr.invars, inputs, strict=True):
+            write(variable, value)
 
         def read(atom: Atom) -> Any:
             if isinstance(atom, jex.Literal):
@@ -104,7 +127,11 @@ class Walk:
             try:
                 if equation.effects:
                     raise RefusalError(f"it has side effects: {equation.effects}")
-                operands = [read(atom) for atom in equation.invars]
+                known = partly if called(equation) else {}
+                operands = [
+                    known[atom] if isinstance(atom, jex.Var) and atom in known else read(atom)
+                    for atom in equation.invars
+                ]
                 outputs = self.outputs(jaxpr, equation, operands)
                 for variable, output in zip(equation.outvars, outputs, strict=True):
                     _check_type(aval(variable), self.shown(output))
@@ -129,14 +156,22 @@ class Walk:
             for k in range(len(outputs or ())) if self.tighter else ():
                 if outputs and (facts := self.tighter.get((*self.path, k))) is not None:
                     outputs[k] = self.tightened(outputs[k], facts)
+            given = [
+                read(atom) if isinstance(atom, jex.Literal) else partly.get(atom, values[atom])
+                for atom in equation.invars
+            ]
+            refusal = refused.get(equation.outvars[0]) if equation.outvars else None
+            outputs = self.refined(equation, given, outputs, refusal)
             for k, variable in enumerate(equation.outvars):
-                values[variable] = outputs[k] if outputs else None
+                write(variable, outputs[k] if outputs else None)
                 # The walk lists the steps of an inner program, so it does not list its call.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
         self.path = outer
-        return [read(atom) for atom in jaxpr.outvars]
+        return [
+            partly[x] if isinstance(x, jex.Var) and x in partly else read(x) for x in jaxpr.outvars
+        ]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The same values as from `run`, without recording the steps."""
@@ -163,6 +198,59 @@ class Walk:
         """A lemma that applies, with its tighter value; see `_patterns.py`."""
         return improved(*situation)
 
+    def refined(
+        self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
+    ) -> list[Any] | None:
+        """The result of an elementwise operation, with what its cells say about it.
+
+        If its rule refuses, but some cells are known, the result has the refusal.
+        """
+        operation = operation_of(equation.primitive.name)
+        elementwise = operation.rule is not None and operation.slots in (at_one_place, compared)
+        if not elementwise or any(x is None or x.nan for x in operands):
+            return outputs
+        for x in operands:
+            held = self.held.get(x, {})
+            if not x.refusal and not any(one.alone for one in held.values()):
+                self.held[x] = {**cells.separated(x), **held}
+        given = [(x, self.held.get(x, {})) for x in operands]
+        made = outputs[0] if outputs else None
+        if not any(held for _, held in given) or (made and made.is_known):
+            return outputs
+        dtype, merging = np.dtype(aval(equation.outvars[0]).dtype), operation.merging
+        try:
+            if made is None:
+                dtypes = {dtype, *(x.dtype for x in operands)}
+                # Other refusals than of a range hold in each cell.
+                usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
+                if merging.kind == "sum" or not usual:
+                    return None
+                like = dataclasses.replace(operands[0], dtype=dtype, pending=Pending())
+                pending = carried(merging, equation.params, operands, like)
+            else:
+                pending = made.pending
+            chooses = equation.primitive.name == "select_n"
+
+            def rule(*xs: Abstract) -> Abstract:
+                found: Any = operation.rule(*xs, **equation.params)  # type: ignore[misc]
+                product = merging.kind in ("product", "quotient", "power")
+                return vanishing(found, pending.bits) if product else found
+
+            held = cells.of_result(rule, given, chooses=chooses)
+            if not held:
+                return outputs
+            value = made or cells.stand_in(operands, held, dtype)
+        except RefusalError:
+            return outputs
+        value = dataclasses.replace(value, pending=pending)
+        if made is None:
+            value = dataclasses.replace(value, refusal=refusal)
+        for one in held.values():
+            if one.good.all():
+                value = dataclasses.replace(one.over(value), refusal=None)
+        self.held[value] = held
+        return [value]
+
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
         """Records the variance of a lemma, which can be made exact."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
@@ -170,14 +258,18 @@ class Walk:
 
     def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
         """The values of an operation's results, by a lemma, its inner program, or its rule."""
+        if equation.primitive.name == "cond":
+            return self.chosen(equation, operands)
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
         place = source_line(equation)
         if (kind := kind_of(equation, inner)) is not None:
+            if any(x.refusal for x in operands):
+                raise next(x.refusal for x in operands if x.refusal)
             exact = value_of(kind, operands)
             self.steps.append(Step(self.depth, kind.title, place, exact, self.path))
             return [exact]
-        coarse = any(x.pending.coarse for x in operands)
+        coarse = any(x.pending.coarse or x.refusal for x in operands)
         lemma = None if coarse else of_call(equation, inner, operands)
         if lemma is not None:
             self.note(jaxpr, lemma)
@@ -188,11 +280,31 @@ class Walk:
             return [found]
         return self.inner_outputs(inner, operands)
 
+    def chosen(self, equation: Equation, operands: list[Any]) -> list[Any]:
+        """The outputs of `cond` and `switch`: a choice among the outputs of their branches."""
+        index, *given = operands
+        branches = list(equation.params["branches"])
+        # A branch for other platforms never runs, and all others must be one.
+        if (platforms := equation.params.get("branches_platforms")) is not None:
+            kept = [k for k, names in enumerate(platforms) if names is None or _runs(names)]
+            branches, index = [branches[k] for k in kept], constant(np.int32(0))
+            if len(branches) != 1:
+                raise RefusalError("code that depends on the platform has no rule")
+        if index.nan or any(x.nan for x in given):
+            raise RefusalError("a choice of code for numbers that may be missing has no rule")
+        found = [self.inner_outputs(branch, given) for branch in branches]
+        chosen = list[Abstract]()
+        for cases in zip(*found, strict=True):
+            one = choices.select(index, *cases)
+            pending = carried(operation_of("select_n").merging, {}, [index, *cases], one)
+            chosen.append(dataclasses.replace(one, pending=pending))
+        return chosen
+
     def inner_outputs(self, inner: Any, operands: list[Any]) -> list[Any]:
         """The outputs of an inner program."""
         self.depth += 1
         try:
-            return self.run(*parts(inner), operands)
+            return self.known_in_part(*parts(inner), operands)
         finally:
             self.depth -= 1
 
@@ -233,6 +345,11 @@ class Walk:
                 found = of_nan(equation.params, operands, found)
             outputs.append(dataclasses.replace(found, pending=pending))
         return outputs
+
+
+def _runs(platforms: Sequence[str]) -> bool:
+    """Whether a release may run on one of these platforms."""
+    return not {"cpu", "gpu", "cuda", "rocm"}.isdisjoint(platforms)
 
 
 def located(refusal: RefusalError, equation: Equation) -> RefusalError:

@@ -387,7 +387,8 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
         # A tiny move may underflow to 0 on the host, so a lower limit is set.
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
-        bounds = np.minimum(each, l1), l1, float(rounding.times(d.l2, l2))
+        each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
+        bounds = each, l1, float(rounding.times(d.l2, l2))
         return erring(bounds, error, shape, x.axis)
 
     # A positive weight takes a low end to the low end of the result, a negative one a high end.

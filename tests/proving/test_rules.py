@@ -127,6 +127,10 @@ RULES = {
     "argmin as one-hot": lambda x: jax.nn.one_hot(
         jnp.argmin(jnp.abs(x[:, None] - TABLE[None]), 1), 3
     ).sum(0),
+    "cumprod": lambda x: lax.cumprod(x[:, None] * TABLE[None], 1),
+    "cumprod of numbers from 0": lambda x: lax.cumprod(
+        jnp.stack([(x + 1) / 2, jnp.abs(x), 0 * x + x.mean() + 1], 1), 1, reverse=True
+    ),
     "cummax": lax.cummax,
     "cummax of rows": lambda x: lax.cummax(x[:, None] * TABLE[None], 1),
     "cummin": lambda x: lax.cummin(x, reverse=True),
@@ -178,6 +182,27 @@ RULES = {
     "pad": lambda x: jnp.pad(x, (1, 0)),
     "stop_gradient": lax.stop_gradient,
     "copy": jnp.copy,
+    "sort of several": lambda x: lax.sort([jnp.abs(x), 3 * x], num_keys=1)[1],
+    "sort of places": lambda x: jnp.argsort(jnp.round(x)),
+    "sort of rows by rows": lambda x: lax.sort(
+        [x[:, None] * TABLE[None], TABLE[None] - x[:, None]], num_keys=2
+    )[1],
+    "labels in the order of records": lambda x: (x > 0).astype(float)[jnp.argsort(x)],
+    "distribution function by sorting": lambda x: jnp.searchsorted(jnp.sort(x), TABLE / 2),
+    "distribution function from the right": lambda x: jnp.searchsorted(
+        jnp.sort(jnp.round(x)), TABLE, side="right"
+    ),
+    "cond": lambda x: lax.cond(x.sum() > 0, lambda y: 2 * y, lambda y: y - 1, x),
+    "switch": lambda x: lax.switch(
+        (x.sum() + 1).astype(jnp.int32), [jnp.sin, jnp.abs, lambda y: y[::-1]], x
+    ),
+    "diagonal": lambda x: jnp.diagonal(x[:, None] * jnp.sort(x)[None]),
+    "lag product": lambda x: x[1:] * x[:-1],
+    "sums by one-hot": lambda x: jax.nn.one_hot((x + 1).astype(int), 3).T @ (x - 0.3),
+    "squares of a row": lambda x: jnp.square(x[:, None] * TABLE[None]).sum(1),
+    "weights of sorted records": lambda x: TABLE @ jnp.sort(x),
+    "two sums of sorted records": lambda x: jnp.stack([TABLE, TABLE[::-1]]) @ jnp.sort(x),
+    "rows by a matrix": lambda x: (x[:, None] * TABLE[None]) @ TABLE,
 }
 
 
@@ -209,7 +234,7 @@ FAULTS = {
     "range": lambda x: dataclasses.replace(x, high=x.high - 0.1 * (x.high - x.low)),
 }
 # No record moves what these return; or this jax calls them by another name.
-WITHOUT_A_BOUND = {"iota", "is_finite", "add_any", "copy_p", "scatter_add"}
+WITHOUT_A_BOUND = {"iota", "is_finite", "add_any", "copy_p", "scatter_add", "platform_index"}
 WITH_A_BOUND = {name for name, row in OPERATIONS.items() if row.rule} - WITHOUT_A_BOUND
 
 

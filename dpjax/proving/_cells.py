@@ -1,0 +1,239 @@
+"""Ranges of elementwise functions of one array, on small cells of its range.
+
+The rule of an operation bounds the result on the whole range of its operands. It forgets which
+operands are large together: in p log(p), or in where(x > c, a / x, a). So the walk cuts the range
+of an array, the *base*, into cells. For an array x that elementwise operations computed from the
+base, it keeps one interval for each cell, with this property:
+
+    Let t be an entry of the base, on any database, in a cell. Then every use of the entry of x at
+    the same index, on the same database, lies in the interval of this cell.
+
+The rule of an operation maps intervals of its operands to an interval of its result, cell by cell.
+Operands without cells have their whole range. So the property holds by induction. An interval may
+be missing, where the result may be infinite or NaN. A choice may leave that case out.
+
+If x depends on the base alone and an entry of the base moves by at most d, the entry of x stays
+between the ends of the intervals of two cells that are at most d apart. That bounds its move.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from scipy import ndimage
+
+from dpjax.proving import _rounding as rounding
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    RefusalError,
+    aligned,
+    meet,
+    result_of,
+)
+
+_FLOATS, _MOST_INTEGERS, _MOST_BASES = 256, 1024, 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Base:
+    """An array whose range is cut into equal cells.
+
+    Attributes:
+        value: its abstract value.
+        width: the length of a cell; 0 if each cell is one integer.
+        gap: the distance of the first ends of two successive cells.
+    """
+
+    value: Abstract
+    width: float
+    gap: float
+
+    def reach(self, d: np.ndarray) -> np.ndarray:
+        """How many cells lie between two entries that are at most d apart, rounded up."""
+        if not self.width:
+            return np.floor(d * (1 + 2.0**-30))
+        return np.ceil(d / self.gap * (1 + 2.0**-30)) + 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cells:
+    """The intervals of an array.
+
+    Attributes:
+        base: the array that is cut.
+        low: the lower ends, one for each cell.
+        high: the upper ends.
+        good: whether each interval is known.
+        alone: whether the array depends on the base alone.
+    """
+
+    base: Base
+    low: np.ndarray
+    high: np.ndarray
+    good: np.ndarray
+    alone: bool
+
+    def farthest(self, d: np.ndarray) -> np.ndarray:
+        """How far the array moves where the base moves by at most d."""
+        count = len(self.low)
+        reach = np.minimum(self.base.reach(d), count)
+        found = np.zeros(np.shape(d))
+        for size in np.unique(reach):
+            near = 2 * int(size) + 1
+            top = ndimage.maximum_filter1d(self.high, near, mode="nearest")
+            bottom = ndimage.minimum_filter1d(self.low, near, mode="nearest")
+            most = max(float((top - self.low).max()), float((self.high - bottom).max()))
+            found = np.where(reach == size, float(rounding.up(most)), found)
+        return np.where(np.asarray(d) > 0, found, 0.0)
+
+    def over(self, x: Abstract) -> Abstract:
+        """The abstract value, with the range and the moves that follow from the cells."""
+        base = self.base.value
+        same = base.axis == x.axis and len(base.shape) == len(x.shape)
+        ends = float(self.low.min()), float(self.high.max())
+        if not (self.alone and same):
+            return meet(x, *ends)
+        ds = base.changed, base.others
+        changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
+        # A compiler may start a sum of floats at a number that is added to it (`counted`).
+        exact = x.shape == base.shape and (base.whole or not base.pending.starts)
+        counts = [d.count if exact else math.inf for d in ds]
+        return meet(x, *ends, changed, others, counts=counts)
+
+
+Held = Mapping[Base, Cells]
+
+
+def separated(x: Abstract) -> Held:
+    """The cells of an array itself, if it can be cut.
+
+    Two uses of an entry may differ by `apart`. So the cell of the first use is widened by that.
+    """
+    low, high = float(x.low.min()), float(x.high.max())
+    if x.is_public or x.nan or x.pending.coarse or not x.is_finite or low >= high:
+        return {}
+    count = int(high - low) + 1
+    if x.whole and not x.apart and count <= _MOST_INTEGERS and max(-low, high) < 2.0**30:
+        base, lows = Base(x, 0.0, 1.0), low + np.arange(count)
+        return {base: Cells(base, lows, lows, np.ones(count, bool), alone=True)}
+    # The host rounds the ends of cells, so neighboring cells overlap a little.
+    gap = (high - low) / _FLOATS
+    slack = 2.0**-40 * max(-low, high) + 4 * rounding.tiny(x.dtype) + x.apart
+    if x.dtype.kind != "f" or slack > gap / 16:
+        return {}
+    edges = np.linspace(low, high, _FLOATS + 1)
+    lows, highs = np.maximum(edges[:-1] - slack, low), np.minimum(edges[1:] + slack, high)
+    base = Base(x, gap, gap * (1 - 2.0**-20))
+    return {base: Cells(base, lows, highs, np.ones(_FLOATS, bool), alone=True)}
+
+
+def of_result(
+    rule: Callable[..., Abstract], operands: Sequence[tuple[Abstract, Held]], *, chooses: bool
+) -> Held:
+    """The cells of the result of an elementwise operation.
+
+    Args:
+        rule: the rule of the operation, with its parameters.
+        operands: the abstract value and the cells of each operand.
+        chooses: whether the operation is a choice, whose other cases do not matter.
+    """
+    bases = list(dict.fromkeys(base for _, held in operands for base in held))
+    made = dict[Base, Cells]()
+    for base in bases:
+        if any(base not in held and x.refusal for x, held in operands):
+            continue
+        alone = all(held[base].alone if base in held else x.is_public for x, held in operands)
+        low, high, good = _by_cell(
+            rule, [_ends(x, held.get(base)) for x, held in operands], chooses
+        )
+        if good.any():
+            made[base] = Cells(base, low, high, good, alone)
+    # Those that bound moves first.
+    kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
+    return dict(kept[:_MOST_BASES])
+
+
+# The ends of an operand in each cell, whether they are known, and its abstract value.
+_Ends = tuple[np.ndarray, np.ndarray, np.ndarray, Abstract]
+
+
+def _ends(x: Abstract, cells: Cells | None) -> _Ends:
+    if cells is not None:
+        return cells.low, cells.high, cells.good, x
+    return x.low.min().reshape(1), x.high.max().reshape(1), np.array([x.is_finite]), x
+
+
+def _by_cell(
+    rule: Callable[..., Abstract], operands: Sequence[_Ends], chooses: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ends of the result in each cell, and whether they are known."""
+    count = max(len(one[0]) for one in operands)
+    lows, highs, goods = (
+        [np.array(np.broadcast_to(one[k], count)) for one in operands]  # type: ignore[arg-type]
+        for k in range(3)
+    )
+    for k in range(1, len(operands) if chooses else 0):
+        # A case that is certainly not chosen may be anything.
+        left = goods[0] & ((lows[0] > k - 1) | (highs[0] < k - 1))
+        goods[k] |= left
+        lows[k][left] = highs[k][left] = 0.0
+    good = np.logical_and.reduce(goods)
+    low, high = np.full(count, -math.inf), np.full(count, math.inf)
+
+    def fill(places: np.ndarray) -> None:
+        """Applies the rule to all cells at once, or to halves of them if it refuses."""
+        arrays = dict[Abstract, Abstract]()  # An operand that occurs twice is one array.
+        for a, b, one in zip(lows, highs, operands, strict=True):
+            arrays[one[3]] = _array(a[places], b[places], one[3])
+        try:
+            with np.errstate(all="ignore"):
+                found = rule(*(arrays[one[3]] for one in operands))
+        except RefusalError:
+            if len(places) == 1:
+                good[places] = False
+                return
+            fill(places[: len(places) // 2])
+            fill(places[len(places) // 2 :])
+            return
+        low[places], high[places] = np.broadcast_to(found.low, len(places)), found.high
+
+    if good.any():
+        fill(np.flatnonzero(good))
+    good &= np.isfinite(low) & np.isfinite(high)
+    return low, high, good
+
+
+def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
+    """An array with one entry for each cell, and the dtype and pending operations of another.
+
+    It is public only if the other is, because a compiler adds up public numbers first.
+    """
+    one = 0.0 if like.is_public else 1.0
+    each = Difference(np.full(1, one), one * len(low), one * math.sqrt(len(low)))
+    return dataclasses.replace(
+        like, shape=low.shape, low=low, high=high, axis=None, changed=each, others=each,
+        tied=frozenset(), l1_of_row=math.inf, l2_of_row=math.inf, source=None, replaced=math.inf,
+        refusal=None,
+    )  # fmt: skip
+
+
+def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstract:
+    """A value for a result that a rule refuses: it moves where an operand does.
+
+    Its range covers the known cells. So it is a valid value only if all cells are known.
+    """
+    xs = aligned(*operands)
+    ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in held.values()]
+    low, high = max(a for a, _ in ends), min(b for _, b in ends)
+    if low > high:
+        low, high = min(a for a, _ in ends), max(b for _, b in ends)
+    ones = (1,) * len(xs[0].shape)
+
+    def moved(*ds: Difference) -> Moves:
+        any_ = np.logical_or.reduce(np.broadcast_arrays(*(d.each > 0 for d in ds)))
+        return np.where(any_, math.inf, 0.0), math.inf, math.inf
+
+    return result_of(xs, np.full(ones, low), np.full(ones, high), moved, dtype=dtype)
