@@ -110,7 +110,7 @@ PROGRAMS = {
     "clipped by a chosen factor": _clipped_by_a_factor,
     "clipped by a minimum": _clipped_by_a_minimum,
     "a sum of clipped trees": _clipped_tree,
-    "a moving average": lambda x: lax.scan(lambda c, v: (0.5 * c + v, c * v), 0.3, x),
+    "a moving average": lambda x: lax.scan(lambda c, v: (1.5 * c + v, c * v), 0.3, x),
     "a moving average, backward": lambda x: lax.scan(
         lambda c, v: (jnp.maximum(0.5 * c, v), jnp.floor(2 * c)), 0.3, x, reverse=True
     ),
