@@ -6,7 +6,7 @@ import calls
 LIMITS = {
     "warm mean, 1,000 records": (50, 8),
     "warm histogram, 1,000 records": (60, 10),
-    "trace of a step of DP-SGD": (1480, 16),
+    "trace of a step of DP-SGD": (1850, 16),
     "warm sampling in one chunk": (360, 26),
     "warm step of DP-SGD": (23, 7),
     "10 further steps of fit": (53, 6),

@@ -165,7 +165,7 @@ def initial_state(
     """The state before the first step, which has no sums yet."""
     dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
     none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
-    state = NoiseState(key, *none, dims, noise, strategy.bands)
+    state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
 
     def empty(leaf: jax.Array) -> jax.Array:
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)

@@ -262,7 +262,8 @@ def fit(
     # A dry run of one step raises the errors of the call before anything is paid.
     least_noise = rounded_down(multiplier)
     if strategy is None:
-        unkeyed = NoiseState(key, jnp.int32(0), least_noise, jnp.uint32(0), dims, "exact")
+        none = jnp.uint32(0)
+        unkeyed = NoiseState(key, jnp.int32(0), least_noise, none, dims, "exact", bins=none)
     else:
         unkeyed = initial_state(key, parameters, strategy, multiplier)
     with optax_promotion():

@@ -152,7 +152,8 @@ def gaussian_noise(
         # Under `vmap` over parameters, every lane gets its own key.
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
-        return NoiseState(own_key, jnp.int32(0), least, jnp.uint32(0), dims, noise)
+        none = jnp.uint32(0)
+        return NoiseState(own_key, jnp.int32(0), least, none, dims, noise, bins=none)
 
     def update(
         updates: PyTree, state: NoiseState, params: PyTree = None
