@@ -179,16 +179,16 @@ def test_spreads_and_quantiles_of_times_and_of_large_numbers_have_the_digits_of_
         spread = np.var(np.arange(101.0)[1::2] if by else np.arange(101.0))
         for column, low in (("large", 2**40), ("whole", 2**40), ("exact", 2**40)):
             found = table.variance(column, bounds=bounds, by=by, **SHARP).value
-            np.testing.assert_allclose(found["mean"] - low, 50, atol=0.05)
+            np.testing.assert_allclose(found["mean"] - float(low), 50, atol=0.05)
             np.testing.assert_allclose(found["variance"], spread, atol=0.5)
         together = table.covariance(["large", "whole"], bounds=bounds, by=by, **SHARP).value
         np.testing.assert_allclose(
-            together["mean"] - 2**40, np.full_like(together["mean"], 50), atol=0.1
+            together["mean"] - 2.0**40, np.full_like(together["mean"], 50), atol=0.1
         )
         np.testing.assert_allclose(
             together["covariance"], np.full_like(together["covariance"], spread), atol=1
         )
     found = table.quantiles("time", [0.5], bounds=bounds, **SHARP).value
-    np.testing.assert_allclose(found - times[50].astype(int), 0, atol=1)
+    np.testing.assert_allclose(found - float(times[50].astype(int)), 0, atol=1)
     found = table.quantiles("exact", [0.5], bounds=bounds, **SHARP).value
-    np.testing.assert_allclose(found - 2**40, 50, atol=1)
+    np.testing.assert_allclose(found - 2.0**40, 50, atol=1)
