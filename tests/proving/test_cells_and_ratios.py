@@ -191,6 +191,7 @@ def test_what_looks_like_a_ratio_of_sums_is_none():
         return (x * said).sum() / jnp.maximum(said.sum(), 6)
 
     assert proved(other_weights, "l1") > 20
+
     def other_axes(x):  # The weights of a divisor are all of one record.
         said = (x > 0.5).astype(float)
         return (x * said).sum(0) / jnp.maximum(said.sum(1), 1)
