@@ -98,6 +98,11 @@ def guarantee(
             f" got {sampling}: two batches of a record would enter one published number; draw"
             " batches by learning.cyclic_sampling"
         )
+    if strategy is None and simulated is not None and noise.bands > 1:
+        raise ValueError(
+            "state must be the whole state of correlated_noise if losses are simulated, got the"
+            f" part that counts steps, with bands={noise.bands}: it does not know the strategy"
+        )
     _checks.host_only("state", noise.step, "it outside")
     if strategy is not None and np.max(noise.step) > strategy.steps:
         raise ValueError(

@@ -64,7 +64,8 @@ class RunAccount(Account):
         if self.payments == 0:
             _refuse_dearer(found.one, self._price.one, release.what)
         elif self.payments == 1 and self._score_epsilon:
-            _refuse_dearer_score(found.one.guarantee, self._score_epsilon, release.what)
+            unit = self._price.one.guarantee.privacy_unit
+            _refuse_dearer_score(found.one.guarantee, self._score_epsilon, unit, release.what)
         else:
             raise ValueError(
                 f"fit_one must make {'two releases' if self._score_epsilon else 'one release'}, as"
@@ -92,7 +93,8 @@ def _price_of(release: Payment, relation: NeighboringRelation, score_epsilon: fl
         )
     if (training := release.training) is None:
         return Price(OneRun(promised, None, score_epsilon), None)
-    made = training.run, training.noise_multiplier
+    # A training under add-or-remove-one moves further if a record is replaced.
+    made = training.run._replace(relation=relation), training.noise_multiplier
     return Price(OneRun(promised, made, score_epsilon), training.parameters)
 
 
@@ -107,11 +109,16 @@ def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
         )
 
 
-def _refuse_dearer_score(promised: Guarantee, epsilon: float, what: str) -> None:
+def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: str) -> None:
     if promised.delta or promised.epsilon > epsilon:
         raise ValueError(
             f"the score must be released with an epsilon of at most score_epsilon={epsilon:g} and"
             f" delta 0, such as by dpjax.laplace, got {what} with {promised}"
+        )
+    if promised.privacy_unit != unit:
+        raise ValueError(
+            f"the score must be released with privacy_unit={unit!r}, that of the first release, got"
+            f" {what} with {promised}: the price of a run is for one unit"
         )
 
 

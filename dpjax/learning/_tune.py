@@ -75,7 +75,7 @@ def tune(
     - `public_score(value)` scores the result of a run on public data. It must not read private
       records.
     - With `score_epsilon`, `fit_one` returns two releases: the training, and the score as a number
-      with Laplace noise. Their order in time is the same.
+      with Laplace noise, for the same privacy unit. Their order in time is the same.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else.

@@ -97,7 +97,7 @@ class Repetitions:
                 return 1.0
             return math.exp(count - mean - count * math.log(count / mean)) * _OUTWARD
         # The ratio to a geometric distribution falls with k, as eta is at most 1.
-        return math.exp(count * math.log1p(-float(self.gamma))) * _OUTWARD
+        return float(1 - self.gamma) ** count * _OUTWARD
 
     def draw(self, coin: Coin) -> int:
         """The number of runs, from independent coins."""

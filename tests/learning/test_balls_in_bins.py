@@ -185,6 +185,13 @@ def test_losses_of_another_training_are_refused(changed, words):
         learning.guarantee(trained(one_key), SAMPLING, delta=1e-2, simulated=losses)
 
 
+def test_losses_of_independent_noise_do_not_cover_a_part_of_a_state_of_correlated_noise():
+    """The part that counts steps has no strategy, whose rows several bins share."""
+    losses = simulated(strategy=None, draws=1000)
+    with pytest.raises(ValueError, match="must be the whole state of correlated_noise"):
+        learning.guarantee(trained(one_key).noise, SAMPLING, delta=1e-2, simulated=losses)
+
+
 def test_losses_of_other_functions_and_relations_are_refused():
     state = trained(one_key, steps=1)
     other = accounting.monte_carlo(

@@ -1,5 +1,6 @@
 """Tuning: one price for a secret number of runs, paid before, and only the winner is shown."""
 
+import dataclasses
 import functools
 import math
 
@@ -145,6 +146,11 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
     def pair(key, rate):
         return trained(key, rate), dpjax.laplace(1.0, 0.3)(key, 1.0)
 
+    def per_person(key, rate):
+        one = dpjax.assume_sensitivity(1.0, norm="l1")
+        person = dataclasses.replace(one, privacy_unit="person")
+        return trained(key, rate), dpjax.laplace(person, 0.1)(key, 1.0)
+
     released = {"public_score": None, "score_epsilon": 0.2}
     for fit_one, settings, error, message in (
         (louder, {}, ValueError, "the same release for a candidate each time"),
@@ -155,6 +161,7 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
         (own_steps, {}, ValueError, "a training run pays for all"),
         (looser, released, ValueError, "must make two releases"),
         (pair, released, ValueError, "an epsilon of at most score_epsilon=0.2"),
+        (per_person, released, ValueError, "released with privacy_unit='record'"),
         (trained, released, TypeError, "must return two Releases"),
         (trained, {"public_score": releases}, ValueError, "one rel"),
         (trained, {"score_epsilon": 0.1}, ValueError, "one of public_score and score_epsilon"),
@@ -171,6 +178,16 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
         tuned(keys(1))
     with pytest.raises(dpjax.BudgetExceededError):
         tuned(keys(1), ledger=dpjax.Ledger(tmp_path / "small", epsilon=0.01, delta="1e-3"))
+
+
+def test_a_training_costs_what_it_costs_under_the_relation_of_the_tuning(keys):
+    """A replaced record is two that are added or removed, also in steps of DP-SGD."""
+    replace = {"relation": dpjax.NeighboringRelation.REPLACE_ONE, "runs": 1.1}
+    own = tuned(keys(1), **replace).guarantee
+    other = tuned(keys(1), functools.partial(trained, relation=ADD), **replace).guarantee
+    assert other.relation is replace["relation"]
+    assert other.epsilon == own.epsilon
+    assert float(own.epsilon) > 1.5 * float(tuned(keys(1), runs=1.1).guarantee.epsilon)
 
 
 def test_a_released_score_is_a_part_of_the_price(keys):

@@ -157,3 +157,12 @@ def test_gamma_is_the_one_of_dp_accounting():
         theirs = accountant._gamma_truncated_negative_binomial(shape, mean)
         assert float(repetitions(mean, shape).gamma) == pytest.approx(theirs, rel=1e-6)
     assert _repetitions._LEAST_GAMMA > 2**-32
+
+
+@pytest.mark.parametrize("shape", [1.0, 0.0, -0.5])
+def test_a_mean_just_above_one_is_one_run(shape):
+    """gamma is rounded to 1."""
+    law = repetitions(1 + 1e-12, shape)
+    assert law.gamma == 1
+    assert law.tail(1) == 0
+    assert law.draw(lambda probability: probability == 1) == 1
