@@ -30,13 +30,15 @@ from dpjax._core._types import Database
 from dpjax._tracing._programs import Program
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import inputs_of
-from dpjax.proving._record_parts import Key, Part, RecordWalk, enclosed
+from dpjax.proving._record_parts import Key, Part, RecordWalk, enclosed, slopes_of
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
 
 Array = np.ndarray
 # Boxes that a device encloses in one call, boxes that are kept, and numbers in a table of pairs.
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
+# Numbers that a device computes in one call: about a second of work; and a few GB, where it stops.
+_MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
 # The search stops when the bound is this close to the distance of two records.
 CLOSE = 1.001
 
@@ -143,9 +145,11 @@ def _limits(bound: Bound) -> tuple[float, float]:
 class Enclosure:
     """Encloses g over many boxes, in one compiled program."""
 
-    def __init__(self, ends: Callable[..., Any], coordinates: Coordinates, n: int) -> None:
+    def __init__(
+        self, ends: Callable[..., Any], coordinates: Coordinates, n: int, numbers: int
+    ) -> None:
         self.coordinates, self.n = coordinates, n
-        self.lanes = max(1, _AT_ONCE // n)
+        self.lanes = max(1, min(_AT_ONCE // n, _MANY_NUMBERS // numbers))
         self.run, self.count = jax.jit(jax.vmap(ends)), 0
 
     def __call__(self, low: Array, high: Array) -> Boxes:
@@ -413,9 +417,16 @@ def enclosures(
     if isinstance(public, PaddedRecordBounds):  # The record is in its slot.
         bounds[-1] = Interval(1.0, 1.0)
     coordinates = Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
+    shapes = [x.value.shape for x, _ in walk.made.values() if x.value.axis is not None]
+    numbers = max(1, sum(map(math.prod, shapes)) * (1 + slopes_of(jaxpr)))
+    if numbers > _TOO_MANY_NUMBERS:
+        raise RefusalError(
+            f"effort= would compute {numbers:,} numbers at once for {inputs[0].n:,} records, and at"
+            f" most {_TOO_MANY_NUMBERS:,} are possible: leave it out"
+        )
     known = ((part, enclosed(jaxpr, consts, walk.facts, part)) for part in walk.parts())
     return [
-        (part, Enclosure(ends, coordinates, inputs[0].n))
+        (part, Enclosure(ends, coordinates, inputs[0].n, numbers))
         for part, ends in known
         if ends is not None
     ]

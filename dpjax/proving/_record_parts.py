@@ -35,7 +35,7 @@ _MOST_SLOPES = 8
 # Operations that grow with each operand, so their ends are their values at the ends.
 _GROWING = names(
     "add add_any max min clamp exp exp2 expm1 log log1p tanh atan logistic erf sqrt floor ceil",
-    "round sign and or convert_element_type copy copy_p stop_gradient reduce_sum reduce_max",
+    "round sign and or copy copy_p stop_gradient reduce_sum reduce_max",
     "reduce_min reduce_or reduce_and cumsum cummax cummin sort broadcast_in_dim reshape squeeze",
     "transpose slice split concatenate stack tile rev pad iota",
 )
@@ -56,6 +56,7 @@ class Fact:
             error of the same operation in float64.
         gap: numbers that are closer than this may compare as equal, because a device flushes them.
         axis: the axis of records.
+        of_nan: whether an operand may be NaN. Ends cover its numbers in a box, and NaN.
     """
 
     low: np.ndarray
@@ -64,6 +65,7 @@ class Fact:
     absolute: float
     gap: float
     axis: int | None
+    of_nan: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -138,7 +140,8 @@ class RecordWalk(PaddedWalk):
                 sizes = [z.magnitude[np.isfinite(z.magnitude)] for z in (*once.values(), x)]
                 more += 2.0**-44 * max(float(z.max(initial=0.0)) for z in sizes)
             charges = 2 * relative, 2 * (absolute + more)
-            self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis)
+            of_nan = any(z.value.nan for z in operands)
+            self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
     def parts(self) -> list[Part]:
         """The parts that an operation combines over the records."""
@@ -154,6 +157,12 @@ class _UnknownError(Exception):
     """Raised where no enclosure is known."""
 
 
+def slopes_of(jaxpr: jex.Jaxpr) -> int:
+    """The number of slopes of each number: one for each coordinate of a record, or none."""
+    coordinates = sum(math.prod(aval(x).shape[1:]) for x in jaxpr.invars[len(jaxpr.invars) // 2 :])
+    return coordinates if coordinates <= _MOST_SLOPES else 0
+
+
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
@@ -164,9 +173,7 @@ def enclosed(
     """
     wanted = part.keys
 
-    axes = jaxpr.invars[len(jaxpr.invars) // 2 :]
-    coordinates = sum(math.prod(aval(x).shape[1:]) for x in axes)
-    count = coordinates if coordinates <= _MOST_SLOPES else 0
+    axes, count = jaxpr.invars[len(jaxpr.invars) // 2 :], slopes_of(jaxpr)
 
     def run(
         jaxpr: jex.Jaxpr, consts: Any, inputs: Any, path: Key, found: list[Ends], radii: Any
@@ -387,8 +394,21 @@ def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> 
 
 
 def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    """Whether a comparison is certainly true, and whether it may be true."""
-    name, ((a, b), (c, d)), gap = equation.primitive.name, operands, fact.gap
+    """Whether a comparison is certainly true, and whether it may be true.
+
+    With NaN, != is true, and all other comparisons are false.
+    """
+    surely, maybe = _of_numbers(equation.primitive.name, operands, fact)
+    if not fact.of_nan:
+        return surely, maybe
+    if equation.primitive.name == "ne":
+        return surely, jnp.ones_like(maybe)
+    return jnp.zeros_like(surely), maybe
+
+
+def _of_numbers(name: str, operands: list[Ends], fact: Fact) -> Ends:
+    """The same, without NaN."""
+    ((a, b), (c, d)), gap = operands, fact.gap
     if a.dtype.kind != "f":
         gap = 0
     if name in ("gt", "ge"):
@@ -399,6 +419,14 @@ def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
         return c >= b + gap, ~(d + gap < a)
     same, apart = (a == b) & (c == d) & (a == c), (b + gap < c) | (a > d + gap)
     return (same, ~apart) if name == "eq" else (apart, ~same)
+
+
+def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
+    """Casts grow with the number, except to booleans: 0 is false, and other numbers are true."""
+    if np.dtype(equation.params["new_dtype"]).kind != "b":
+        return _growing(equation, operands, fact)
+    zero = jnp.zeros_like(operands[0][0])
+    return _of_numbers("ne", [*operands, (zero, zero)], fact)
 
 
 def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
@@ -435,6 +463,7 @@ _RULES: dict[str, Callable[[Equation, list[Ends], Fact], Any]] = {
     **dict.fromkeys(_FALLING, _falling),
     **dict.fromkeys(names("mul div pow"), _at_corners),
     **dict.fromkeys(_COMPARISONS, _compared),
+    "convert_element_type": _converted,
     "sub": _difference,
     "abs": _absolute,
     "square": lambda equation, operands, fact: _power(operands[0], 2),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.proving import Ball, Categories, NoProofError
+from dpjax.proving import Ball, Categories, Interval, NoProofError
 from dpjax.proving import _boxes as boxes
 from dpjax.proving import _prove_sensitivity as proofs
 from dpjax.queries import PaddedRecords
@@ -229,6 +229,49 @@ def test_odd_records_stay_within_the_bound_of_a_split():
         other = base.copy()
         other[7] = odd
         assert abs(released(jnp.asarray(base)) - released(jnp.asarray(other))) <= found.value
+
+
+_OR_MISSING = Interval(0.6, 1, missing=True)
+
+
+@for_each("compare", [jnp.greater, jnp.less_equal])
+def test_a_missing_number_answers_a_comparison_as_nan_does(compare):
+    # All numbers within the bounds give the same answer, and NaN may give the other one.
+    level = 0.5 if compare is jnp.greater else 2.0
+
+    def target(x):
+        return (jnp.where(compare(x, level), 1.0, 3.0) + jnp.where(x > 0.8, 0.1, 0.0)).sum()
+
+    found = dpjax.prove_sensitivity(target, UNIT, bounds=_OR_MISSING, norm="l1", effort=0.1)
+    rows = jnp.asarray([0.6, 0.7, 1.0, jnp.nan], jnp.float32)
+    values = np.asarray([target(row[None]) for row in rows], float)
+    assert np.ptp(values) <= found.value
+
+
+def test_a_missing_number_may_be_replaced():
+    target = lambda x: jnp.where(jnp.isnan(x), 0.25, x).sum()  # noqa: E731
+    found = dpjax.prove_sensitivity(target, UNIT, bounds=_OR_MISSING, norm="l1", effort=0.1)
+    assert 0.75 <= found.value <= 0.751
+
+
+@for_each("dtype", [jnp.float32, jnp.int32])
+def test_a_cast_to_booleans_is_false_at_0_alone(dtype):
+
+    def target(x):
+        return (x.astype(bool).astype(jnp.float32) + 0.1 * x.astype(jnp.float32)).sum()
+
+    specs = jax.ShapeDtypeStruct((30,), dtype)
+    found = dpjax.prove_sensitivity(target, specs, bounds=(-1, 1), norm="l1", effort=0.1)
+    values = [float(target(jnp.asarray([x], dtype))) for x in (-1, 0, 1)]
+    assert np.ptp(values) - 1e-6 <= found.value <= 1.2001
+
+
+def test_more_records_than_a_device_computes_at_once_are_refused():
+    target = lambda x: jnp.tanh(x).mean(0)  # noqa: E731
+    specs = jax.ShapeDtypeStruct((2**25, 2), jnp.float32)
+    assert dpjax.prove_sensitivity(target, specs, bounds=(0, 1), norm="l1").value > 0
+    with pytest.raises(NoProofError, match="numbers at once for 33,554,432 records"):
+        dpjax.prove_sensitivity(target, specs, bounds=(0, 1), norm="l1", effort=1)
 
 
 def test_what_is_not_computed_by_record_is_refused():
