@@ -176,8 +176,9 @@ def _by_cell(
         for k in range(3)
     )
     for k in range(1, len(operands) if chooses else 0):
-        # A case that is certainly not chosen may be anything.
-        left = goods[0] & ((lows[0] > k - 1) | (highs[0] < k - 1))
+        # A case that is certainly not chosen may be anything. Known cases stay as they are, because
+        # another operand may be the same array.
+        left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
     good = np.logical_and.reduce(goods)
@@ -226,7 +227,9 @@ def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstr
     Its range covers the known cells. So it is a valid value only if all cells are known.
     """
     xs = aligned(*operands)
-    ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in held.values()]
+    # If all cells of one base are known, the known cells of another base may leave numbers out.
+    whole = [x for x in held.values() if x.good.all()] or list(held.values())
+    ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)
     if low > high:
         low, high = min(a for a, _ in ends), max(b for _, b in ends)

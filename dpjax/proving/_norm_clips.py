@@ -78,6 +78,11 @@ class _Norm(NamedTuple):
         return self.summed == other.summed and self.places == other.places
 
 
+def _is_minus_zero(number: float) -> bool:
+    """Whether a number is -0, whose root is -0 and whose reciprocal is -infinity."""
+    return number == 0 and math.copysign(1, number) < 0
+
+
 def _is_small(number: float) -> bool:
     """Whether a number is a small integer, whose differences are exact in float32."""
     return number.is_integer() and 0 <= number < _SMALL
@@ -107,12 +112,14 @@ class Search:
         root: the program that clips it.
         values: the abstract values of variables of the root.
         steps: the number of operations that the search has passed, for the rounding error.
+        loose: whether a variable that `above` found may be large though x is 0.
     """
 
     x: Atom
     root: Scope
     values: Values
     steps: int = 0
+    loose: bool = False
 
     def node(self, at: At) -> _Node:
         """The operation that computes a variable, even if it is in an inner program."""
@@ -217,7 +224,7 @@ class Search:
     def squares(self, at: At) -> tuple[bool, _Norm | None]:
         """Whether a variable is a sum of squares, and the norm of x if x is among the roots."""
         if (known := self.number(at)) is not None:
-            return known >= 0, None
+            return known >= 0 and not _is_minus_zero(known), None
         node = self.node(at)
         name, operands = node.name, node.operands if node.name else []
         if name == "broadcast_in_dim":
@@ -233,10 +240,13 @@ class Search:
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
         # A maximum is at least its operand, so a lower bound on the operand bounds the maximum too.
         if name == "max":
+            self.loose = True
             for one, other in (operands, operands[::-1]):
-                if self.number(other) is not None:
+                number = self.number(other)
+                if number is not None and not _is_minus_zero(number):
                     return self.squares(one)
         if name == "add":
+            self.loose = True
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
             # Other squares only make the sum larger. If there are two norms of x, they must agree.
@@ -262,6 +272,7 @@ class Search:
             sure, norm = self.squares(node.operands[0])
             return norm if sure else None
         if node.name in ("max", "add"):
+            self.loose = True
             for one, other in (node.operands, node.operands[::-1]):
                 number = self.number(other)
                 if number is not None and (node.name == "max" or number >= 0):
@@ -273,7 +284,8 @@ class Search:
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
-                if self.number(other) is not None:
+                number = self.number(other)
+                if number is not None and number > 0:  # A factor below 0 may be large.
                     return self.below_reciprocal(one)
         if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
             # Where the norm is at most c, the factor is a number, and number ||x|| is at most this.
@@ -297,7 +309,8 @@ class Search:
 
         Returns:
             The norm, whose factor is the largest norm of x for which the first case is chosen; the
-            case of a small norm, and the case of a large norm. None for other choices.
+            case of a small norm, and the case of a large norm. None for other choices. If `loose`,
+            the case of a large norm may also be chosen for a smaller norm.
         """
         at, *cases = node.operands
         if len(cases) != 2:
@@ -310,6 +323,7 @@ class Search:
             return None
         sides = which.operands if above else which.operands[::-1]
         for norm_at, number_at, order in ((*sides, 1), (*sides[::-1], -1)):
+            self.loose = False
             norm, number = self.above(norm_at), self.number(number_at)
             if norm is not None and number is not None and 2.0**-60 <= number <= 2.0**60:
                 norm = norm._replace(factor=number / norm.factor)
@@ -329,16 +343,19 @@ class Search:
                 return number
         return None
 
-    def shortened(self, at: At) -> "tuple[_Norm, At] | None":
-        """If x is divided by its norm, the norm with the length of the result, and the divisor."""
+    def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
+        """If x is divided by its norm, the norm with the length of the result, and the divisor.
+
+        The third value is the factor of x in a quotient; None if x is multiplied.
+        """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
             norm = self.above(node.operands[1])
             if norm is not None:
-                return norm._replace(factor=factor / norm.factor), node.operands[1]
+                return norm._replace(factor=factor / norm.factor), node.operands[1], factor
         for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
             if self.is_x(one) and (norm := self.below_reciprocal(other)) is not None:
-                return norm, other
+                return norm, other, None
         return None
 
     def moved(self, node: _Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
@@ -444,7 +461,8 @@ def sum_of_clipped(made: Made, equation: Equation, values: Values) -> Abstract |
 def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstract | None:
     """The value of where(||x|| > c, x / ||x||, x): a row whose norm is at most c, or a unit vector.
 
-    The quotient may be NaN where the norm is 0, but it is not chosen there.
+    The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may
+    hold though x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
     """
     root, output = Scope(made, {}), equation.outvars[0]
     for atom in equation.invars:
@@ -456,6 +474,7 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
         search = Search(atom, root, values)
         node = search.node((output, root))
         chosen = search.when_long(node) if node.name == "select_n" else None
+        loose = search.loose
         if chosen is None or not search.is_x(chosen[1]):
             continue
         most, _, long = chosen
@@ -465,8 +484,13 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
             continue
         if not _is_along(most, x, x.shape) or (slack := _apart(search, x, most)) is None:
             continue
-        length = max(found[0].factor, most.factor)
-        radius = _radius(x, most, slack, most.factor / 2, length)
+        length, least = max(found[0].factor, most.factor), most.factor / 2
+        lowest, factor = float(by.low.min()), found[2]
+        if loose and (factor is None or lowest <= 0):
+            continue
+        if loose and factor is not None:  # Only the divisor bounds the error of a quotient.
+            least = min(least, lowest * found[0].factor / factor)
+        radius = _radius(x, most, slack, least, length)
         return None if radius is None else _in_ball(x, by, most, radius)
     return None
 

@@ -212,7 +212,7 @@ def improved(
             found = dataclasses.replace(found, pending=walked.pending)
             return Found("sum of clipped records", _meet(walked, found))
         return None
-    if name == "select_n" or called(equation):
+    if name == "select_n" or (called(equation) and len(equation.outvars) == 1):
         found = clipped_by_choice(program.made, equation, values)
     elif name == "min" and walked is None:
         found = at_most_one_over_the_norm(program.made, equation, values)

@@ -66,7 +66,9 @@ class _Ratios:
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
             wide = all(x.kind != "f" or x.itemsize >= 4 for x in kinds)
-            if wide and not (kinds[0].kind == "f" and kinds[1].kind != "f"):
+            # A cast to booleans turns 5 into 1, and a cast to integers turns 1.9 into 1.
+            cut = {"b": kinds[0].kind != "b", "f": False}.get(kinds[1].kind, kinds[0].kind == "f")
+            if wide and not cut:
                 return self.plain(node.operands[0])
         return node.atom, node.scope
 
@@ -220,7 +222,7 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
     # Both sums, two casts and the product of two terms round, relative to the sum of b_i.
     dtype, n = walked.dtype, math.prod(weights.shape)
-    gamma = rounding.sum_units(n, dtype) + 16 * rounding.unit(dtype)
+    gamma = rounding.sum_units(n, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:
         return None
     size = max(high, -low)

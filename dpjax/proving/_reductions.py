@@ -242,6 +242,8 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
     """
     if x.axis == axis or x.dtype.kind != "f":
         raise RefusalError("a product of records or of integers has no rule: sum their logarithms")
+    check_surrounded(x, [axis], 1.0)
+    check_cut(x)
     count = x.shape[axis]
 
     def running(array: np.ndarray, of: Any) -> np.ndarray:

@@ -146,8 +146,9 @@ class Walk:
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             name, place = equation.primitive.name, source_line(equation)
+            walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
-                lemma = self.improved(program, equation, values, outputs[0] if outputs else None)
+                lemma = self.improved(program, equation, values, walked)
             except RefusalError as refusal:
                 raise located(refusal, equation) from None
             if lemma:
@@ -207,7 +208,12 @@ class Walk:
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots in (at_one_place, compared)
-        if not elementwise or any(x is None or x.nan for x in operands):
+        # In the total order, an answer may move though no number does: 0 and -0 differ.
+        if (
+            equation.primitive.name == "lt_to"
+            or not elementwise
+            or any(x is None or x.nan for x in operands)
+        ):
             return outputs
         for x in operands:
             held = self.held.get(x, {})
@@ -295,6 +301,8 @@ class Walk:
         found = [self.inner_outputs(branch, given) for branch in branches]
         chosen = list[Abstract]()
         for cases in zip(*found, strict=True):
+            if (refusal := next((x.refusal for x in cases if x.refusal), None)) is not None:
+                raise refusal
             one = choices.select(index, *cases)
             pending = carried(operation_of("select_n").merging, {}, [index, *cases], one)
             chosen.append(dataclasses.replace(one, pending=pending))

@@ -79,6 +79,11 @@ def _auc(x):
     return (above * pairs.astype(float)).sum() / jnp.maximum(pairs.sum(), 2).astype(float)
 
 
+def _chosen_from_one(x):
+    y = jnp.exp(x)
+    return jnp.where(y > 1, y, y)
+
+
 PROGRAMS = {
     "entropy of counts": _entropy,
     "reciprocals of counts": _reciprocals,
@@ -88,6 +93,7 @@ PROGRAMS = {
     "a slope of softplus": lambda x: jnp.exp(x - jnp.logaddexp(0.0, x)),
     "a product of one number": lambda x: x * jnp.exp(-x) * (1 - x),
     "a jump in cells": lambda x: jnp.where(x > 0.1, jnp.floor(3 * x), x * x - x),
+    "a choice between an array and itself": _chosen_from_one,
     "a jump of a sum": lambda x: jnp.floor(2 * x.sum()) - 2 * x.sum(),
     "a sum beside a choice": _reciprocal_of_a_sum,
     "a mean of some": lambda x: (
@@ -254,3 +260,109 @@ def test_a_sort_by_equal_records_depends_on_slots():
         dpjax.prove_sensitivity(
             target, records, bounds=(0, 1), norm="l1", relation=ADDED
         )  # fmt: skip
+
+
+def bound_of(target, spec, bounds, norm="l2"):
+    """The proved bound; infinity if there is no proof."""
+    try:
+        return dpjax.prove_sensitivity(target, spec, bounds=bounds, norm=norm).value
+    except dpjax.proving.NoProofError:
+        return np.inf
+
+
+def test_counts_of_numbers_other_than_0_are_no_weights():
+    """As a boolean, 5 is 1: a mean of the numbers above 0 is up to 5."""
+    spec = jax.ShapeDtypeStruct((5,), jnp.int32)
+
+    def program(x):
+        return x.sum() / jnp.maximum(x.astype(bool).sum(), 1)
+
+    first, second = jnp.zeros(5, int), jnp.zeros(5, int).at[0].set(5)
+    assert abs(program(second) - program(first)) <= bound_of(program, spec, (0, 5))
+
+
+def test_known_cells_of_one_base_do_not_bound_unknown_cells():
+    """Where n + a lies in its first cell, 1 / (n + a) is refused, and it may be chosen."""
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        n, a = x[:, 0], x[:, 1]
+        return jnp.where(n > 0.4, 1 / (n + a), 0.0).sum()
+
+    first = jnp.zeros((5, 2))
+    moved = program(first.at[0, 0].set(0.4001)) - program(first)
+    assert 2.4 < moved <= bound_of(program, spec, (0, 100))
+
+
+def test_a_branch_that_may_divide_by_0_is_refused():
+    spec = jax.ShapeDtypeStruct((5,), jnp.float32)
+
+    def program(x):
+        return lax.cond(x[0] > 0.5, lambda: 1 / x[1:].sum(), lambda: 0.0)
+
+    with pytest.raises(dpjax.proving.NoProofError, match="may be 0"):
+        dpjax.prove_sensitivity(program, spec, bounds=(0, 1), norm="l1")
+
+
+@pytest.mark.parametrize(
+    "longer",
+    [
+        lambda norm: jnp.maximum(norm, 5.0) > 1,
+        lambda norm: norm + 5.0 > 1,
+        lambda norm: jnp.sqrt(norm**2 + 5.0) > 1,
+        lambda norm: norm > -1,
+    ],
+)
+def test_a_row_of_zeros_is_not_divided_by_its_norm(longer):
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        norm = jnp.linalg.norm(x, axis=1, keepdims=True)
+        return jnp.where(longer(norm), x / norm, x).sum(0)
+
+    assert jnp.isnan(program(jnp.zeros((5, 2)))).all()
+    assert bound_of(program, spec, (-9, 9)) == np.inf
+
+
+def test_a_divisor_above_0_clips_rows_that_any_condition_chooses():
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        norm = jnp.sqrt((x**2).sum(1, keepdims=True) + 1e-6)
+        return jnp.where(norm > 2, 2 * x / norm, x).sum(0)
+
+    assert 4 <= bound_of(program, spec, (-9, 9)) < 4.01
+
+
+def test_a_negative_factor_does_not_clip():
+    """min(-5, 1 / ||x||) is -5."""
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        norm = jnp.linalg.norm(x, axis=1, keepdims=True)
+        return jnp.where(norm > 1, x * jnp.minimum(-5.0, 1 / (norm + 0.1)), x).sum(0)
+
+    assert bound_of(program, spec, (-9, 9)) > 20
+
+
+def test_a_root_of_minus_0_is_no_norm():
+    """1 / sqrt(-0) is -infinity."""
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        squares = jnp.maximum((x**2).sum(1, keepdims=True), -0.0)
+        return (x * jnp.minimum(1.0, 1 / jnp.sqrt(squares))).sum(0)
+
+    assert bound_of(program, spec, (-9, 9)) == np.inf
+
+
+def test_a_program_with_several_results_is_no_clip():
+    spec = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+
+    def program(x):
+        norm = jnp.broadcast_to(jnp.linalg.norm(x, axis=1, keepdims=True), x.shape)
+        chosen = jax.jit(lambda a, b: (lax.select_n(norm > 1, a, b), 2 * a))
+        first, second = chosen(x, x / jnp.maximum(norm, 1e-3))
+        return first.sum(0) + second.sum(0)
+
+    assert bound_of(program, spec, (-1, 1)) >= 6

@@ -50,6 +50,7 @@ SURROUNDED = {
     "a sum of one": lambda x: jnp.cumsum(pad(x)[:, :, None].sum(2), 1),
     "up and down": lambda x: jnp.cumsum((pad(x) + 1000) - 1000, 1),
     "public": lambda x: x + jnp.cumsum(pad(jnp.cos(jnp.ones((1, 1)))), 1),
+    "a product": lambda x: jnp.cumprod(jnp.pad(x, ((0, 0), (1, 1)), constant_values=1.0), 1),
     "as rows": lambda x: jnp.cumsum(
         beside((jnp.pad(x[:1], ((1, 1), (0, 0))) + 1000) - 1000, x), 0
     ),
