@@ -484,8 +484,8 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
             continue
         if not _is_along(most, x, x.shape) or (slack := _apart(search, x, most)) is None:
             continue
-        length, least = max(found[0].factor, most.factor), most.factor / 2
-        lowest, factor = float(by.low.min()), found[2]
+        length = max(found[0].factor, most.factor)
+        least, lowest, factor = most.factor / 2, float(by.low.min()), found[2]
         if loose and (factor is None or lowest <= 0):
             continue
         if loose and factor is not None:  # Only the divisor bounds the error of a quotient.
