@@ -16,11 +16,11 @@ class TrainingRecord:
     Attributes:
         steps: the number of steps that the guarantee covers.
         batch_size: the expected size of a batch.
-        sampling: how batches were drawn: "poisson" or "fixed".
+        sampling: how batches were drawn: "poisson", "fixed" or "bins".
         slots: the public number of slots for records.
-        rate: the probability that a record is in a batch.
+        rate: the probability that a record is in a batch of its group or bin.
         capacity: the number of slots of a batch.
-        groups: a record may join one of this many consecutive batches.
+        groups: a record may join one of this many consecutive batches, that of its group or bin.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.
@@ -87,6 +87,11 @@ def _in_words(known: Guarantee) -> str:
     if known.gamma:
         share = shown_number(known.gamma)
         pairs = f" For random pairs of databases, this fails with probability {share} at most."
+    if known.confidence is not None and known.confidence != 1:
+        misled = shown_number(1 - float(known.confidence))
+        pairs += (
+            f" Random draws found these numbers, and mislead with probability {misled} at most."
+        )
     return (
         f"If {unit} {change}, the probability of any set of results becomes at most {factor} times"
         f" as large{more}.{pairs}\n\n`{known!r}`"
@@ -109,23 +114,36 @@ def _not_promised(known: Guarantee) -> str:
 
 def _risk(training: TrainingRecord, known: Guarantee) -> str:
     risk = RISK_OF_TRAINING[0](training, known)
-    right = (1 + risk.advantage) / 2
+    right = _percent((1 + risk.advantage) / 2)
+    found = _percent(1 - float(risk.tradeoff(0.01)))
     return (
         "What an attacker can learn who knows all other records:\n"
-        f"- whether a given {known.privacy_unit} was used: at most {right:.1%} of guesses are right"
+        f"- whether a given {known.privacy_unit} was used: at most {right} of guesses are right"
         " (50% without the release);\n"
-        f"- at most {1 - float(risk.tradeoff(0.01)):.1%} of the members are found, if 1% of the"
+        f"- at most {found} of the members are found, if 1% of the"
         " others are accused;\n"
         f"- a record that a guess finds in 1% of cases is found in at most"
-        f" {risk.reconstruction_bound(0.01):.1%}."
+        f" {_percent(risk.reconstruction_bound(0.01))}."
     )
+
+
+def _percent(share: float) -> str:
+    """A bound in percent, rounded up."""
+    return f"{math.ceil(1000 * share) / 10:.1f}%"
+
+
+def _turns(training: TrainingRecord) -> str:
+    if training.groups == 1:
+        return ""
+    own = "secret bin" if training.sampling == "bins" else "group"
+    return f" in the batches of its {own}, one of {training.groups} that take turns"
 
 
 def _table(training: TrainingRecord, known: Guarantee) -> str:
     rows = {
         "neighbors": f"{known.neighbors}, in {training.slots} public slots",
         "batches": f"{training.sampling}, of {training.batch_size:g} expected records",
-        "rate": f"{training.rate:.6g}",
+        "rate": f"{training.rate:.6g}{_turns(training)}",
         "steps that are paid for": str(training.steps),
         "clip norm": ", ".join(training.clip_norm),
         "noise multiplier": f"{training.noise_multiplier:.6g}",

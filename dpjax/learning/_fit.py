@@ -309,7 +309,7 @@ def fit(
             "noise_multiplier": multiplier,
             "epochs": epochs,
             "delta": delta,
-            "simulated": None if simulated is None else repr(simulated),
+            "simulated": None if simulated is None else simulated._identity,
             "relation": str(relation),
             "people": [unit, *notes],
             "ledger": None if ledger is None else str(ledger.path),

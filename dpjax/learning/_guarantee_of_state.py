@@ -165,7 +165,7 @@ def _check_covered(
     simulated: SimulatedLosses, sampling: BatchSampling, state: object, noise: NoiseState
 ) -> None:
     """Refuses losses that were simulated for less noise, or for another training."""
-    losses = simulated.source
+    losses = getattr(simulated, "source", simulated)
     if not isinstance(losses, ParticipationLosses):
         raise TypeError(
             "simulated must be accounting.monte_carlo of learning.participation_losses, got losses"
@@ -175,7 +175,12 @@ def _check_covered(
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
     asked = {
-        "sampling": (losses.sampling == sampling, losses.sampling, sampling),
+        # Groups by the number of a slot are public, and amplify nothing.
+        "sampling": (
+            losses.sampling == sampling and sampling.kind == "bins",
+            losses.sampling,
+            sampling,
+        ),
         "strategy": (losses.strategy == strategy, losses.strategy, strategy),
         "dims": (losses.dims == noise.dims, losses.dims, noise.dims),
         "steps": (losses.steps >= noise.step, losses.steps, noise.step),

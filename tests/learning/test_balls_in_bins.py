@@ -199,6 +199,8 @@ def test_losses_of_other_functions_and_relations_are_refused():
     )
     with pytest.raises(TypeError, match=r"must be accounting\.monte_carlo of learning\.part"):
         learning.guarantee(state, SAMPLING, delta=1e-2, simulated=other)
+    with pytest.raises(TypeError, match=r"must be accounting\.monte_carlo of learning\.part"):
+        learning.guarantee(state, SAMPLING, delta=1e-2, simulated=0.5)
     with pytest.raises(ValueError, match="relation must be add-or-remove-one for simulated"):
         learning.guarantee(
             state, SAMPLING, delta=1e-2, simulated=simulated(draws=1000),
@@ -265,3 +267,14 @@ def test_one_step_of_bins_is_a_poisson_step():
 def test_numbers_of_bins_that_cannot_be(bins):
     with pytest.raises(ValueError, match="bins must be"):
         learning.balls_in_bins_sampling(N, bins=bins)
+
+
+def test_public_groups_are_no_secret_bins():
+    """Losses may be built without `participation_losses`, for a sampling whose groups are known."""
+    cyclic = learning.cyclic_sampling(N, groups=4, batch_size=10, capacity=10)
+    losses = learning.ParticipationLosses(cyclic, PAIRS, 2.0, 8, 2)
+    found = accounting.monte_carlo(seeded_key(0), losses, draws=1000, relation=ADD)
+    with pytest.raises(ValueError, match="simulated must cover this training"):
+        learning.guarantee(
+            trained(seeded_key, sampling=cyclic), cyclic, delta=1e-2, simulated=found
+        )

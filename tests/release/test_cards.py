@@ -13,8 +13,12 @@ from dpjax import learning
 ADD = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
+def rounded_up(share):
+    return f"{math.ceil(1000 * share) / 10:.1f}%"
+
+
 def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
-    """Numbers in the card are those of dp_sgd_risk, rounded to .1%; JSON keeps them all."""
+    """Numbers in the card are those of dp_sgd_risk, rounded up to .1%; JSON keeps them all."""
     settings = {"epochs": 2, "batch_size": 16, "noise_multiplier": 3.0, "delta": 1e-5}
     release = learning.fit(
         keys(1),
@@ -34,8 +38,8 @@ def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
     risk = dpjax.accounting.dp_sgd_risk(sampling, noise_multiplier=3.0, steps=8, dims=3)
     card = release.card()
     for words in (
-        f"at most {(1 + risk.advantage) / 2:.1%} of guesses are right",
-        f"at most {1 - float(risk.tradeoff(0.01)):.1%} of the members",
+        f"at most {rounded_up((1 + risk.advantage) / 2)} of guesses are right",
+        f"at most {rounded_up(1 - float(risk.tradeoff(0.01)))} of the members",
         "If one record is added or removed",
         "| steps that are paid for | 8 |",
         "| clip norm | 0.5 |",
@@ -70,7 +74,24 @@ def test_a_card_of_overlapping_batches_has_the_risk_of_its_epsilon(keys):
         delta=1e-5,
     )
     risk = dpjax.accounting.risk(release.guarantee)
-    assert f"at most {(1 + risk.advantage) / 2:.1%} of guesses" in release.card()
+    assert f"at most {rounded_up((1 + risk.advantage) / 2)} of guesses" in release.card()
+
+
+def test_a_card_says_that_a_record_is_in_the_batches_of_one_bin(keys):
+    release = learning.fit(
+        keys(1),
+        lambda w, x: jnp.dot(w, x),
+        jnp.zeros(3),
+        database=jnp.ones((16, 3)),
+        optimizer=optax.sgd(0.1),
+        clip_norm=0.5,
+        epochs=1,
+        sampling=learning.balls_in_bins_sampling(16, bins=4, capacity=16),
+        noise_multiplier=9.0,
+        delta=1e-5,
+    )
+    words = "| rate | 1 in the batches of its secret bin, one of 4 that take turns |"
+    assert words in release.card()
 
 
 def test_a_card_says_what_a_guarantee_says():
@@ -81,6 +102,7 @@ def test_a_card_says_what_a_guarantee_says():
         (dpjax.Guarantee(two), "one record is replaced", "plus"),
         (dpjax.Guarantee(two, 1e-6, relation=ADD), "2 times as large, plus 1e-06", "For random"),
         (event, "this fails with probability 0.1 at most", "seed"),
+        (event, "these numbers, and mislead with probability 0.1 at most", "seed"),
         (dpjax.Guarantee(two, group_size=3), "a group of 3 (record)", "plus"),
         (dpjax.Guarantee(two, privacy_unit="person (id)"), "one person (id) is replaced", "plus"),
         (dpjax.Guarantee(math.inf, 1.0), "no guarantee", "times as large"),
