@@ -81,7 +81,7 @@ def _auc(x):
 
 def _chosen_from_one(x):
     y = jnp.exp(x)
-    return jnp.where(y > 1, y, y)
+    return jnp.where(y < 1, y, y)
 
 
 PROGRAMS = {
