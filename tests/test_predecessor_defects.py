@@ -88,6 +88,7 @@ def test_row_2_releases_hold_nothing_of_the_database(key):
             "guarantee",
             "accuracy",
             "labels",  # Names of columns and public keys.
+            "training",  # The arguments of a training.
         }
 
 

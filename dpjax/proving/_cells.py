@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from scipy import ndimage
+import scipy
 
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._value import (
@@ -83,8 +83,8 @@ class Cells:
         found = np.zeros(np.shape(d))
         for size in np.unique(reach):
             near = 2 * int(size) + 1
-            top = ndimage.maximum_filter1d(self.high, near, mode="nearest")
-            bottom = ndimage.minimum_filter1d(self.low, near, mode="nearest")
+            top = scipy.ndimage.maximum_filter1d(self.high, near, mode="nearest")
+            bottom = scipy.ndimage.minimum_filter1d(self.low, near, mode="nearest")
             most = max(float((top - self.low).max()), float((self.high - bottom).max()))
             found = np.where(reach == size, float(rounding.up(most)), found)
         return np.where(np.asarray(d) > 0, found, 0.0)

@@ -236,7 +236,10 @@ def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
 def _radii(records: Sequence[Ends]) -> Any:
     """Half the widths of the boxes, of shape (coordinates, rows)."""
     ends = [[x.reshape(len(x), -1).astype(float) for x in both] for both in records]
-    return jnp.concatenate([(high - low) / 2 for low, high in ends], 1).T * (1 + 2.0**-50)
+    halves = jnp.concatenate([(high - low) / 2 for low, high in ends], 1).T * (1 + 2.0**-50)
+    # The middle of a box is rounded, too.
+    largest = jnp.concatenate([jnp.maximum(-low, high) for low, high in ends], 1).T
+    return halves + jnp.abs(largest) * 2.0**-52
 
 
 def _constant(value: Any, count: int) -> Form:
