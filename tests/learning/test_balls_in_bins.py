@@ -118,6 +118,7 @@ def test_fit_puts_records_into_bins_once(monkeypatch):
         optimizer=optax.sgd(lambda step: 10.0 * 2.0 ** -step), epochs=2, clip_norm=1.0,
         noise_multiplier=1e-4, delta=1e-3, sampling=SAMPLING, strategy=PAIRS,
     )  # fmt: skip
+    assert np.all(found.value < 0)  # Every record moved its parameter.
     place = -np.log2(-found.value / (1 + 2.0**-BINS))
     np.testing.assert_allclose(place, np.round(place), atol=0.05)
     sizes = np.bincount(np.round(place).astype(int), minlength=BINS)
@@ -252,6 +253,24 @@ def test_simulated_losses_are_those_of_the_mixture():
     for epsilon in (0.0, 0.3, 0.6, 1.0):
         exact = max(divergence(means, [0.5, 0.5], math.exp(epsilon), x) for x in (False, True))
         assert exact <= found.delta(epsilon) < 1.1 * exact + 2e-3
+
+
+def test_losses_have_the_law_of_either_direction():
+    """Each column alone, at four epsilons; six standard errors are a false alarm in 10^8."""
+    two = learning.balls_in_bins_sampling(N, bins=2, capacity=N)
+    strategy = learning.toeplitz_strategy([1.0, 0.5], steps=2)
+    means = [np.array([1, 0.5]) / strategy.column_norm, np.array([0, 1]) / strategy.column_norm]
+    with jax.enable_x64(True):
+        losses = learning.participation_losses(
+            two, strategy=strategy, noise_multiplier=1.0, steps=2, dims=2
+        )
+        keys = jax.random.split(jax.random.key(0), 200_000)
+        drawn = np.asarray(jax.jit(jax.vmap(losses))(keys))
+    for column, swapped in zip(drawn.T, (False, True), strict=True):
+        for epsilon in (0.0, 0.3, 0.6, 1.0):
+            lost = np.maximum(1 - np.exp(epsilon - column), 0)
+            exact = divergence(means, [0.5, 0.5], math.exp(epsilon), swapped)
+            assert abs(lost.mean() - exact) < 6 * lost.std() / len(lost) ** 0.5 + 1e-4
 
 
 def test_one_step_of_bins_is_a_poisson_step():
