@@ -36,7 +36,7 @@ class Risk:
     bounds computed from a single epsilon and delta.
 
     Attributes:
-        epsilons: ascending numbers, the first of which is 0.
+        epsilons: numbers in ascending order. The first one is 0.
         deltas: for each epsilon, an upper bound on the least delta with (epsilon, delta)-DP.
         basis: "losses" if the loss distribution of every release is known; otherwise "epsilon and
             delta", because for some release only its guarantee is known.
@@ -193,7 +193,7 @@ def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
 
 
 def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
-    """The risk of a release of which only epsilon and delta are known.
+    """The risk of a release, if only its epsilon and delta are known.
 
     It is the risk of randomized response that reveals everything with probability delta, which
     dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).

@@ -214,7 +214,7 @@ def _epsilon_of_one(one: OneRun, delta: float) -> float:
 
 
 def _by_ratios(epsilon: float, law: Repetitions) -> float:
-    """The factor by which probabilities of the best run may differ, in logarithms."""
+    """The log of the largest ratio of probabilities of the best run, for two neighbors."""
     if law.shape is None:
         return (epsilon + law.mean * math.tanh(epsilon / 2)) * _OUTWARD
     factor = float(2 + law.shape)

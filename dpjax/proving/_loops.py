@@ -116,7 +116,7 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
 def _by_record(
     run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
 ) -> list[Abstract]:
-    """The results of a loop over the records, of which one step reads the changed record.
+    """The results of a loop over the records. One step reads the changed record.
 
     The walk visits each step three times: before it, at it, and after it. Before the changed record
     is read, no carry moves. In pairs in which it was read, the carry is what the changed step made

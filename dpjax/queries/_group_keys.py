@@ -260,23 +260,21 @@ def _sorted_counts(
     """The words of each key that occurs, and its number of people, both padded with zeros.
 
     It counts on the host: compiling a program for it would take longer than sorting a million keys.
+    All arrays have the public size, whatever the number of people.
     """
     m = known.shape[1]
     same = np.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
     earlier = np.tril(np.ones((1, m, m), bool), -1)
     first = known & ~np.any(same & earlier, axis=2)
-    counted = words[first & (np.cumsum(first, axis=1) <= at_most)]
-    ordered = counted[np.lexsort(counted.T[::-1])]
-    starts = np.ones(len(ordered), bool)
-    starts[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
-    keys, counts = (
-        np.zeros((known.size, words.shape[-1]), np.uint32),
-        np.zeros(known.size, np.int32),
-    )
-    found = int(np.sum(starts))
-    keys[:found] = ordered[starts]
-    counts[:found] = np.diff(np.append(np.flatnonzero(starts), len(ordered)))
-    return keys, counts
+    absent = ~(first & (np.cumsum(first, axis=1) <= at_most)).ravel()
+    order = np.lexsort((*words.reshape(known.size, -1).T[::-1], absent))
+    ordered, counted = words.reshape(known.size, -1)[order], ~absent[order]
+    starts = np.any(ordered != np.roll(ordered, 1, axis=0), axis=1) | (np.arange(len(order)) == 0)
+    # Entries that count nowhere have a place behind all others.
+    place = np.where(counted, np.cumsum(starts & counted) - 1, len(order))
+    keys = np.zeros((len(order) + 1, ordered.shape[1]), np.uint32)
+    keys[place] = ordered
+    return keys[:-1], np.bincount(place, minlength=len(order) + 1)[:-1].astype(np.int32)
 
 
 def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
