@@ -229,7 +229,16 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
         raise ValueError(
             "the gamma of the guarantee is smaller than the gamma of one of its events"
         )
+    if any(_is_weaker(event.confidence, guarantee.confidence) for event in guarantee.events):
+        raise ValueError(
+            "the confidence of the guarantee is larger than the confidence of one of its events"
+        )
     return concrete(guarantee)
+
+
+def _is_weaker(confidence: Any, other: Any) -> bool:
+    """Whether a confidence states less than another one. None is a marginal statement."""
+    return other is not None and (confidence is None or confidence < other)
 
 
 def _replacing(stored: Any) -> tuple[float, float, float, float] | None:

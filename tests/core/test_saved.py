@@ -132,6 +132,7 @@ def guarantee(**numbers):
         (forged(**guarantee(epsilon=None)), "epsilon must be a number"),
         (forged(**guarantee(delta=2.0)), "delta must be a number from 0 to 1, got 2"),
         (forged(**guarantee(gamma=0.01)), "smaller than the gamma of one of its events"),
+        (forged(**guarantee(confidence=1.0)), "larger than the confidence of one of its events"),
         (forged(**guarantee(relation="friends")), "friends"),
         (forged(**guarantee(group_size=0)), "group_size must be an integer of at least 1"),
         (forged(guarantee={}), "saved does not contain a release: 'epsilon'"),
