@@ -16,7 +16,7 @@ from dpjax._core._types import Database, PyTree
 from dpjax._core._values import NeighboringRelation, Scalar, Sensitivity
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing import _shards
-from dpjax.learning._per_example import PerExample, explained, per_example, traced
+from dpjax.learning._per_example import PerExample, per_example, traced
 from dpjax.learning._rounding import Digits, Sum, in_microbatches, root_of_squares, slack
 from dpjax.learning._sampling import Batch, Turn
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
@@ -199,7 +199,7 @@ class ClippedGradients:
         *given, example = arguments
         parameters = self._parameters(given)
         program = traced(self.loss, given, example, argnums=self.argnums, has_aux=self.has_aux)
-        return jax.tree.unflatten(jax.tree.structure(parameters), explained(program))
+        return jax.tree.unflatten(jax.tree.structure(parameters), program.explained)
 
     def norms(self, *arguments: PyTree) -> PyTree:
         """The norm of each example's gradient, as private as the examples.

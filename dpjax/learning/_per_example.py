@@ -10,7 +10,7 @@ a parameter with several uses, or a use that is no layer, the gradient of each e
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -60,18 +60,38 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        program: maps the leaves of all arguments to the loss and the leaves of aux.
         places: the positions of the parameters among these leaves.
         uses: the use of each parameter; None if its gradient is stored for each example.
         aux: the structure of aux, a PyTreeDef.
-        gradient: the program of the gradients of one example. It shows custom derivative rules.
+        derivatives: maps the leaves of all arguments to the leaves of `Derivatives`.
+        results: the structure of `Derivatives`, a PyTreeDef.
+        explained: for each parameter, how its gradients are clipped.
     """
 
-    program: jex.ClosedJaxpr
     places: tuple[int, ...]
     uses: tuple[Use | None, ...]
     aux: object
-    gradient: jex.ClosedJaxpr
+    derivatives: jex.ClosedJaxpr
+    results: Any
+    explained: tuple[str, ...]
+
+
+class Derivatives(NamedTuple):
+    """The derivatives of one example, which determine all gradients.
+
+    Attributes:
+        loss: the loss.
+        aux: the leaves of aux.
+        saved: maps a parameter with a use to the other operand of that use.
+        at_outputs: maps such a parameter to the gradient with respect to the output of its use.
+        formed: the gradients of the other parameters.
+    """
+
+    loss: jax.Array
+    aux: list[jax.Array]
+    saved: dict[int, jax.Array]
+    at_outputs: dict[int, jax.Array]
+    formed: list[jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -94,18 +114,19 @@ class FixedLoss:
 
     def __call__(self, *arguments: PyTree) -> jax.Array:
         """The loss of one example."""
-        return _walks.run(self.traced.program, jax.tree.leaves(arguments), perform)[0]
+        found = _walks.run(self.traced.derivatives, jax.tree.leaves(arguments), perform)
+        return jax.tree.unflatten(self.traced.results, found).loss
 
 
 def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree) -> FixedLoss:
     """The loss of one example, traced; `example` may be given by its shapes."""
-    found = traced(loss, (parameters,), example, argnums=0, has_aux=False)
-    own = with_own_arrays(found.program)
+    program, found = _traced(loss, (parameters,), example, argnums=0, has_aux=False)
     # A program that is kept must not refer to the caller's arrays (see `_programs`): JAX would take
-    # the numbers of an array of 64 bits from the old trace after they changed.
-    gradient = with_own_arrays(found.gradient)
-    found = found._replace(program=own, uses=_uses(own, found.places), gradient=gradient)
-    return FixedLoss(found, digest(own, gradient, configuration()))
+    # the numbers of an array of 64 bits from the old trace after they changed. Derivative rules may
+    # close over such arrays, so they run here alone, and only their traces are kept.
+    own, derivatives = with_own_arrays(program), with_own_arrays(found.derivatives)
+    found = found._replace(uses=_uses(own, found.places), derivatives=derivatives)
+    return FixedLoss(found, digest(own, derivatives, configuration()))
 
 
 def traced(
@@ -127,6 +148,18 @@ def traced(
     """
     if isinstance(loss, FixedLoss):
         return loss.traced
+    return _traced(loss, given, example, argnums=argnums, has_aux=has_aux)[1]
+
+
+def _traced(
+    loss: Callable[..., PyTree],
+    given: Sequence[PyTree],
+    example: PyTree,
+    *,
+    argnums: int | tuple[int, ...],
+    has_aux: bool,
+) -> tuple[jex.ClosedJaxpr, TracedLoss]:
+    """The program of the loss and of the leaves of aux, with derivative rules; and its trace."""
 
     def pair(*arguments: PyTree) -> PyTree:
         try:
@@ -158,15 +191,18 @@ def traced(
     ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
     chosen = argnums if isinstance(argnums, tuple) else (argnums,)
     places = tuple(itertools.chain(*(range(ends[i], ends[i + 1]) for i in chosen)))
+    program = inlined(called, arrays)
+    uses = _uses(program, places)
 
-    def value_of(*leaves: jax.Array) -> jax.Array:
-        return _walks.run(called, leaves, perform)[0]
+    def differentiated(*leaves: jax.Array) -> Derivatives:
+        return _differentiated(program, places, uses, leaves)
 
     # A custom derivative rule may run other operations, which appear only in the traced derivative.
-    gradient = jax.make_jaxpr(jax.grad(value_of, argnums=places))(*arrays)
-    _check_operations(gradient)
-    program = inlined(called, arrays)
-    return TracedLoss(program, places, _uses(program, places), jax.tree.structure(aux), gradient)
+    derivatives, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arrays)
+    _check_operations(derivatives)
+    structures = jax.tree.structure(aux), jax.tree.structure(shapes)
+    text = _explained(program, places, uses)
+    return program, TracedLoss(places, uses, structures[0], derivatives, structures[1], text)
 
 
 def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, ...]:
@@ -180,11 +216,13 @@ def inlined(program: jex.ClosedJaxpr, inputs: Sequence[PyTree]) -> jex.ClosedJax
     return jax.make_jaxpr(lambda *leaves: _walks.run(program, leaves, _inline))(*inputs)
 
 
-def explained(program: TracedLoss) -> list[str]:
+def _explained(
+    program: jex.ClosedJaxpr, places: Sequence[int], uses: Sequence[Use | None]
+) -> tuple[str, ...]:
     """A string for each parameter that says how its gradients are clipped."""
-    jaxpr = program.program.jaxpr
+    jaxpr = program.jaxpr
     equations, texts = _walks.live(jaxpr), list[str]()
-    for place, use in zip(program.places, program.uses, strict=True):
+    for place, use in zip(places, uses, strict=True):
         if use is not None:
             texts.append(f"{use.layer.name}: {use.layer.why}")
         elif _is_elementwise(equations, jaxpr.invars[place]):
@@ -193,7 +231,7 @@ def explained(program: TracedLoss) -> list[str]:
             texts.append(
                 f"formed for each example: {_walks.aval(jaxpr.invars[place]).size} numbers"
             )
-    return texts
+    return tuple(texts)
 
 
 def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
@@ -307,31 +345,18 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     """
     inputs, data = jax.tree.leaves(given), jax.tree.leaves(examples)
     parameters = [inputs[place] for place in program.places]
-    own = [i for i, use in enumerate(program.uses) if use is None]
-    used = {i: use for i, use in enumerate(program.uses) if use is not None}
-    outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
-    probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
+    used, own = _used_and_formed(program.uses)
 
-    def one(example: list[jax.Array]) -> PyTree:
-        def loss(
-            probes: dict[int, jax.Array], formed: list[jax.Array]
-        ) -> tuple[jax.Array, tuple[dict[int, jax.Array], list[jax.Array]]]:
-            merged = [*inputs, *example]
-            for i, parameter in zip(own, formed, strict=True):
-                merged[program.places[i]] = parameter
-            return _probed(program, used, probes, merged)
+    def one(example: list[jax.Array]) -> Derivatives:
+        leaves = _walks.run(program.derivatives, [*inputs, *example], perform)
+        return jax.tree.unflatten(program.results, leaves)
 
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            probes, [parameters[i] for i in own]
-        )
-
-    computed = vmapped(one, data)
     # The barrier ensures that norms and sum use the same numbers. Without it, XLA might compute the
     # gradients twice, with different rounding.
-    (losses, (saved, aux)), (at_probes, at_parameters) = lax.optimization_barrier(computed)
-    gradients = {i: formed(g) for i, g in zip(own, at_parameters, strict=True)}
+    found = lax.optimization_barrier(vmapped(one, data))
+    gradients = {i: formed(g) for i, g in zip(own, found.formed, strict=True)}
     for i, use in used.items():
-        gradients[i] = _of_layer(use, parameters[i], saved[i], at_probes[i])
+        gradients[i] = _of_layer(use, parameters[i], found.saved[i], found.at_outputs[i])
 
     def total(factors: Sequence[jax.Array]) -> list[jax.Array]:
         # Under x64 the factors are float64. They are cast so that a sum has the dtype of its norms.
@@ -341,32 +366,54 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         ]
 
     return PerExample(
-        losses,
-        jax.tree.unflatten(program.aux, aux),
+        found.loss,
+        jax.tree.unflatten(program.aux, found.aux),
         {i: g.squared_norms.astype(jnp.result_type(float)) for i, g in gradients.items()},
         total,
         max(g.terms for g in gradients.values()) + len(gradients),
     )
 
 
-def _probed(
-    program: TracedLoss, used: dict[int, Use], probes: dict[int, jax.Array], inputs: list[jax.Array]
-) -> tuple[jax.Array, tuple[dict[int, jax.Array], list[jax.Array]]]:
-    """The loss with a probe added to the output of every use, the other operands, and aux."""
-    saved: dict[int, jax.Array] = {}
+def _used_and_formed(uses: Sequence[Use | None]) -> tuple[dict[int, Use], list[int]]:
+    """The parameters with a use that is a layer, and the parameters whose gradients are formed."""
+    used = {i: use for i, use in enumerate(uses) if use is not None}
+    return used, [i for i in range(len(uses)) if i not in used]
 
-    def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-        outputs = perform(equation, operands)
-        for i, use in used.items():
-            if use.equation is equation:
-                saved[i] = operands[1 - use.operand]
-                # The probe is 0. The gradient with respect to it is the gradient with respect to
-                # the output.
-                outputs = [outputs[0] + probes[i]]
-        return outputs
 
-    value, *aux = _walks.run(program.program, inputs, operation)
-    return value, (saved, aux)
+def _differentiated(
+    program: jex.ClosedJaxpr,
+    places: Sequence[int],
+    uses: Sequence[Use | None],
+    inputs: Sequence[jax.Array],
+) -> Derivatives:
+    """The derivatives of one example, by a probe added to the output of every use."""
+    used, own = _used_and_formed(uses)
+    outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
+    # A probe is 0. The gradient with respect to it is the gradient with respect to the output.
+    probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
+
+    def loss(
+        probes: dict[int, jax.Array], parameters: list[jax.Array]
+    ) -> tuple[jax.Array, tuple[list[jax.Array], dict[int, jax.Array]]]:
+        merged, saved = list(inputs), dict[int, jax.Array]()
+        for i, parameter in zip(own, parameters, strict=True):
+            merged[places[i]] = parameter
+
+        def operation(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+            outputs = perform(equation, operands)
+            for i, use in used.items():
+                if use.equation is equation:
+                    saved[i] = operands[1 - use.operand]
+                    outputs = [outputs[0] + probes[i]]
+            return outputs
+
+        value, *aux = _walks.run(program, merged, operation)
+        return value, (aux, saved)
+
+    (value, (aux, saved)), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        probes, [inputs[places[i]] for i in own]
+    )
+    return Derivatives(value, aux, saved, *gradients)
 
 
 def _of_layer(use: Use, parameter: jax.Array, x: jax.Array, g: jax.Array) -> Gradients:

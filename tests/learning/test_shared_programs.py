@@ -187,6 +187,37 @@ def test_a_derivative_that_changed_is_another_loss(no_noise):
     np.testing.assert_allclose(fit(ruled(3 * array)), 6 * first, rtol=1e-5)
 
 
+def in_a_loop(product):
+    """The function inside a scan."""
+    return lambda w, x: jax.lax.scan(lambda _, row: (None, product(*row)), None, (w, x))[1].sum()
+
+
+@pytest.mark.parametrize("place", [lambda product: product, in_a_loop], ids=["alone", "loop"])
+@pytest.mark.parametrize("wraps", [jax.custom_vjp, jax.custom_jvp])
+def test_a_rule_whose_array_changed_does_not_train_by_its_old_program(wraps, place, no_noise):
+    """JAX would keep the numbers of an array of 64 bits that a rule of the old program used."""
+    array = np.full((), 2.0)
+
+    @wraps
+    def product(w, x):
+        return jnp.sum(w * x)
+
+    if wraps is jax.custom_vjp:
+
+        def backward(x, g):
+            return g * array * x, jnp.zeros_like(x)
+
+        product.defvjp(lambda w, x: (jnp.sum(w * x), x), backward)
+    else:
+        product.defjvp(lambda at, by: (jnp.sum(at[0] * at[1]), jnp.sum(by[0] * array * at[1])))
+    first = fit(place(product))
+    array[...] = 6.0
+    np.testing.assert_allclose(fit(place(product)), 3 * first, rtol=1e-5)
+    array[...] = 2.0
+    np.testing.assert_array_equal(fit(place(product)), first)
+    assert _training_step.step._compiled.cache_info().misses == 2
+
+
 @pytest.mark.parametrize(
     "make",
     [
