@@ -357,7 +357,7 @@ class PrivateWeightedMajority(SensitivityMechanism):
             value: an array of losses.
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         return clamped_losses(_checks.real_arrays("value", value))
 

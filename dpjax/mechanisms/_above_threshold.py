@@ -72,7 +72,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         monotone: whether one record changes all queries in the same direction.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -144,8 +144,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         """Draws the noise of the threshold, for queries that come one by one.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, used for nothing else. An open ledger records
-                the key, and pays for all later answers now.
+            key: a key from `dpjax.random.secure_key`, used for nothing else. If a ledger is open,
+                it records the key and is charged for all later answers now.
 
         Returns:
             A `SparseVectorState`, for `step`. Keep it secret.
@@ -159,9 +159,10 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_key(key)
         if self.sensitivity.identity is not None:
             raise ValueError(
-                "sensitivity must be a global bound for queries that come one by one, got a sampled"
-                " one, which is only valid for queries that were chosen in advance: use"
-                " dpjax.assume_sensitivity, or release all queries at once"
+                "sensitivity must be a global bound for queries that come one by one, got a "
+                "sampled sensitivity, which is only valid for queries that were chosen in "
+                "advance: pass a bound by dpjax.assume_sensitivity, or release all queries at "
+                "once"
             )
         refuse_batch(self)
         self._check_unclamped()
@@ -175,7 +176,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         ).value
 
     def step(self, state: SparseVectorState, query: PyTree) -> tuple[SparseVectorState, jax.Array]:
-        """Answers one query. You may choose the query by earlier answers.
+        """Answers one query. The query may depend on earlier answers.
 
         Use each state for one query only. Use the returned state for the next query.
 
@@ -201,13 +202,13 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             return _step(self, state, answer)
 
     def clamped(self, value: Value) -> Value:
-        """The answers after clamping: NaN becomes 0, and others are clamped to `range`.
+        """The answers after clamping: NaN becomes 0, and every other number is clamped to `range`.
 
         Args:
             value: an array of queries' answers.
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         answers = _checks.real_arrays("value", value)
         if not is_float(answers):
@@ -262,7 +263,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
                 for each comparison.
 
         Returns:
-            A scalar in the units of the answers, which includes the rounding to the grid.
+            A scalar in the units of the answers, including the error of rounding to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of queries, got ()")
@@ -294,13 +295,14 @@ def above_threshold(
     Delta / epsilon_1 and 2 c Delta / epsilon_2. The split epsilon_2 = (2c)^(2/3) epsilon_1
     minimizes the variance of nu_i - rho. For monotone queries, c replaces 2c.
 
-    The release contains only the positions of the queries. To release their c values, too, spend
-    another epsilon: `dpjax.laplace(c * Delta, other)` on `queries[release.value]` (Algorithm 7). Do
-    not publish q_i + nu_i instead, because it reveals the threshold's noise.
+    The release contains only the positions of the queries. To release the values of these c
+    queries, too, spend another epsilon: `dpjax.laplace(c * Delta, other)` on
+    `queries[release.value]` (Algorithm 7). Do not publish q_i + nu_i instead, because it reveals
+    the threshold's noise.
 
     Args:
-        sensitivity: a `Sensitivity` of the queries in the norm "linf", or a number, taken as a
-            global bound in it.
+        sensitivity: a `Sensitivity` of the queries in the norm "linf", or a number, which is taken
+            as a global bound in that norm.
         epsilon: the epsilon of all answers together; finite, above 0.
         threshold: T, a public number in the units of the queries. If each query has its own
             threshold, let the target subtract it from the query, and pass 0.
@@ -311,23 +313,23 @@ def above_threshold(
 
     Returns:
         An `AboveThreshold`: `mechanism(key, queries)` takes answers of shape (K,), and releases the
-        positions of the first c answers above the threshold, int32 of shape (c,). If there are
-        fewer, the remaining entries are K. If queries depend on earlier answers, call
-        `state = mechanism.start(key)`, and then `state, above = mechanism.step(state, query)` for
-        each query.
+        positions of the first c answers above the threshold, int32 of shape (c,). If fewer than c
+        answers are above the threshold, the remaining entries are K. If queries depend on earlier
+        answers, call `state = mechanism.start(key)`, and then `state, above = mechanism.step(state,
+        query)` for each query.
 
     Raises:
-        TypeError: if a parameter is not of its kind.
+        TypeError: if a parameter has the wrong type.
         ValueError: if a number is out of range or the sensitivity's norm is not linf; at a release,
             if the queries are not one array of shape (K,).
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
-        the sensitivity is a global bound. The guarantee is true of the integer noise that is drawn,
-        by the proof in docs/proofs/sparse-vector.md. The scales are slightly larger than above, to
-        cover rounding to the grid and the finite tables of the noise. Only the noise of the
-        threshold and of the c positive answers adds privacy loss. All K comparisons are made, so
-        the running time does not reveal the position of the last positive answer.
+        the sensitivity is a global bound. The guarantee holds for the integer noise that is
+        actually drawn, by the proof in docs/proofs/sparse-vector.md. The scales are slightly larger
+        than above, to cover rounding to the grid and the finite tables of the noise. Only the noise
+        of the threshold and of the c positive answers adds privacy loss. All K comparisons are
+        made, so the running time does not reveal the position of the last positive answer.
 
         Some published variants are not private at any epsilon (Lyu, Su and Li, section 3): variants
         without noise on queries, without a limit on positive answers, or that release q_i + nu_i.

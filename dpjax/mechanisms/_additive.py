@@ -43,7 +43,7 @@ class AdditiveMechanism(CoordinatewiseMechanism):
         dims: the number of coordinates that a value must have; None for any number.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -110,7 +110,8 @@ def additive(
     Delta / epsilon. With this default, the log density of Z must be 1-Lipschitz in the norm.
 
     Args:
-        sensitivity: a `Sensitivity` in `norm`, or a number, taken as a global bound in it.
+        sensitivity: a `Sensitivity` in `norm`, or a number, which is taken as a global bound in
+            that norm.
         epsilon: finite, above 0.
         norm: "l1", "l2", "linf", or a norm of the difference of two values: a function that is
             homogeneous, subadditive, and monotone in the magnitudes of the coordinates.
@@ -201,7 +202,8 @@ def laplace(
     Its density is proportional to exp(-||output - value||_1 / b).
 
     Args:
-        sensitivity: a `Sensitivity` in the norm "l1", or a number, taken as a global bound in it.
+        sensitivity: a `Sensitivity` in the norm "l1", or a number, which is taken as a global bound
+            in that norm.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
 
@@ -215,16 +217,16 @@ def laplace(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
-        the sensitivity is a global bound (gamma 0). The guarantee is true of the noise that is
-        drawn, given uniform random bits: the scale covers rounding to the grid and the errors of
-        the noise's tables, see `effective_scale`. noise="float" has no guarantee.
+        the sensitivity is a global bound (gamma 0). The guarantee holds for the noise that is
+        actually drawn, given uniform random bits: the scale covers rounding to the grid and the
+        errors of the noise's tables, see `effective_scale`. noise="float" has no guarantee.
 
-        `dp_event` is the event of the scalar mechanism, even for vectors. Proof: let two
-        coordinates shift by a >= b, in units of the scale. A single coordinate that shifts by a + b
-        dominates them.
-        For t >= 0, its hockey-stick divergence is 1 - exp((t - a - b) / 2). Let s = t - a. The
-        divergence of the two coordinates is smaller: by (b - s) exp((s - b) / 2) / 4 if |s| <= b,
-        and by b exp((s - b) / 2) / 2 if s < -b. For negative t, use symmetry.
+        `dp_event` is the event of the scalar mechanism, even for vectors. It is valid for vectors
+        because a single coordinate that shifts by a + b, in units of the scale, dominates two
+        coordinates that shift by a and b, where a >= b. Proof: for t >= 0, the hockey-stick
+        divergence of the single coordinate at epsilon t is 1 - exp((t - a - b) / 2). Let s = t - a.
+        The divergence of the two coordinates is smaller: by (b - s) exp((s - b) / 2) / 4 if |s| <=
+        b, and by b exp((s - b) / 2) / 2 if s < -b. For negative t, use symmetry.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Rubinstein and Aldà (2017), Corollary 10.
@@ -250,7 +252,8 @@ def discrete_laplace(
     probability (1 - a) / (1 + a) a^|k|. It is the difference of two geometric random variables.
 
     Args:
-        sensitivity: a `Sensitivity` in the norm "l1", or a number, taken as a global bound in it.
+        sensitivity: a `Sensitivity` in the norm "l1", or a number, which is taken as a global bound
+            in that norm.
         epsilon: finite, above 0.
         noise: "exact", or "float" for sweeps where nothing is published.
 
@@ -266,15 +269,17 @@ def discrete_laplace(
         As for `laplace`: probabilities change by a factor of at most exp(||x - y||_1 / b) between
         two values x and y. The variance is 2 a / (1 - a)^2, and the variance of rounded Laplace
         noise is larger by a factor of cosh(1 / (2 b)). For a count with sensitivity 1, this
-        mechanism is universally optimal: for every prior of a reader, and every loss that grows
-        with the error, no epsilon-DP count is more useful. With probability at least 1 - beta, the
-        error of a coordinate is at most t, the least integer with 2 a^(t + 1) / (1 + a) <= beta
-        (see `error`). `dp_event` is the event of any epsilon-DP mechanism.
+        mechanism is universally optimal: for every prior that its reader may have, and every loss
+        that grows with the error, no other epsilon-DP count has a smaller expected loss. With
+        probability at least 1 - beta, the error of a coordinate is at most t, the least integer
+        with 2 a^(t + 1) / (1 + a) <= beta (see `error`). `dp_event` is the event of any epsilon-DP
+        mechanism.
 
     Source:
         Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms"
         (2009); Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy"
-        (2020), for an exact sampler. docs/proofs/exact-noise.md has the proof for this one.
+        (2020), for an exact sampler. docs/proofs/exact-noise.md proves the sampler that is used
+        here.
 
     Example:
         >>> import dpjax
@@ -306,7 +311,8 @@ def gaussian(
     Delta sqrt(2 log(1.25 / delta)) / epsilon.
 
     Args:
-        sensitivity: a `Sensitivity` in the norm "l2", or a number, taken as a global bound in it.
+        sensitivity: a `Sensitivity` in the norm "l2", or a number, which is taken as a global bound
+            in that norm.
         epsilon: finite, above 0. For the classical calibration at most 1, because above 1 its noise
             would be too small.
         delta: at most 1 - 1e-9; at most .999 if traced. The tables of the noise also require that
@@ -328,10 +334,11 @@ def gaussian(
         (epsilon, delta, gamma)-random DP under the sensitivity's neighboring relation;
         (epsilon, delta)-DP if the sensitivity is a global bound. sigma is rounded up: by a relative
         amount below 1e-6 for concrete parameters, and below 0.2% for traced parameters. The
-        guarantee is true of the noise that is drawn, in any dimension. This noise is a discrete
-        Gaussian on a lattice of spacing 2^-35 sigma, which is divided and rounded to the grid. Its
-        probabilities are within a factor of e^(2^-46) of the rounded normal distribution, except
-        for a total probability of 2^-118. noise="float" has no guarantee.
+        guarantee holds for the noise that is actually drawn, in any dimension. The noise is drawn
+        as a discrete Gaussian on a lattice of spacing 2^-35 sigma, and is then divided and rounded
+        to the grid. The probabilities of the result are within a factor of e^(2^-46) of the rounded
+        normal distribution, except for a total probability of 2^-118. noise="float" has no
+        guarantee.
 
     Source:
         Balle and Wang (2018), Theorem 8; Dwork and Roth (2014), Theorem A.1, for the classical
@@ -369,16 +376,17 @@ def gaussian(
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
 
-# A relative error below this needs no margin, because the scale that is drawn exceeds the nominal
-# scale by more.
+# A relative error below this needs no margin, because the scale that is actually used exceeds the
+# nominal scale by more than this error.
 _COVERED = 2.0**-40
 _FACTOR = 8  # The margin is this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
 # Relative steps from 2^-8 to 2^-48. A step up is longer than a step down by an irrational factor,
 # because equal steps could miss errors that are symmetric about the center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
-# A formula may subtract logarithms, whose magnitudes reach 745 in float64. For smaller epsilon, it
-# could lose all digits at every nearby parameter, and then the comparison would find no error.
+# A formula may subtract logarithms, whose magnitudes reach 745 in float64. For smaller epsilon, the
+# formula could lose all digits at every nearby parameter, and then the comparison would find no
+# error.
 _LEAST_EPSILON = 1e-9
 # Traced parameters are tested in these ranges. Parameters outside of them give NaN.
 _EPSILONS, _DELTAS = (2.0**-14, 2.0**6), (2.0**-60, 2.0**-2)
@@ -397,7 +405,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), computing_now():
         unit = _in_float64(multiplier(*numbers))
-        # `additive` refuses an infinite scale.
+        # An infinite scale is refused later, by `additive`.
         around = _lost_around(lambda *moved: _in_float64(multiplier(*moved)), numbers, unit)
         lost = float(around) if math.isfinite(unit) else 0.0
     if lost > _MOST_LOST:
@@ -411,8 +419,8 @@ def _in_float64(unit: object) -> float:
         raise TypeError("multiplier closes over a traced value: make the mechanism outside of jit")
     if dtype != np.float64:
         raise TypeError(
-            f"multiplier must return float64 for float64 parameters, got {dtype}: remove the cast,"
-            " or the array of another dtype, that rounds its result"
+            f"multiplier must return float64 for float64 parameters, got {dtype}: remove the "
+            "cast, or the array of another dtype, that reduces the precision of its result"
         )
     return float(unit)  # pyright: ignore[reportArgumentType]
 
@@ -464,7 +472,7 @@ def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> t
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
     around = None
-    # Both dtypes get the same parameters, which the shorter dtype represents exactly.
+    # Both dtypes are tested at the same parameters, which the narrower dtype represents exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
         with computing_now():

@@ -137,9 +137,9 @@ def evaluate_on_lattice(
 
     Returns:
         A target whose value has shape (degree + 1,) * dims. Sample its sensitivity in the norm
-        "linf", and release it by `dpjax.bernstein` with the same degree and dims. Some targets,
-        such as `dpjax.targets.kernel_density`, know their sensitivity. It is also valid for the
-        values on the lattice.
+        "linf", and release it by `dpjax.bernstein` with the same degree and dims. A target with a
+        known sensitivity, such as `dpjax.targets.kernel_density`, keeps it: the same bound is valid
+        for its values on the lattice.
 
     Raises:
         TypeError: if the target is not a function, or does not return a function.
@@ -303,7 +303,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         noise: the distribution of the noise in lattice values.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -406,8 +406,8 @@ def bernstein(
     operator I - (I - B)^h is applied to the noisy values.
 
     Args:
-        sensitivity: a `Sensitivity` of the lattice values in the norm "linf", or a number, taken as
-            a global bound in it.
+        sensitivity: a `Sensitivity` of the lattice values in the norm "linf", or a number, which is
+            taken as a global bound in that norm.
         epsilon: finite, above 0.
         degree: k, at least 1: the lattice is {0, 1/k, ..., 1}^dims.
         dims: number of coordinates, at least 1.
@@ -428,9 +428,9 @@ def bernstein(
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
         the sensitivity is a global bound. The polynomial is post-processing, so you may evaluate it
-        anywhere, any number of times. The guarantee is true of the noise that is drawn, given
-        uniform random bits: the scale covers rounding to the grid and the errors of the noise's
-        tables, see `effective_scale`. noise="float" has no guarantee.
+        anywhere, any number of times. The guarantee holds for the noise that is actually drawn,
+        given uniform random bits: the scale covers rounding to the grid and the errors of the
+        noise's tables, see `effective_scale`. noise="float" has no guarantee.
 
     Source:
         Aldà and Rubinstein (2017), Theorem 1; Rubinstein and Aldà (2017), Corollary 14.

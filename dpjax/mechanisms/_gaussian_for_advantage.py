@@ -1,4 +1,4 @@
-"""Gaussian noise for a largest advantage of membership attacks."""
+"""Gaussian noise calibrated to a bound on the advantage of membership attacks."""
 
 import scipy
 
@@ -12,12 +12,12 @@ from dpjax.mechanisms._gaussian_multipliers import analytic_multiplier
 def gaussian_for_advantage(
     sensitivity: Sensitivity | float, advantage: float, *, delta: float = 1e-6
 ) -> AdditiveMechanism:
-    """The Gaussian mechanism with the least noise for which no membership attack has an advantage.
+    """The Gaussian mechanism with the least noise that keeps membership attacks below an advantage.
 
-    The advantage of an attack is its true minus its false positive rate. The best attack on
-    Gaussian noise has 2 Phi(Delta / (2 sigma)) - 1. So this sigma is
-    Delta / (2 Phi^-1((1 + advantage) / 2)). Noise for the same advantage by epsilon and delta alone
-    is several times larger.
+    The advantage of an attack is its true positive rate minus its false positive rate. The best
+    attack on Gaussian noise has an advantage of 2 Phi(Delta / (2 sigma)) - 1. So sigma is Delta /
+    (2 Phi^-1((1 + advantage) / 2)). Epsilon and delta also bound the advantage, but noise that is
+    calibrated to them for the same bound is several times larger.
 
     Args:
         sensitivity: as for `gaussian`.
@@ -51,7 +51,7 @@ def gaussian_for_advantage(
         _checks.host_only(name, number, "a concrete number")
     if not 1e-5 <= largest <= 0.999:
         raise ValueError(f"advantage must be from 1e-5 to .999, got {largest}")
-    # The tables of the noise, and the rounding of loss distributions, take a little.
+    # A small margin covers the errors of the noise's tables and the rounding of loss distributions.
     ideal = float(largest) * (1 - 1e-6) - 1e-7
     if delta >= ideal:
         raise ValueError(

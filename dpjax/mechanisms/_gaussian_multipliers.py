@@ -61,7 +61,7 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
     """The least epsilon that a Gaussian mechanism with this multiplier satisfies, rounded up.
 
     Returns None if delta does not cover the probability that the tables of the noise omit. The
-    epsilon is also true of the noise that is drawn, by the section "The scale that covers
+    epsilon also holds for the noise that is actually drawn, by the section "The scale that covers
     everything" in docs/proofs/exact-noise.md: the margins for rounding and for tables shrink as
     sensitivity and epsilon grow.
     """

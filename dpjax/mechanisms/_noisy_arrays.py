@@ -196,7 +196,7 @@ def as_number(scalar: Scalar) -> Scalar:
 
 
 def whole(bound: Scalar) -> Scalar:
-    """Rounds down a bound on an integer, which remains a bound."""
+    """Rounds a bound on an integer down to an integer. The result is still a bound."""
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
@@ -244,7 +244,7 @@ def around_noise(
 
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
-    """For each array, a bound on its errors that is true of `together` coordinates at once."""
+    """For each array, a bound on its errors that holds for `together` coordinates at once."""
     noise = KNOWN_NOISE[facts["noise"]]
     quantile = noise_quantile(noise, confidence, together)
 
@@ -292,7 +292,8 @@ def rounding_to(dtype: np.dtype) -> float:
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
 
 
-# The privacy profile of discrete Laplace noise can be as large as for any epsilon-DP mechanism.
+# Discrete Laplace noise has no tighter family, because its privacy profile can be as large as the
+# profile of any epsilon-DP mechanism.
 _FAMILIES: dict[Noise, LossFamily] = {
     LAPLACE: "laplace",
     DISCRETE_LAPLACE: "pure",
@@ -455,7 +456,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
             value: a pytree of real arrays.
 
         Returns:
-            A pytree of the same structure and shapes, as private as the value.
+            A pytree of the same structure and shapes. It is private data, like the value itself.
         """
         arrays = self._before_noise(_checks.real_arrays("value", value))
         calibration = self._calibration(arrays)
@@ -538,8 +539,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
         steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
-        # By how much rounding may change the difference of each coordinate: one step of the grid,
-        # in units of the scale.
+        # Rounding changes the difference of each coordinate by at most one step of the grid, stated
+        # here in units of the scale.
         moved = [
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
@@ -590,7 +591,7 @@ def _log_prob(
     """
     output = jnp.asarray(output)
     if output.shape != center.shape:
-        raise ValueError(f"output must be of the value's shape {center.shape}, got {output.shape}")
+        raise ValueError(f"output must have the value's shape {center.shape}, got {output.shape}")
     given, output = output, output.astype(center.dtype)
     # Noisy numbers beyond the largest release are clamped to it. So each end of the range has the
     # probability of a whole tail.
@@ -613,7 +614,7 @@ def _log_prob(
 
 
 def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The exact difference of two integers, which their dtype may not hold, as a float."""
+    """The difference of two integers as a float, without an overflow of their integer dtype."""
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
     return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)

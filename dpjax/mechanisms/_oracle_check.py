@@ -88,7 +88,7 @@ class OracleCheck(SensitivityMechanism):
         expected: counts of the oracle's records in the bins.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -144,8 +144,8 @@ class OracleCheck(SensitivityMechanism):
             off = counts.astype(jnp.float32) - expected.mean
             return jnp.sum(jnp.square(off) / variance)
 
-        # A sum may be rounded differently alone and in a batch. The factor makes sure that equal
-        # counts are counted as equal deviations.
+        # XLA may round a sum differently inside a batch than alone. This factor makes sure that
+        # equal counts still have deviations that compare as equal.
         least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
         as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
         p_value = (1 + as_much) / float(1 + len(simulated))
@@ -165,7 +165,9 @@ class OracleCheck(SensitivityMechanism):
         return _checks.real_arrays("value", value)
 
     def log_prob(self, output: Value, value: Value) -> jax.Array:
-        """Log probability of the counts, from which the p-value is drawn by public randomness.
+        """Log probability of the counts.
+
+        The p-value depends only on the counts and public randomness.
 
         Args:
             output: an `OraclePlausibility`.
@@ -231,7 +233,7 @@ def check_oracle(
         oracle: draws databases; its records may depend on each other.
         score: a public function that maps one record to a number; None for `oracle.log_prob`. NaN
             counts as the lowest score.
-        n: records of a database; public.
+        n: the number of records in a database; public.
         epsilon: finite, above 0.
         quantiles: the bins have their edges at these quantiles of the score under the oracle, in
             increasing order.
@@ -256,8 +258,8 @@ def check_oracle(
         here, the private database and the noise, because the noisy counts of all databases are
         exchangeable. The edges are estimated from separate draws, so the test is valid even if they
         are not the true quantiles. The test can only refute an oracle, not confirm it. You may test
-        first, and release only if the oracle passes. The probability that a pair is not covered by
-        the sensitivity and is released remains at most gamma.
+        first, and release only if the oracle passes. The probability that the test passes and the
+        sensitivity does not cover the pair remains at most gamma.
 
     Source:
         Barnard (1963) for the test; Awan and Wang (2022), Kazan et al. (2023) and Canonne et al.
@@ -286,7 +288,10 @@ def check_oracle(
     if score is None:
         score = getattr(oracle, "log_prob", None)
         if score is None:
-            raise TypeError("score must be a function of a record: the oracle has no log_prob")
+            raise TypeError(
+                "score must be a function of one record, because this oracle has no log_prob to "
+                "use instead"
+            )
     _checks.function("score", score)
     sensitivity, epsilon = begin("hamming", 1.0, epsilon)
     with computing_now():

@@ -21,10 +21,10 @@ from dpjax.random._grid_fit import Calibration
 class PosteriorSampler(SelectionMechanism):
     """Selects a parameter by its posterior probability; made by `posterior_sampler`.
 
-    The attributes are those of `SelectionMechanism`. The base is the prior.
+    Its attributes are those of `SelectionMechanism`. `log_base` contains the log prior weights.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     _scale_name = "temperature"
@@ -54,8 +54,8 @@ def posterior_sampler(
     do not change. So the sensitivity is measured in the norm "range".
 
     Args:
-        sensitivity: a `Sensitivity` of the log likelihoods in the norm "range", or a number, taken
-            as a global bound in it.
+        sensitivity: a `Sensitivity` of the log likelihoods in the norm "range", or a number, which
+            is taken as a global bound in that norm.
         epsilon: finite, above 0. At `epsilon=sensitivity.value` the temperature is 1. A larger
             epsilon has no benefit.
         log_prior: shape (K,), the log prior weights of the parameters. Pass zeros if the parameters
@@ -69,8 +69,8 @@ def posterior_sampler(
     Raises:
         TypeError: if log_prior is a function instead of a list of weights. A continuous posterior
             would need a Markov chain, and after finitely many steps a chain is not an exact draw.
-            That would add a delta of e^epsilon + 1 times its total variation distance on the worst
-            database, which no diagnostic bounds.
+            A chain would add a delta of e^epsilon + 1 times its total variation distance from the
+            posterior, on the worst database. No diagnostic bounds this distance.
         ValueError: as for `dpjax.exponential`, or if the norm is not "range", or the sensitivity 0.
 
     Formal guarantees:
@@ -108,8 +108,8 @@ def posterior_sampler(
     sensitivity, epsilon = begin("range", sensitivity, epsilon)
     if sensitivity.zero_allowed:
         raise ValueError(
-            "sensitivity must be above 0, got 0: then the posterior is equal to the prior, and"
-            " needs no mechanism"
+            "sensitivity must be above 0, got 0: at sensitivity 0 the posterior is equal to the "
+            "prior, and can be published without a mechanism"
         )
     base = log_weights("log_prior", log_prior)
     return PosteriorSampler(sensitivity, epsilon, EXPONENTIAL_RULE, log_base=base)

@@ -81,7 +81,7 @@ class ProposeTestRelease(QuantileMechanism):
             is released.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -106,7 +106,7 @@ class ProposeTestRelease(QuantileMechanism):
         return jnp.floor(bound * power_of_two(-self._exponent, jnp.float32))
 
     def _fits(self) -> tuple[GridFit, GridFit]:
-        """The fits of the noise of the distance and of the answer, each for half of epsilon."""
+        """The noise of the distance and the noise of the answer, each for half of epsilon."""
         steps = self._bound_steps
         return (
             integer_fit(2 / self.epsilon, 1.0, self.epsilon, 2),
@@ -192,7 +192,7 @@ class ProposeTestRelease(QuantileMechanism):
                 in (0, 1).
 
         Returns:
-            A scalar in the units of the records, which includes the rounding to the grid and to
+            A scalar in the units of the records, including the error of rounding to the grid and to
             floats.
         """
         noise = self._fits()[1].scale * noise_quantile(LAPLACE, confidence)

@@ -28,7 +28,7 @@ class LocalMechanism(SensitivityMechanism):
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """2^32 times two probabilities: of reporting the true category, and a given other one."""
+        """The probabilities of the true category and of one given lie, each times 2^32."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ class LocalMechanism(SensitivityMechanism):
             value: a pytree of integers.
 
         Returns:
-            A pytree of the same structure and shapes, as private as the value.
+            A pytree of the same structure and shapes. It is private data, like the value itself.
         """
         value = _checks.real_arrays("value", value)
         return jax.tree.map(lambda x: in_range(x, self.categories), value)
@@ -107,7 +107,7 @@ class RandomizedResponse(LocalMechanism):
         categories: number of possible answers.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -146,7 +146,8 @@ class RandomizedResponse(LocalMechanism):
         """The event of one answer, for accountants under the relation `REPLACE_ONE`.
 
         Under `REPLACE_SPECIAL`, dp-accounting computes a smaller cost, for an answer that is
-        removed. It also ignores the count of a repeated event, so compose events one by one.
+        removed. dp-accounting also ignores the count of a repeated event, so compose events one by
+        one.
         """
         accounting = _checks.extra("dp_accounting", "accounting")
         resampled = self.categories / (math.exp(float(self.epsilon)) + self.categories - 1)
@@ -280,7 +281,7 @@ class UnaryEncoding(LocalMechanism):
         categories: number of possible answers.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity

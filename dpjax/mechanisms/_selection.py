@@ -104,7 +104,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             selections in one group.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -128,7 +128,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _most_range(self) -> Scalar:
-        """A bound on the change of the difference of two scores."""
+        """A bound on how much one record changes the difference between two scores."""
         return self.sensitivity.value * (1 if self.norm == "range" else 2)
 
     @property
@@ -162,9 +162,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # How often the proof counts the error of the noise's tables. It compares the noise of
-            # one option on two neighbors, so twice. With groups, a replaced record changes two
-            # groups, so four times.
+            # How often the proof charges for the error of the noise's tables. The proof compares
+            # the noise of one option on two neighbors, and charges for both. With groups, a
+            # replaced record changes two groups, so the proof charges four times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -252,7 +252,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             value: an array of scores.
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         scores = _checks.real_arrays("value", value)
         return clamped_scores(scores) if is_float(scores) else scores
@@ -297,7 +297,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
                 response.
 
         Returns:
-            A scalar in the units of the scores, which includes the rounding of scores to the grid.
+            A scalar in the units of the scores, including the error of rounding scores to the grid.
         """
         if simultaneous and not shape and like is None:
             raise ValueError("shape must be (K,), the number of responses, got ()")
@@ -409,8 +409,8 @@ def exponential(
 
     Formal guarantees:
         (epsilon, 0, gamma)-random DP under the sensitivity's neighboring relation; epsilon-DP if
-        the sensitivity is a global bound. The guarantee is true of the integers that are drawn,
-        given uniform random bits. `effective_scale` covers the rounding of float scores.
+        the sensitivity is a global bound. The guarantee holds for the integers that are actually
+        drawn, given uniform random bits. `effective_scale` covers the rounding of float scores.
         noise="float" has no guarantee. docs/proofs/posterior-sampler.md has the proofs for the norm
         "range" and for weights.
 

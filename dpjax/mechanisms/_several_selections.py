@@ -25,7 +25,7 @@ class SeveralSelections(SelectionMechanism):
     The attributes are those of `SelectionMechanism`; the norm may also be `sum_of_group_maxima`.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     _is_single = False
@@ -108,7 +108,7 @@ class TopK(SelectionMechanism):
     `sum_of_group_maxima`.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     _is_single = False

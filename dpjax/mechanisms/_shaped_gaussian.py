@@ -38,7 +38,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         noise: the distribution at scale 1.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -85,7 +85,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         *,
         like: PyTree = None,
     ) -> tuple[PyTree, PyTree]:
-        """The interval to which values are clamped: from -2^36 to 2^36 steps of the grid of f.
+        """The interval to which values are clamped: 2^36 steps of their grid on either side of 0.
 
         Its ends are at least 16 times the largest sampled value from which the shape was learned.
         """
@@ -117,7 +117,8 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         """For each coordinate, the scale of its noise, and the rounding error of both grids."""
         matrix = self._shape.matrix
         scales = self._scale_drawn(array, calibration) * np.linalg.norm(matrix, axis=1)
-        # A multiplies the rounding error of the noise's grid. The grid of f adds half a step.
+        # The matrix A also multiplies the error of rounding to the noise's grid. Rounding the value
+        # itself to its grid adds half a step.
         steps = self._spacing(array, calibration) * np.abs(matrix).sum(axis=1)
         return scales, steps + 2.0 ** (self._shape.unit - 1)
 
@@ -137,9 +138,10 @@ def shaped_gaussian(
 ) -> ShapedGaussianMechanism:
     """The Gaussian mechanism with correlated noise: A times normal noise, for a public matrix A.
 
-    It releases A (A^-1 f + sigma z) = f + sigma A z, with sigma calibrated to ||A^-1 (f - f')||_2.
-    With A from `dpjax.noise_shape`, the noise is large in directions in which a replaced record
-    changes the value much, and small in other directions. For a logistic regression with 30
+    For a value f and standard normal z, the mechanism releases A (A^-1 f + sigma z) = f + sigma A
+    z. Here sigma is calibrated to ||A^-1 (f - f')||_2, where f' is the value of a neighboring
+    database. With A from `dpjax.noise_shape`, the noise is large in directions in which a replaced
+    record changes the value much, and small in other directions. For a logistic regression with 30
     features, the expected squared error is .47 to .75 of the error of isotropic noise, depending on
     the correlations in the oracle.
 

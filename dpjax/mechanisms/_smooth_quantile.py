@@ -114,8 +114,8 @@ def discounts(decay: jax.Array, most: int) -> jax.Array:
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
     """The least k with A_k > bound; n + 1 if there is none. `bound` is in steps.
 
-    Replacing one record changes the result by at most 1. For every i, a binary search finds the
-    first j >= r with x_j - x_i > bound.
+    Replacing one record changes the result by at most 1. For every i up to the rank, a binary
+    search finds the first j at or above the rank with x_j - x_i > bound.
     """
     left = records.steps[: rank + 1]
     right = records.steps[rank:]
@@ -149,7 +149,7 @@ class QuantileMechanism(SensitivityMechanism):
             value: an array of records.
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         x = _checks.real_arrays("value", value)
         x = x.astype(compute_dtype(x.dtype))
@@ -222,7 +222,7 @@ class SmoothQuantile(QuantileMechanism):
         probability: the probability of the quantile.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -298,7 +298,7 @@ class SmoothQuantile(QuantileMechanism):
                 in (0, 1).
 
         Returns:
-            A scalar in the units of the records, which includes the rounding to the grid and to
+            A scalar in the units of the records, including the error of rounding to the grid and to
             floats.
         """
         step = power_of_two(self._exponent, jnp.float32)
@@ -350,10 +350,11 @@ def smooth_quantile(
         <= alpha and (1 - e^-beta) exp(-(alpha + beta) / (e^beta - 1)) <= delta. The mechanism uses
         the largest such beta, and subtracts 2^-14 from it to cover rounding.
 
-        The private scale has no further effect on a release: the grid is computed from epsilon and
-        the bounds, and every integer is possible at every scale. The running time of a release
-        depends on the records, and may reveal something about them. There is no variant with
-        delta = 0, because it needs noise with heavier tails, for which dpjax has no exact tables.
+        A release reveals the private scale only through its noise: the grid is computed from
+        epsilon and the bounds, and every integer is possible at every scale. The running time of a
+        release depends on the records, and may reveal something about them. There is no variant
+        with delta = 0, because it needs noise with heavier tails, for which dpjax has no exact
+        tables.
 
     Source:
         Nissim, Raskhodnikova and Smith (2007), sections 2 and 3.1. The proof is our own. The usual

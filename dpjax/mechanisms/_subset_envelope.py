@@ -113,7 +113,9 @@ class BlockDesign:
         return lax.map(one, jnp.asarray(self.subsets), batch_size=at_once)
 
     def thresholds(self, results: jax.Array) -> jax.Array:
-        """The numbers at which the loss changes: for every y, loss(y) of these numbers exceed y.
+        """The numbers at which the loss changes.
+
+        For every y, exactly loss(y) of these numbers exceed y.
 
         Args:
             results: the results of all subsets, shape (evaluations,), without NaN.
@@ -216,7 +218,7 @@ class SubsetEnvelope(SensitivityMechanism):
         candidates: the number of candidates.
 
     Formal guarantees:
-        Those of the factory that made it.
+        Those stated by the factory function that created the object.
     """
 
     sensitivity: Sensitivity
@@ -425,8 +427,8 @@ def subset_envelope(
     Source:
         Fang, Dong and Yi, "Shifted inverse" (2022), by blocks and with subsets of one size; Steinke
         (2023) on differentialprivacy.org; Nissim, Raskhodnikova and Smith (2007) for
-        sample-and-aggregate. Steinke and Steinke (2025) trade data against evaluations, and Linder
-        et al. (2025) query subsets of records.
+        sample-and-aggregate. Steinke and Steinke (2025) study the trade-off between data and
+        evaluations, and Linder et al. (2025) study queries of subsets of records.
 
     Example:
         >>> import jax.numpy as jnp

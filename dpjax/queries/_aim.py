@@ -1,4 +1,4 @@
-"""AIM: chooses and measures marginals; a model of the measurements chooses the next marginals.
+"""AIM: measures marginals, and fits a model, which determines the marginals to measure next.
 
 docs/proofs/synthetic.md has the proof.
 """
@@ -41,17 +41,19 @@ Marginals: TypeAlias = Callable[[Columns], np.ndarray]
 
 Estimate: TypeAlias = Callable[[Sequence[Measurement]], GraphicalModel]
 
-# The fraction of the budget for the marginals of single columns; and the fraction of a step's
-# budget for the choice of a marginal, where the rest pays for its measurement.
+# The fraction of the budget that pays for the marginals of single columns, and the fraction of a
+# step's budget that pays for choosing a marginal. The rest of the step's budget pays for measuring
+# the chosen marginal.
 _OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
-# A run chooses this many marginals per column of the table, or fewer if a stage lowers the noise.
+# A run chooses this many marginals per column of the table. It chooses fewer if a stage lowers the
+# noise, because later measurements then cost more.
 _PER_COLUMN = 2
 # A stage measures 1 / _STAGES marginals per column. After each stage, the model is estimated again.
 _STAGES = 4
 _LARGEST_SCORE, _LARGEST_WEIGHT = 2**30, 64
 # The mean absolute value of Gaussian noise, in standard deviations.
 _MEAN_DISTANCE = math.sqrt(2 / math.pi)
-# The epsilon for a given noise is rounded up by less than this fraction.
+# `gaussian` rounds the epsilon that it needs for a given noise up by less than this fraction.
 _ROUNDED_UP = 2e-4
 
 
@@ -78,13 +80,13 @@ class Plan:
         return math.prod(self.sizes[name] for name in columns)
 
     def reach(self, columns: Columns, norm: VectorNorm) -> Sensitivity:
-        """The most that neighbors differ in a marginal."""
+        """The largest distance between the same marginal of two neighboring tables."""
         counts = self.of_rows(histogram_query(self.cells(columns)))
         return _outside(counts.sensitivity(norm, relation=self.relation))
 
     @functools.cached_property
     def reach_of_scores(self) -> Sensitivity:
-        """The most that neighbors differ in a score: the change of a distance times its weight."""
+        """The largest change of a score between neighbors: the change of a distance, weighted."""
         reaches = {name: self.reach(name, "l1") for name in self.weights}
         moved = [Fraction(float(reaches[name].value)) * w for name, w in self.weights.items()]
         one = next(iter(reaches.values()))
@@ -97,7 +99,7 @@ class Plan:
 
 
 def _outside(known: Sensitivity) -> Sensitivity:
-    """A sensitivity for exact integers, which are computed here."""
+    """The same sensitivity for values that are computed exactly, as integers."""
     plain = assume_sensitivity(known.value, norm=known.norm, relation=known.relation)
     return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 
@@ -109,10 +111,10 @@ def plan_of(
     relation: NeighboringRelation,
     of_rows: Callable[[Query], Query],
 ) -> Plan:
-    """A plan for a workload, which is sets of columns with their weights.
+    """A plan for a workload: sets of columns, each with a weight.
 
-    All subsets of these sets may be chosen. The weight of a subset depends on how many columns it
-    shares with the sets.
+    AIM may choose any subset of these sets. The weight of a subset depends on how many columns it
+    shares with each of the sets.
     """
     shared = dict[Columns, float]()
     for columns in workload:
@@ -138,15 +140,15 @@ def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
     epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
     if epsilon > budget.epsilon or delta > budget.delta:
         raise ValueError(
-            f"epsilon={budget.epsilon:g} and delta={budget.delta:g} do not pay for noise in"
-            f" {drawn} cells: take larger ones, or a smaller most_cells"
+            f"epsilon={budget.epsilon:g} and delta={budget.delta:g} do not pay for noise in "
+            f"{drawn} cells: take a larger epsilon or delta, or a smaller most_cells"
         )
 
 
 def aim(
     key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter, estimate: Estimate
 ) -> GraphicalModel:
-    """A model of a table, from noisy marginals; the budget pays for each before it is drawn.
+    """A model of a table, from noisy marginals. The budget pays for each marginal before its noise.
 
     A stage chooses some marginals where the model has large errors, measures them, and estimates
     the model again. If the model changed by less than the noise, the next stage measures with a
@@ -183,7 +185,10 @@ def _is_below_noise(
 
 
 class _Run:
-    """The releases of one run: choices and measurements, each paid for before it is drawn."""
+    """The releases of one run: choices and measurements.
+
+    Each is paid for before its noise is drawn.
+    """
 
     def __init__(self, key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter) -> None:
         self.counts, self.plan, self.budget = counts, plan, budget
@@ -211,10 +216,10 @@ class _Run:
         measured: Sequence[Columns],
         just_now: Sequence[Columns],
     ) -> Columns:
-        """A marginal where the error of the model exceeds the noise; costs a tenth of rho.
+        """Chooses a marginal where the model's error exceeds the noise, for a tenth of rho.
 
-        It is not one of the marginals that were just measured, because the model does not include
-        these measurements yet.
+        Marginals that were measured in the current stage are excluded, because the model does not
+        include these measurements yet.
         """
         mechanism = selection_at(self.plan.reach_of_scores, _OF_CHOICE * rho)
         names, spent = list(self.plan.weights), 1 - self.budget.remaining
@@ -240,8 +245,8 @@ class _Run:
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
         """The error of the model in a marginal, minus the expected noise, times its weight.
 
-        The model is rounded to integers. So a score is an integer, and changes by as much as the
-        marginal in the norm l1, times its weight.
+        The counts of the model are rounded to integers, so a score is an integer. A record changes
+        the score by at most the weight times the l1 norm of its change of the marginal.
         """
         expected = np.rint(model.counts(columns)).astype(np.int64)
         distance = int(np.abs(self.counts(columns) - expected).sum())
@@ -250,10 +255,10 @@ class _Run:
 
 
 def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
-    """Gaussian noise whose cost is at most rho, and nearly rho."""
+    """Gaussian noise whose zCDP cost is at most rho, and only slightly less."""
     ratio = math.sqrt(2 * rho)  # The ratio of the sensitivity to the noise.
-    # `gaussian` needs a delta, although neither the noise nor its rho depends on it. This one makes
-    # epsilon close to the ratio.
+    # `gaussian` needs a delta, although neither the noise nor its rho depends on it. This delta
+    # makes epsilon close to the ratio.
     delta = min(0.25, ratio / 10)
     epsilon = epsilon_of_multiplier(1 / ratio, delta, None)
     if epsilon is None:

@@ -32,23 +32,24 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 
     Args:
         predicate: maps one record, the database's pytree without the leading axis, to a boolean.
-            None counts all records; their number is private only under add-or-remove-one. The
-            predicate gets 64-bit columns in 64 bits, even without x64, and missing numbers as NaN.
-            Strings can be compared with strings.
+            None counts all records; the number of records is private only under add-or-remove-one.
+            The predicate receives 64-bit columns as 64-bit arrays, even without x64, and missing
+            numbers as NaN. Strings can be compared with strings.
 
     Returns:
         A `Query`, whose value is an integer.
 
     Raises:
-        TypeError: if the predicate is not a function; on a database, if it returns no boolean.
+        TypeError: if the predicate is not a function; on a database, if the predicate does not
+            return a boolean.
 
     Formal guarantees:
         One record changes the count by at most 1, under replace-one and under add-or-remove-one,
-        and this is attained. The predicate gives the same answer for a record in every slot, and no
-        record affects the answer for another, because one program runs on one record at a time. A
-        predicate without rounding runs on all records at once; subnormal numbers then count as 0.
-        With Laplace noise and probability 1 - beta, the release is within ln(1 / beta) / epsilon +
-        1/2 of the true count, where 1/2 is for rounding; see `error`.
+        and some records change it by 1. The predicate gives the same answer for a record in every
+        slot, and no record affects the answer for another, because one program runs on one record
+        at a time. A predicate without rounding runs on all records at once; subnormal numbers then
+        count as 0. With Laplace noise and probability 1 - beta, the release is within ln(1 / beta)
+        / epsilon + 1/2 of the true count, where 1/2 is for rounding; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -87,9 +88,10 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
     """The values of a function of one record, computed by the same program in every slot.
 
-    A function that rounds runs on one record at a time. Under `vmap`, XLA computes the last rows
-    with other instructions, which may round differently. If a record is removed, all later records
-    move to other slots, so a count could change by 2 or more.
+    A function that rounds runs on one record at a time, because a record's result must not depend
+    on its slot. Under `vmap`, XLA computes the last rows with other instructions, which may round
+    differently. If a record is removed, all later records move to other slots, so with `vmap` a
+    count could change by 2 or more.
     """
     records = for_functions(records)
     checked, program = check_lanes(name, function, records)
@@ -104,12 +106,12 @@ def histogram_query(
     """The number of records in each bucket, for any number of buckets.
 
     Args:
-        buckets: a number k, or increasing edges, both public. With k buckets, each record is a code
-            from 0 to k - 1, the index of its bucket; floats may be codes too. With edges, records
-            are numbers, and bucket j contains edges[j] <= x < edges[j + 1]. As in NumPy, the last
-            bucket includes its upper edge. The first edge may be -inf, and the last edge inf. Edges
-            are rounded to the dtype of the records, if it is a float dtype. Integers are compared
-            exactly below 2^53, and larger integers as the nearest float64.
+        buckets: a number k, or increasing edges, both public. With k buckets, each record is an
+            integer code from 0 to k - 1, the index of its bucket; a code may be stored as a float.
+            With edges, records are numbers, and bucket j contains edges[j] <= x < edges[j + 1]. As
+            in NumPy, the last bucket includes its upper edge. The first edge may be -inf, and the
+            last edge inf. Edges are rounded to the dtype of the records, if it is a float dtype.
+            Integers are compared exactly below 2^53, and larger integers as the nearest float64.
         outliers: how to count NaN and records that are in no bucket. "drop" ignores them. "clip"
             counts a record in the nearest bucket, and NaN in the first bucket. A float code counts
             as NaN if it is not an integer, or if it is at least 2^24 in float32.
@@ -124,11 +126,11 @@ def histogram_query(
 
     Formal guarantees:
         The buckets are disjoint. Under add-or-remove-one a record changes one count by 1, so the
-        sensitivity is 1 in every norm. Under replace-one it may leave one bucket and enter another,
-        so the sensitivity is 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts together
-        cost one epsilon, with Laplace noise of scale 1 / epsilon or 2 / epsilon. With probability
-        1 - beta all counts are within ln(k / beta) times the scale, plus 1/2 for rounding, of the
-        true counts; see `error`.
+        sensitivity is 1 in every norm. Under replace-one a record may leave one bucket and enter
+        another, so the sensitivity is 2 in the norm l1, sqrt(2) in l2, and 1 in linf. So all counts
+        together cost one epsilon, with Laplace noise of scale 1 / epsilon or 2 / epsilon. With
+        probability 1 - beta all counts are within ln(k / beta) times the scale, plus 1/2 for
+        rounding, of the true counts; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), Example 3; McSherry (2009), Theorem 4, for
@@ -182,7 +184,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
     Args:
         categories: the number of categories of each attribute, by its name. Attribute a is an
             integer from 0 to categories[a] - 1. A record with a value out of range is not counted.
-            Floats may be codes, as in `histogram_query`.
+            Codes may be stored as floats, as in `histogram_query`.
 
     Returns:
         A `Query` whose value has an axis for every attribute, in the given order. Databases are
@@ -190,8 +192,8 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
     Raises:
         TypeError: if a number is not an integer.
-        ValueError: if there is no attribute, one has fewer than 2 categories, or the table would
-            have 2^31 - 1 cells or more; on a database, if a column is missing.
+        ValueError: if there is no attribute, an attribute has fewer than 2 categories, or the table
+            would have 2^31 - 1 cells or more; on a database, if a column is missing.
 
     Formal guarantees:
         The guarantees of `histogram_query`: the cells are disjoint.
@@ -237,7 +239,7 @@ def check_cells(sizes: Mapping[Any, int]) -> int:
     cells = math.prod(sizes.values())
     if cells > LARGEST:
         raise ValueError(
-            f"categories must make at most {LARGEST} cells, got {dict(sizes)}: {cells:,}"
+            f"categories must make at most {LARGEST} cells, got {cells:,} cells for {dict(sizes)}"
         )
     return cells
 
@@ -280,7 +282,7 @@ def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
 def reach_of_tables(cells: Sequence[int]) -> Reach:
     """The sensitivity of several tables of counts. A record is in at most one cell of each table.
 
-    A replaced record may leave a cell of each table, and enter another cell if there is one.
+    A replaced record may leave one cell of each table, and enter another cell if the table has one.
     """
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -293,10 +295,10 @@ def reach_of_tables(cells: Sequence[int]) -> Reach:
 
 
 def as_codes(records: jax.Array) -> jax.Array:
-    """Codes as int32; -1 for a float that is not whole, or too large to be exact.
+    """Codes as int32. The code is -1 for a float that is not whole, or too large to be exact.
 
-    Floats must not raise an error: one missing value turns a column of integers into floats, and
-    whether a value is missing is private.
+    Floats must not raise an error. One missing value turns a column of integers into floats, so an
+    error would reveal whether a value is missing, which is private.
     """
     if not jnp.issubdtype(records.dtype, jnp.floating):
         return _checks.saturating_cast(records, jnp.int32)

@@ -41,11 +41,11 @@ def frequencies(
 ) -> Frequencies:
     """Unbiased estimates of the frequency of each answer, with confidence intervals.
 
-    People report an answer with probability t if it is true for them, and with probability l if it
-    is not. If the frequency of the answer is f, a report names it with probability s = l + (t - l)
-    f. So (count / n - l) / (t - l) is an unbiased estimate of f. Here t and l are the exact
-    probabilities of the draws, multiples of 2^-32. Clopper-Pearson limits of s are converted to
-    limits of f.
+    A person reports an answer with probability t if it is that person's true answer, and with
+    probability l if it is not. If the frequency of the answer is f, a report names it with
+    probability s = l + (t - l) f. So (count / n - l) / (t - l) is an unbiased estimate of f. Here t
+    and l are the exact probabilities of the draws, multiples of 2^-32. Clopper-Pearson limits of s
+    are converted to limits of f.
 
     Args:
         reports: the value of a release by the mechanism, of any shape: n answers in total.
@@ -65,10 +65,11 @@ def frequencies(
         Post-processing of the reports. Assume that people are drawn independently from a
         population. Then counts are binomial, and an interval contains the frequency in the
         population with probability at least `confidence`, for every n and frequency. With
-        `simultaneous` all K intervals do so at once (Bonferroni). At a confidence of 1/2 or more,
-        and if n l and n (1 - t) are 1 or more, an interval also covers the frequency among the n
-        people. The reason: given the people, reports are independent with one of two probabilities,
-        so their count varies less than a binomial count.
+        `simultaneous`, all K intervals contain their frequencies at once with this probability
+        (Bonferroni). At a confidence of 1/2 or more, and if n l and n (1 - t) are 1 or more, an
+        interval also covers the frequency among the n people. The reason: given the people, reports
+        are independent with one of two probabilities, so their count varies less than a binomial
+        count.
 
     Source:
         Warner (1965); Clopper and Pearson (1934); Hoeffding (1956), and Greenberg and Mohri (2014),
@@ -95,7 +96,10 @@ def frequencies(
     each = missed / len(counts) if simultaneous else missed
     truth, lie = (weight / 2.0**32 for weight in mechanism.report_weights)
     if truth == lie:
-        raise ValueError(f"epsilon={float(mechanism.epsilon):g}: reports do not depend on answers")
+        raise ValueError(
+            f"epsilon={float(mechanism.epsilon):g} is too small: reports do not depend on "
+            "answers, so they show no frequencies"
+        )
 
     def unbiased(share: np.ndarray) -> np.ndarray:
         return (share - lie) / (truth - lie)
@@ -118,8 +122,8 @@ def _counts_of(
     possible = array.size > 0 and array.min() >= 0 and array.max() < (2 if bits else size)
     if not possible or (bits and (array.ndim == 0 or array.shape[-1] != size)):
         raise ValueError(
-            f"reports must be released by a mechanism of {size} categories, got"
-            f" {_checks.described(array)}"
+            f"reports must be values that this mechanism of {size} categories can release, got "
+            f"{_checks.described(array)}"
         )
     if bits:
         table = array.reshape(-1, size)

@@ -1,8 +1,9 @@
 """A distribution of cells of columns as a graphical model: its marginals, and rows drawn from it.
 
-Columns are eliminated one after the other, always the column with the smallest table. So the
-distribution is a product of conditionals: each column is conditional on some columns that are
-eliminated later. Everything is computed from releases, on the host, in float64.
+Columns are eliminated one after the other. The next column is always the one whose elimination
+makes the smallest table. So the distribution is a product of conditionals: each column is
+conditional on some columns that are eliminated later. Everything is computed from releases, on the
+host, in float64.
 """
 
 import dataclasses
@@ -28,8 +29,9 @@ class Conditional:
 
     Attributes:
         name: the name of the column.
-        parents: the columns that are drawn before it.
-        table: probabilities; the last axis is the column's own.
+        parents: the columns that this column is conditional on. They are drawn first.
+        table: conditional probabilities. The last axis is for the column, and the other axes are
+            for its parents.
     """
 
     name: str
@@ -68,8 +70,8 @@ class GraphicalModel:
     def rows(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """The cells of drawn rows, by column.
 
-        The rows of each combination of parents are stratified: the number of rows in each cell of a
-        column is its expected number, up to two rows.
+        Among the rows with the same cells of the parents, sampling is stratified: the number of
+        rows in each cell of a column differs from its expected number by less than two.
         """
         drawn = dict[str, np.ndarray]()
         for one in self.conditionals:
@@ -125,14 +127,14 @@ def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalMod
 
 
 def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
-    """A factor with the axes of a larger table; axes that the factor does not have get length 1."""
+    """A factor with the axes of a larger table. Axes that the factor lacks have length 1."""
     order = sorted(range(len(columns)), key=lambda i: axes.index(columns[i]))
     shape = [factor.shape[columns.index(one)] if one in columns else 1 for one in axes]
     return factor.transpose(order).reshape(shape)
 
 
 def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
-    """The columns in an order of elimination, each with the other columns of its table."""
+    """The columns in an order of elimination, each with the other columns of its factor's table."""
     linked = {name: set[str]() for name in sizes}
     for columns in sets:
         for name in columns:
@@ -155,12 +157,13 @@ def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
 
 # The graphical model that fits noisy marginals best, by mirror descent on the host.
 #
-# Each stage of AIM has another set of marginals, so a compiled program would be used only once.
+# This is not compiled: each stage of AIM has a different set of marginals, so a compiled program
+# would be used only once.
 
 
 _STEPS = 150
 _GROWS, _SHRINKS = 1.1, 0.5  # The factors of the step size after a good and a bad step.
-_ENOUGH = 1e-7  # A descent ends at a good step whose relative gain is below this.
+_ENOUGH = 1e-7  # Stop if a good step gains less than this.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +193,14 @@ class _Fit:
 
 
 class Estimator:
-    """Fits a model to a growing list of measurements; each fit starts from the one before.
+    """Fits a model to a growing list of measurements. Each fit starts from the previous one.
 
     The loss is the sum of the squared errors of the measurements, weighted by their precisions.
-    Mirror descent preserves the form of the model, and its start has the largest entropy.
+    Mirror descent preserves the form of the model. It starts at the distribution with the largest
+    entropy.
 
-    McKenna, Sheldon and Miklau (2019), Algorithm 1. Steps grow, and a line search shrinks them.
+    McKenna, Sheldon and Miklau (2019), Algorithm 1. The step size grows after a good step, and a
+    line search shrinks it after a bad step.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -227,7 +232,7 @@ class Estimator:
         return fit.model
 
     def _started(self, sets: Sequence[Columns]) -> dict[Columns, np.ndarray]:
-        """The potentials of the fit before, on sets of columns that contain all of its sets."""
+        """The potentials of the previous fit, added up on the new sets of columns."""
         found = {name: np.zeros([self._sizes[one] for one in name]) for name in sets}
         for name, potential in self._potentials.items():
             holder = _holder(name, sets)
@@ -259,7 +264,7 @@ def independent(sizes: Sizes, measurements: Sequence[Measurement]) -> GraphicalM
 
 
 def total_of(measurements: Sequence[Measurement]) -> float:
-    """The number of rows: the average sum of the marginals, weighted by their precisions."""
+    """The number of rows: the average of the marginals' sums, weighted by their precisions."""
     weights = [1 / (one.scale**2 * one.counts.size) for one in measurements]
     return max(1.0, float(np.average([one.counts.sum() for one in measurements], weights=weights)))
 
@@ -272,7 +277,7 @@ def _on_simplex(numbers: np.ndarray) -> np.ndarray:
 
 
 def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """One measurement of each set of columns: the average weighted by precisions."""
+    """One measurement of each set of columns: an average, weighted by precisions."""
     by_columns = dict[Columns, list[Measurement]]()
     for one in measurements:
         by_columns.setdefault(one.columns, []).append(one)

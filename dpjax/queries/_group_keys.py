@@ -31,13 +31,13 @@ from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
-# This margin covers the tables of the noise, and the rounding of the scale to float32.
+# This margin covers the errors of the noise's tables, and the rounding of the scale to float32.
 _OUTWARD = 1 + 2.0**-18
 # Noisy counts are int32 and saturate here.
 _LARGEST_COUNT = 2**31 - 2
 _SIGN = np.uint64(2**63)
-# Counts get noise in chunks of this size; more than 64 such chunks would be slow, so they are
-# larger then.
+# Noise is added to the counts in chunks of this size. If that would need more than 64 chunks, which
+# is slow, the chunks are larger.
 _CHUNK, _MANY, _LARGE_CHUNK = 2**11, 64, 2**16
 
 _Kept: TypeAlias = dict[str, Any]
@@ -85,12 +85,13 @@ def group_keys(
             capacity is given although n is public, or not given although n is private.
 
     Formal guarantees:
-        (epsilon, delta)-DP under the relation. Let c be the smaller of `at_most` and m, doubled
-        under replace-one. Counts get discrete Laplace noise of scale b = c / epsilon. With
+        (epsilon, delta)-DP under the relation. Let c be the smaller of `at_most` and m, and twice
+        as large under replace-one. Counts get discrete Laplace noise of scale b = c / epsilon. With
         a = exp(-1 / b), the threshold is about 2 + b ln(c / ((1 + a) delta)). A group of one person
         reaches it with probability at most delta / c. A group of s people is missed with
         probability a^(s - threshold + 1) / (1 + a), if s is at least the threshold. Texts are
-        compared by 128 bits of a hash: two texts with the same bits would count as one.
+        compared by 128 bits of a hash: two texts whose hashes agree in all bits would count as one
+        key.
 
     Source:
         Korolova, Kenthapadi, Mishra and Ntoulas, "Releasing search queries and clicks privately"
@@ -149,7 +150,10 @@ def known_groups(
     size = jax.ShapeDtypeStruct((slots * words.shape[1],), jnp.int32)
     draw_of(mechanism, TreeSpec.of(size))  # Refuses a bad mechanism before anything is paid.
     if delta / reach == 0:
-        raise ValueError(f"delta must not underflow to 0 when divided by {reach}, got {delta}")
+        raise ValueError(
+            f"delta={delta} is too small: divided by {reach}, the number of groups that a person "
+            "changes, it underflows to 0"
+        )
     threshold = _threshold(mechanism, size, delta / reach)
     if threshold > _LARGEST_COUNT:
         raise ValueError(f"epsilon={epsilon} is too small: the threshold would be {threshold}")
@@ -185,7 +189,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 
 
 def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Keys as the bytes of their texts, with the end of each text, because ledgers store arrays."""
+    """Keys as an array of bytes with the end of each text, because ledgers store only arrays."""
     texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -233,8 +237,8 @@ def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarr
 def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
     if (capacity is None) != (relation is NeighboringRelation.REPLACE_ONE):
         raise ValueError(
-            "capacity must be given under add-or-remove-one, where the number of records is"
-            f" private, and not under replace-one; got {capacity}"
+            "capacity must be given under add-or-remove-one, where the number of records is "
+            f"private, and must be None under replace-one, got {capacity}"
         )
     if capacity is None:
         if n == 0:
@@ -259,8 +263,8 @@ def _sorted_counts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The words of each key that occurs, and its number of people, both padded with zeros.
 
-    It counts on the host: compiling a program for it would take longer than sorting a million keys.
-    All arrays have the public size, whatever the number of people.
+    The counting runs on the host, because compiling a program would take longer than sorting a
+    million keys. All arrays have the public size, so the time does not reveal the number of people.
     """
     m = known.shape[1]
     same = np.all(words[:, :, None] == words[:, None], axis=-1) & known[:, None]
@@ -270,7 +274,7 @@ def _sorted_counts(
     order = np.lexsort((*words.reshape(known.size, -1).T[::-1], absent))
     ordered, counted = words.reshape(known.size, -1)[order], ~absent[order]
     starts = np.any(ordered != np.roll(ordered, 1, axis=0), axis=1) | (np.arange(len(order)) == 0)
-    # Entries that count nowhere have a place behind all others.
+    # Entries that are not counted are sorted to the end.
     place = np.where(counted, np.cumsum(starts & counted) - 1, len(order))
     keys = np.zeros((len(order) + 1, ordered.shape[1]), np.uint32)
     keys[place] = ordered
@@ -278,10 +282,10 @@ def _sorted_counts(
 
 
 def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """All counts with noise, drawn in chunks of one size, which share a small program.
+    """All counts with noise. It is drawn in chunks of equal size, which share one compiled program.
 
-    All chunks have the scale for all counts at once, and independent keys. So the noise of a count
-    does not depend on its place.
+    Each chunk has its own key, and the noise scale is calibrated to all counts at once. So the
+    noise of a count does not depend on its position.
     """
     like = jax.ShapeDtypeStruct(counts.shape, counts.dtype)
     calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)

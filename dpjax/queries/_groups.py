@@ -60,7 +60,8 @@ class Groups:
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
             kind = "texts" if isinstance(column, Texts) else "numbers"
             raise TypeError(
-                f"keys must be {kind}, as in their column, got {_checks.shown(self.keys)}"
+                f"keys must be {kind}, like the entries of their column, got "
+                f"{_checks.shown(self.keys)}"
             )
         if isinstance(column, Texts):
             wanted, words = fingerprints(self.keys), jnp.asarray(column.words)
@@ -76,15 +77,15 @@ class Groups:
         return jnp.where(known, _places(words, wanted), -1)
 
     def _check_held_by(self, dtype: np.dtype) -> None:
-        """Refuses keys that floats of this dtype cannot distinguish from neighboring integers."""
+        """Refuses keys that this float dtype cannot distinguish from neighboring integers."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return
         largest = max(map(abs, map(int, self.keys)))
         if largest >= largest_whole(dtype):
             raise ValueError(
-                f"keys must be below {largest_whole(dtype)} in a column of {dtype}, which cannot"
-                f" distinguish larger integers, got {largest}: give the column as"
-                f" integers{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
+                f"keys must be below {largest_whole(dtype)} in a column of {dtype}, because "
+                f"{dtype} cannot distinguish larger integers, got {largest}: pass the column as "
+                f"integers{' or float64' if dtype.itemsize < 8 else ''}, or as texts"
             )
 
     @property
@@ -100,7 +101,7 @@ class Groups:
 
 
 def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
-    """Numbers as int64 keys, and whether each of them is a key. Call it with x64 enabled."""
+    """Numbers as int64 keys, and whether each number is a valid key. Call this with x64 enabled."""
     if isinstance(column, Numbers):
         numbers, known = column.exact()
     else:
@@ -154,7 +155,9 @@ def _checked_keys(keys: object) -> tuple[int, ...] | tuple[str, ...]:
     if isinstance(keys, (str, set, frozenset, Mapping)) or not hasattr(keys, "__iter__"):
         raise TypeError(f"{wanted}, got {_checks.shown(keys)}")
     if _checks.is_traced(keys):
-        raise TypeError(f"{wanted}, known before tracing")
+        raise TypeError(
+            f"{wanted}, got traced values: pass them as Python values, known before tracing"
+        )
     found: list[Any] = [_plain(key, wanted) for key in keys]  # pyright: ignore
     if not found or len({isinstance(key, str) for key in found}) > 1:
         raise TypeError(
@@ -185,7 +188,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
     needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
 
     def before(row: jax.Array) -> jax.Array:
-        """Whether a row of `ascending` comes before each row of words."""
+        """For each row of `words`, whether the given row of `ascending` comes before it."""
         found = jnp.zeros(row.shape, bool)
         for word in range(needed - 1, -1, -1):
             one = ascending[:, word].at[row].get(mode="promise_in_bounds")
@@ -220,8 +223,8 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
         found = of_each_record("column", column, records)
     if isinstance(found, jax.Array) and jnp.issubdtype(found.dtype, jnp.floating):
         raise TypeError(
-            f"column must give an integer for each record, got {found.dtype}: round it, as by"
-            " jnp.floor(x).astype(int)"
+            f"column must give an integer for each record, got {found.dtype}: convert floats to "
+            "integers, for example by jnp.floor(x).astype(int)"
         )
     return found
 
@@ -229,8 +232,8 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
 def _columns(records: Database) -> dict[str | int, PyTree]:
     """The columns of a table, a tuple or an array of shape (n, d)."""
     if isinstance(records, ONE_ARRAY):
-        # In an array of another rank, an axis that belongs to a record could be mistaken for the
-        # columns.
+        # Only the columns of a matrix count as columns. An array of another rank has none, because
+        # one of the axes of a record could be mistaken for columns.
         return {j: records[:, j] for j in range(records.shape[1] if records.ndim == 2 else 0)}
     return dict(records) if isinstance(records, Mapping) else dict(enumerate(records))
 
@@ -248,7 +251,8 @@ def _picked(records: Database, column: str | int) -> PyTree:
 def _without(records: Database, column: str | int) -> PyTree:
     """All columns except one.
 
-    If a single column remains, it becomes an array. If no column remains, the given one stays.
+    The records without a column. If a single column remains, the result is its array. If no column
+    would remain, nothing is removed.
     """
     rest = {name: x for name, x in _columns(records).items() if name != column}
     if len(rest) == 1:
@@ -400,10 +404,12 @@ def by(
     keys: Sequence[int] | Sequence[str],
     of: str | int | None = None,
 ) -> GroupedQuery | GroupedScores:
-    """A query for every group at once: a leading axis of groups, one for each public key.
+    """A query for every group at once.
+
+    Its value has a leading axis of groups, one for each public key.
 
     Args:
-        query: any `Query`, or the scores of quantiles, including queries that are already by group.
+        query: any `Query`, including a query that is already by group, or the scores of quantiles.
         column: the column with the key of each record: the name of a column of a table, the index
             of a column of an array of shape (n, d) or of a tuple, or a function of one record.
             Texts are compared with texts; in a column of objects, a number becomes the text of its
@@ -414,7 +420,7 @@ def by(
             is missing or not in this list is in no group.
         of: the name or index of the column that the query receives; None for all other columns. If
             only one other column is left, the query receives it as an array. If `column` is a
-            function, None means all columns.
+            function, None means that the query receives all columns.
 
     Returns:
         A `GroupedQuery`, which `dpjax.privatize` releases. For scores of quantiles, it returns a
@@ -469,8 +475,8 @@ def _check_of_rows(query: object) -> None:
     """Refuses a query of people, because a person may be in several groups."""
     if getattr(query, "privacy_unit", RECORD) != RECORD:
         raise TypeError(
-            "query must be about rows, got one by person, but a person may be in several groups:"
-            " apply by first, as in by_person(by(query, ...), ...)"
+            "query must be about rows, got a query by person: a person may be in several "
+            "groups. Group the rows first, as in by_person(by(query, ...), ...)"
         )
 
 
@@ -522,12 +528,14 @@ def split_by(
 
     Raises:
         TypeError: as `by` does.
-        ValueError: as `by` does; or if arrays come without a capacity, or `PaddedRecords` with one.
+        ValueError: as `by` does; or if arrays are given without a capacity, or `PaddedRecords` with
+            a capacity.
 
     Formal guarantees:
-        The parts are disjoint, by the proof of `by`. So releases about different parts, under
-        add-or-remove-one, cost their maximum: `ledger.parallel`. A capacity equal to the number of
-        records would reveal that number, for example by the grid and the noise of a sum.
+        The parts are disjoint, by the proof of `by`. So under add-or-remove-one, releases about
+        different parts cost only as much as the most expensive part: see `ledger.parallel`. A
+        capacity equal to the number of records would reveal that number, for example by the grid
+        and the noise of a sum.
 
     Source:
         The argument above.
@@ -561,8 +569,8 @@ def reach_by_group(reach: Reach, groups: int) -> Reach:
     """
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # The norm of all values is a norm (`across`) of each group's norm (`within`).
-        # docs/proofs/groups.md has the proof.
+        # The norm of all values together is the norm `across` of the vector of the groups' norms,
+        # each measured by `within`. docs/proofs/groups.md has the proof.
         across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
         added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:

@@ -1,14 +1,14 @@
-"""Intervals of private statistics: from intervals of their noisy sums, or simulated.
+"""Confidence intervals of private statistics, from intervals of their noisy sums or by simulation.
 
-The distance of a noisy sum from the true sum is bounded by noise and rounding. A quotient or a
-product of sums is between its values at the corners of their intervals. If a number depends on k
-sums, it uses k intervals that are simultaneously correct at the given confidence.
+The distance of a noisy sum from the true sum is bounded by noise and rounding. The extremes of a
+quotient or a product of sums are at the ends of the sums' intervals. If a number depends on k sums,
+it uses k intervals that are simultaneously correct at the given confidence.
 
 Other statistics use a parametric bootstrap. The released sums replace the true sums, and simulated
 noise shows how far the statistic of noisy sums is from the statistic of the sums. This is valid if
 the statistic is nearly linear over the range of the noise. These statistics come from eigenvectors
-of a noisy matrix, so the noise must be small compared with the gaps between eigenvalues. If it is
-not, the statistic provides a least half-width.
+of a noisy matrix, so the noise must be small compared with the gaps between eigenvalues. If the
+noise is not small, the interval has at least a half-width that the statistic provides.
 """
 
 import functools
@@ -38,7 +38,7 @@ def _of_mean(
 ) -> Ends:
     """An average of numbers in [lower, upper]: the middle of the interval, plus a sum over a count.
 
-    The count is in units of half of the interval, so the quotient is in [-1, 1].
+    Both are scaled by half of the interval, so the quotient of sum and count is in [-1, 1].
     """
     lower, upper, n = facts["lower"], facts["upper"], measured["n"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
@@ -60,7 +60,7 @@ def _of_moments(
 ) -> Ends:
     """An average, and a variance or covariance, of vectors in a public ball.
 
-    In units of its radius, a covariance is E[x y] - E[x] E[y].
+    Numbers are in units of the ball's radius. A covariance is E[x y] - E[x] E[y].
     """
     del value
     private_n = measured["n"] is None
@@ -72,7 +72,8 @@ def _of_moments(
     mean = tuple(end[..., 0, 1:] for end in averages(1))
     across, alone = (_covariance(*averages(parts)) for parts in (3, 2))
     same = np.eye(mean[0].shape[-1], dtype=bool)
-    # The variance of one coordinate depends on only two sums, and it is not negative.
+    # The variance of one coordinate depends on only two sums, so its interval is narrower than that
+    # of a covariance. It is never negative.
     spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
     spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
     middle = np.asarray(facts["middle"])
@@ -115,7 +116,8 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
     n = measured["n"]
     count = (low[..., :1], high[..., :1]) if n is None else (n[..., None],) * 2
-    # Records at the edge of the ball are shrunk by this fraction, and products by twice this.
+    # Records at the edge of the ball are shrunk by up to this fraction, so their products are
+    # shrunk by up to twice this fraction.
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
@@ -133,8 +135,9 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
     largest, least = np.max(corners, axis=0), np.min(corners, axis=0)
     same = np.eye(corners.shape[-1], dtype=bool)
     crosses = low[..., 0, 1:] * high[..., 0, 1:] <= 0
-    # On the diagonal both factors are the same number. Its least square is 0 if the ends have
-    # different signs. Products of two different ends are not squares, so they are not used.
+    # On the diagonal both factors are the same number. The least square is 0 if the ends of the
+    # interval have different signs. A product of two different ends is not a square, so it is not
+    # used.
     squares = np.minimum(low[..., 0, 1:] ** 2, high[..., 0, 1:] ** 2)
     square = np.where(crosses, 0, squares)[..., None, :]
     least = np.where(same, square, least)
@@ -160,8 +163,9 @@ class Statistic(NamedTuple):
 
 
 STATISTICS: dict[str, Statistic] = {}
-# Simulation is trusted for eigenvectors if the gap between their eigenvalues is at least this many
-# times the error. By Weyl's inequality, equal eigenvalues never get so far apart by noise.
+# Simulated intervals of eigenvectors are trusted only if the gap between their eigenvalues is at
+# least this many times the error. By Weyl's inequality, the noise can separate equal eigenvalues by
+# at most twice the error.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -171,7 +175,7 @@ _LARGEST_CONFIDENCE = 0.995
 def _of_draws(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The value, plus and minus a quantile of the distances of draws around it."""
+    """The value, plus and minus a quantile of the distances of simulated values from it."""
     if confidence > _LARGEST_CONFIDENCE:
         raise ValueError(
             f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
@@ -206,18 +210,19 @@ def _of_draws(
 
 
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
-    """Flips the signs of drawn rows to agree with the value, because a direction has no sign."""
+    """Flips the signs of simulated directions to agree with the value: a direction has no sign."""
     if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
 
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The statistic and the matrix of the sums, and then of many sums with fresh noise."""
+    """The statistic and its matrix, for the released sums and for many copies with fresh noise."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError(
-            "intervals are not simulated for a batch of releases: take the releases one by one"
+            "an interval of this statistic cannot be simulated for a batch of releases: call "
+            "interval() on each release separately"
         )
     scale = facts["arrays"][0]["scale"]
     # The sums are public, and serve as the seed, so that an interval is the same at every call.

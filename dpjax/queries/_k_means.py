@@ -45,7 +45,7 @@ _CANDIDATES = 32
 # The number of runs of k-means on the cells, and the steps of each run.
 _RESTARTS = 64
 _STEPS = 10
-# A cell counts as empty if its count is at most this many standard deviations of the noise.
+# A cell counts as empty if its noisy count is at most this many standard deviations of the noise.
 _DEVIATIONS = 2
 # A bound on rounding errors in float32, relative to the radius or to a count.
 _FLOATS = 2.0**-20
@@ -75,8 +75,8 @@ def private_k_means(
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. An
-            infinite record counts as the center of the ball.
+        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of such an
+            array. An infinite record counts as the center of the ball.
         clusters: k, at least 1.
         radius: the radius of the ball that records are clipped to, public.
         center: the center of the ball, public: an array of shape (d,), or a number for all
@@ -92,14 +92,15 @@ def private_k_means(
 
     Returns:
         A `Release` of {"centers": shape (k, d), "counts": shape (k,)}. The counts are the noisy
-        counts of the last iteration, which assigned records to the centers before its update. The
-        `interval` of the release covers the noise of the last iteration: it is about the mean and
-        the number of the records that this iteration assigned to each cluster.
+        counts of the last iteration. They refer to the centers before its update, to which it
+        assigned the records. The `interval` of the release covers the noise of the last iteration:
+        it is about the mean and the number of the records that this iteration assigned to each
+        cluster.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation, for the start and all iterations together. Each of
@@ -108,12 +109,13 @@ def private_k_means(
         cells do not depend on records, and the initial centers are post-processing. In units of the
         radius, adding a record changes the count and the sum of one cluster by at most sqrt(1 + 1).
         A replaced record either stays in its cluster and changes the sum by at most 2, or changes
-        its cluster, and then both clusters change by at most sqrt(2 + 2) = 2. An open ledger counts
-        one release. Let sigma be the standard deviation of the noise in units of the radius, z the
-        normal quantile at 1 - beta / (2 k (d + 1)), and e = sigma z. Given the assignment, with
-        probability 1 - beta all counts of an iteration are within e of the true counts, and all
-        coordinates of the center of c records within 2 e radius / (c - e). Let rho-zCDP imply
-        (epsilon, delta)-DP; then sigma is at most 2 sqrt((T + 1) / (2 rho)) for T iterations.
+        its cluster, and then both clusters change by at most sqrt(2 + 2) = 2. An open ledger
+        records the start and all iterations as one release. Let sigma be the standard deviation of
+        the noise in units of the radius, z the normal quantile at 1 - beta / (2 k (d + 1)), and e =
+        sigma z. Given the assignment, with probability 1 - beta all counts of an iteration are
+        within e of the true counts, and all coordinates of the center of c records within 2 e
+        radius / (c - e). Let rho-zCDP imply (epsilon, delta)-DP; then sigma is at most 2 sqrt((T +
+        1) / (2 rho)) for T iterations.
 
     Source:
         Blum, Dwork, McSherry and Nissim, "Practical privacy: the SuLQ framework" (2005). Su, Cao,
@@ -161,11 +163,11 @@ def released_clusters(
     missing: Literal["drop", "center"] = "drop",
     groups: tuple[np.ndarray, int] | None = None,
 ) -> Release:
-    """The release of `private_k_means`, or such a release for each group, all paid for as one.
+    """The release of `private_k_means`, or of each group's clusters, paid for as one release.
 
-    `groups` has the group of each slot, below 0 for none, and the number of groups. An added record
-    is in one group, so the draws for all others have the same distribution with and without it. A
-    replaced record may be in two, so groups are refused under replace-one.
+    `groups` contains the group of each slot (below 0 for no group) and the number of groups. An
+    added record is in one group, so it does not change the distribution of the releases of other
+    groups. A replaced record may change two groups, so groups are refused under replace-one.
     """
     check_key(key)
     drops = drops_missing(missing, "center")
@@ -181,7 +183,7 @@ def released_clusters(
         )
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    cells = max(32, 4 * k)  # So many cells that two clusters rarely share one.
+    cells = max(32, 4 * k)  # With this many cells, two clusters rarely share a cell.
     reach = _reach(relation, bits, dims=cells * (1 + dims))
     sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
@@ -239,9 +241,10 @@ def released_clusters(
 def _share_of(
     sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
 ) -> tuple[AdditiveMechanism, Guarantee]:
-    """The Gaussian mechanism for one of several releases, and the guarantee of all together."""
+    """The Gaussian mechanism of one of several equal releases, and the guarantee of all of them."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
-    # The factor rounds down: if the parts added up to more than delta, no epsilon would be enough.
+    # The factor rounds down: if the deltas of the releases added up to more than delta, no epsilon
+    # would be enough.
     part = delta / releases * (1 - 2.0**-40)
 
     def runs(share: float) -> tuple[AdditiveMechanism, Guarantee]:
@@ -261,7 +264,7 @@ def _share_of(
         mechanism, guarantee = runs(enough)
         mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
     except ValueError:
-        # Errors from inside would name the epsilon of one release, which the caller did not pass.
+        # The original error names the epsilon of one release, which the caller did not pass.
         raise ValueError(
             f"no Gaussian noise fits {releases} releases at epsilon={epsilon:g} and"
             f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
@@ -304,8 +307,8 @@ def _next(
 def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
     """The index of the nearest center for each record in the ball.
 
-    It is computed in integers, so a record gets the same center in every slot. Coordinates have 14
-    bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
+    Distances are compared in integers, so a record is assigned to the same center in every slot.
+    Coordinates have 14 bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
     """
     coarse_x = x >> (RADIUS_BITS - _BITS)
     coarse_centers = jnp.round(centers * 2.0**_BITS).astype(jnp.int32)
@@ -318,7 +321,8 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
 def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
     """Points spread over the unit ball: each is the random candidate farthest from earlier ones.
 
-    The algorithm is by Gonzalez (1985). It draws in float32, so x64 does not change the points.
+    The algorithm is by Gonzalez (1985). Points are drawn in float32, so enabling x64 does not
+    change them.
     """
     candidates = _points_of_ball(key, _CANDIDATES * count, dims)
 
@@ -337,7 +341,7 @@ def clusters_of_cells(
 ) -> jax.Array:
     """The best of many k-means runs on the centers of cells, weighted by their noisy counts.
 
-    Each run starts like k-means++, Arthur and Vassilvitskii (2007), and computes in float32.
+    Each run is initialized by k-means++ (Arthur and Vassilvitskii, 2007), and computes in float32.
     """
     points = cells.astype(jnp.float32)
     weights = jnp.where(counts > _DEVIATIONS * noise, counts, 0).astype(jnp.float32)
@@ -361,7 +365,8 @@ def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) ->
     """Points drawn by weight times the squared distance from earlier points."""
 
     def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # The small number avoids log(0) for all points when no weight is left.
+        # Adding a small number avoids log(0) at all points, if all points with weight are already
+        # centers.
         point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
         return jnp.minimum(nearest, _squares(points - point[None])), point
 

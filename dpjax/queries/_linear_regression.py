@@ -30,9 +30,9 @@ from dpjax.queries._second_moments import (
 )
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# The first coordinate of (1/2, x, y). It is below 1 because noise on products matters more than
-# noise on sums: the regression divides products by the variance of x, which is small in units of
-# the radius.
+# The first coordinate of (1/2, x, y). This weight is below 1 because noise on products matters more
+# than noise on sums: the regression divides products by the variance of x, which is small in units
+# of the radius.
 _WEIGHT = Fraction(1, 2)
 
 
@@ -58,7 +58,7 @@ def private_linear_regression(
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: {"x": shape (n, d), "y": shape (n,)}; under add-or-remove-one a `PaddedRecords` of
-            it. An infinite x or y counts as 0.
+            this dict. An infinite x or y counts as 0.
         x_radius: the largest norm of x that is not clipped, public.
         y_radius: the largest |y| that is not clipped, public.
         epsilon: the epsilon of the guarantee.
@@ -68,8 +68,8 @@ def private_linear_regression(
         relation: which databases are neighbors; None takes the relation of an open ledger, or else
             replace-one.
         name: identifies these records for a `dpjax.Ledger`, as in `dpjax.privatize`.
-        by: {column: its public keys} for every group, as for `private_mean`. The columns are in the
-            database beside x and y.
+        by: {column: its public keys} for every group, as for `private_mean`. The database contains
+            these columns in addition to x and y.
         missing: "drop" leaves out a record with a missing number (NaN). "center" replaces a missing
             number in x or y by 0.
 
@@ -78,8 +78,8 @@ def private_linear_regression(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another structure, or n
-            is private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another structure, or n is
+            private and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. One release has noise on n / 4, on half of the sums
@@ -120,9 +120,9 @@ def private_linear_regression(
     records = inside_groups(records, by)
     if not isinstance(records, Mapping) or set(records) != {"x", "y"}:
         raise ValueError(
-            f'database must be {{"x": array of shape (n, d), "y": array of shape (n,)}}, got'
-            f" {_checks.described(records)}; of a table make it by"
-            ' {"x": numpy.stack([table[name] for name in names], axis=1), "y": table[name_of_y]}'
+            'database must be {"x": array of shape (n, d), "y": array of shape (n,)}, got '
+            f"{_checks.described(records)}; to make it from a table, use "
+            '{"x": numpy.stack([table[name] for name in names], axis=1), "y": table[name_of_y]}'
         )
     check_numbers("x of database", records["x"], (slots, None))
     check_numbers("y of database", records["y"], (slots,))
@@ -172,7 +172,7 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
     products = products[:-1].at[:, :-1].add(jnp.diag(penalty))
     matrix, right = products[:, :-1], products[:, -1]
     eigenvectors, values = lax.linalg.eigh(matrix)
-    # Without this floor, noise could make an eigenvalue 0 and the weights infinite.
+    # Without this floor, noise could make an eigenvalue 0, and then the weights would be infinite.
     floor = moments.noise * math.sqrt(size)
     found = eigenvectors @ (eigenvectors.T @ right / jnp.maximum(values, floor))
     line = {
@@ -183,7 +183,7 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Infinite if records nearly lie in a hyperplane, because noise then determines the line."""
+    """Infinite if records are nearly in a hyperplane: then noise determines the line."""
     del facts
     flat = np.where(values[..., 0] < CLEAR * error, np.inf, 0.0)
     return {"weights": flat[..., None], "intercept": flat}
@@ -204,7 +204,7 @@ def _line_query(
 
 
 def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """How much a record changes these entries; see "Lines" in docs/proofs/shorter.md."""
+    """How much a record changes the triangle; see "Lines" in docs/proofs/shorter.md."""
     h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {

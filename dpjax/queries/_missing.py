@@ -1,6 +1,7 @@
 """Records with missing numbers: left out, or counted with a public number instead.
 
-Only the dtype decides whether a number can be missing, never the numbers themselves.
+Whether a column may contain missing numbers is decided by its dtype alone, never by its values,
+which are private.
 """
 
 import dataclasses
@@ -18,7 +19,10 @@ from dpjax.queries._totals import Addend
 
 
 def drops_missing(missing: str, other: str) -> bool:
-    """Whether the argument `missing` leaves records out; `other` is the choice that counts them."""
+    """Whether `missing` is "drop".
+
+    `other` is the other allowed value, which counts incomplete records.
+    """
     _checks.choice("missing", missing, ("drop", other))
     return missing == "drop"
 

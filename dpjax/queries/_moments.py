@@ -59,14 +59,14 @@ def private_mean(
 ) -> Release:
     """The average of records that are clamped to public bounds.
 
-    It adds up differences from the middle of the interval, with noise. Under replace-one the sum is
-    divided by n, which is public. Under add-or-remove-one it is divided by a noisy count, from the
-    same release.
+    The release is a noisy sum of the records' differences from the middle of the interval. Under
+    replace-one the sum is divided by n, which is public. Under add-or-remove-one the sum is divided
+    by a noisy count, from the same release.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
         database: an array of shape (n,) or (n, d); under add-or-remove-one a `PaddedRecords` of
-            one.
+            such an array.
         lower: a finite number, public.
         upper: a finite number above `lower`, public. Both are rounded inward to the dtype.
         epsilon: the epsilon of the guarantee.
@@ -80,12 +80,13 @@ def private_mean(
             number by `lower`.
 
     Returns:
-        A `Release` of floats of shape () or (d,), in [lower, upper]; by group with a leading axis.
+        A `Release` of floats of shape () or (d,), in [lower, upper]; by group, the value has a
+        leading axis of groups.
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. With h = (upper - lower) / 2, a record changes each
@@ -152,8 +153,8 @@ def _average(
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
     """The scaled number of records, and sums of their differences from the interval's middle.
 
-    The count is scaled by half of the interval, so that adding a record changes it as much as a
-    sum.
+    The count is multiplied by half of the interval's length, so that adding a record changes the
+    count by as much as a sum.
     """
     middle, half = middle_and_half(low, high)
     exponent, bits = fine_exponent(half), coarsening(capacity, bits=FINE_BITS)
@@ -203,7 +204,8 @@ def private_variance(
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
+        database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of such an
+            array.
         lower: a finite number, public.
         upper: a finite number above `lower`, public.
         epsilon: the epsilon of the guarantee.
@@ -221,8 +223,8 @@ def private_variance(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. Let h = (upper - lower) / 2, and let x in [-1, 1] be
@@ -232,7 +234,7 @@ def private_variance(
         |x - y| (1 + |x + y|) <= 9/4. Under replace-one and Laplace noise, let
         e = 9 ln(2 / beta) / (4 epsilon n). With probability 1 - beta the variance is within
         h^2 (e + 2 e + e^2) of the true variance, and rounding adds h^2 (2^-13 + 2^-12 / n). By
-        group n is noisy too, as for `private_mean`.
+        group, n is also estimated from the release, as for `private_mean`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006), for sums of statistics.
@@ -290,8 +292,8 @@ def private_covariance(
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of one. An
-            infinite record counts as the center.
+        database: an array of shape (n, d); under add-or-remove-one a `PaddedRecords` of such an
+            array. An infinite record counts as the center.
         radius: the radius of the ball, public.
         center: the center of the ball, public: an array of shape (d,), or a number for all
             coordinates.
@@ -309,8 +311,8 @@ def private_covariance(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         (epsilon, delta)-DP under the relation. One release has noise on n, on the sum, and on the
@@ -378,14 +380,14 @@ def private_pca(
 
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
-        ValueError: if a parameter is out of range, a database has another shape, or n is
-            private and it is not a `PaddedRecords`.
+        ValueError: if a parameter is out of range, a database has another shape, or n is private
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         The guarantees of `private_covariance`: the rest is post-processing. Let E be the error of
         the covariance. Each variance is within ||E||_2 of the true variance, by Weyl's inequality.
-        By the inequality of Davis and Kahan, the sine of the angle between the first component and
-        the true one is at most 2 ||E||_2 / (gap of the first two variances).
+        By the inequality of Davis and Kahan, the sine of the angle between the released and the
+        true first component is at most 2 ||E||_2 / (gap of the first two variances).
 
     Source:
         Dwork, Talwar, Thakurta and Zhang, "Analyze Gauss" (2014), Algorithm 1.
@@ -446,7 +448,10 @@ def _released_of_ball(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    """Mean and covariance in units of the records. Bounds by an ellipsoid scale each axis."""
+    """Mean and covariance in units of the records.
+
+    If the bounds are an ellipsoid, each axis is scaled.
+    """
     dtype = jnp.result_type(float)
     middle = np.asarray(ball["middle"], dtype)
     sizes = np.broadcast_to(np.asarray(ball["size"], np.float64), middle.shape)
@@ -458,7 +463,7 @@ def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, ja
 
 
 def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The components with the largest variances, and the covariance matrix behind them."""
+    """The components with the largest variances, and the covariance matrix they come from."""
     found, count = _mean_and_covariance(moments, facts), facts["components"]
     vectors, variances = lax.linalg.eigh(found["covariance"])
     components = {
@@ -470,7 +475,7 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Infinite for components whose variances nearly tie; the eigenvalue error for variances."""
+    """Least half-widths: infinite for components with nearly equal variances."""
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)
     nearest = np.minimum(np.append(far, -gaps, axis=-1), np.append(-gaps, far, axis=-1))
@@ -534,6 +539,9 @@ def public_ball(
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):
-        raise ValueError(f"center must be finite, 1 number or {dims}, got {_checks.shown(center)}")
+        raise ValueError(
+            f"center must be one finite number, or {dims} finite numbers, got "
+            f"{_checks.shown(center)}"
+        )
     middle = np.broadcast_to(middle, dims).astype(jnp.result_type(float))
     return lambda records: (records.astype(middle.dtype) - middle[None]) / size, middle, size

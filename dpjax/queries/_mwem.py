@@ -1,12 +1,12 @@
 """MWEM: a table for many linear queries, learned from noisy answers to a few of them.
 
-Each round selects the query whose answer is worst so far, by the exponential mechanism. It measures
-this query with Laplace noise, and multiplies the cells of the table to improve the answer. True
-answers are integers, and so are the errors that serve as scores. The table is computed from
-releases alone, so its rounding costs no privacy.
+In each round, the exponential mechanism selects a query that the table answers badly so far. The
+round measures the answer of this query with Laplace noise, and multiplies the cells of the table by
+factors that improve the table's answer. True answers are integers, and so are the errors that serve
+as scores. The table is computed from releases alone, so its rounding costs no privacy.
 
-Drawing an index may fail, and is then tried again. A single loop over all tries starts fewer
-kernels on a GPU than nested loops over rounds and tries.
+A try to draw an index may fail, and is then repeated. A single loop over all tries starts fewer
+kernels on a GPU than a loop over rounds with an inner loop over tries.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ from dpjax.release._mechanism import SensitivityMechanism
 _MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
-# The number of updates that a GPU computes in one kernel. A longer kernel would compile slowly.
+# The number of updates that a GPU computes in one kernel. A kernel with more updates would take
+# long to compile.
 _MOST_AT_ONCE = 16
 
 
@@ -94,13 +95,13 @@ class MwemTable:
 
     Attributes:
         average: the average of the tables at the start of each round, floats of the shape of the
-            workload's table. Its error has a bound. Pass it to `workload.answers`.
+            workload's table. `Mwem.error` bounds its error. Pass it to `workload.answers`.
         last: the table after the last round, which is usually better in practice.
         queries: int32 of shape (rounds,), the index of the query measured in each round.
         measurements: shape (rounds,), the noisy answers to these queries.
 
     Formal guarantees:
-        See the release that contains it.
+        Those of the release that contains this table.
     """
 
     average: jax.Array
@@ -114,7 +115,7 @@ class Mwem(SensitivityMechanism):
     """Multiplicative weights and the exponential mechanism; made by `mwem`.
 
     Attributes:
-        sensitivity: the most that one record changes a single answer.
+        sensitivity: a bound on how much one record changes any single answer.
         epsilon: the epsilon of the guarantee.
         workload: the queries.
         rounds: the number of rounds; each measures one query.
@@ -139,7 +140,7 @@ class Mwem(SensitivityMechanism):
 
     @property
     def selection(self) -> SelectionMechanism:
-        """Selects the query with the worst answer, in each round."""
+        """The mechanism that selects a badly answered query in each round."""
         return exponential(self.sensitivity, self._part)
 
     @property
@@ -158,7 +159,7 @@ class Mwem(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """The sum over rounds, for selections with bounded range and for measurements."""
+        """The zCDP cost of all rounds: selections, which have bounded range, and measurements."""
         spent = [part.zcdp[0] for part in self._parts]
         return self.rounds * math.fsum(spent) * (1 + 1e-12), 0.0
 
@@ -189,7 +190,8 @@ class Mwem(SensitivityMechanism):
             tried, found, query = tried_index(keys[number, 0], tries, errors, of_scores)
             drawn = jax.tree.map(lambda limb: limb[number], noise)
             noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
-            # A lane that waits for other lanes repeats its try, and finds the same query again.
+            # Under `vmap`, a lane that waits for other lanes repeats its try with the same random
+            # numbers, and selects the same query again.
             tries = jnp.where(found, tries, tried)
             answer = jnp.where(query < 0, jnp.nan, noisy)
             return Measured(_in_all_lanes(found), tries, query, answer)
@@ -222,7 +224,7 @@ class Mwem(SensitivityMechanism):
         answers = self.workload.answers(table.reshape(self.workload.cells))
         integers = jnp.clip(jnp.round(answers), -_LARGEST_FLOAT, _LARGEST_FLOAT).astype(jnp.int32)
         now = measure(number, state.tries, integers)
-        # If no query was selected, the next try overwrites these entries.
+        # If this try selected no query, the next try overwrites these entries.
         row = self.workload.row(now.query).ravel().astype(dtype) / self._entry
         rows = state.rows.at[number].set(row)
         answer = jnp.clip(now.answer / self._entry, -n, n)
@@ -246,7 +248,7 @@ class Mwem(SensitivityMechanism):
         number: jax.Array,
         updates: jax.Array,
     ) -> jax.Array:
-        """The log weights after updates: first for the new query, then for all queries in turn."""
+        """The log weights after a round's updates: for the new query, and then for every query."""
         several = min(self.rounds, _MOST_AT_ONCE)
 
         @jax.jit  # Jitted so that it is traced once, although a block of updates calls it often.
@@ -296,7 +298,7 @@ class Mwem(SensitivityMechanism):
             value: integers of shape (queries,).
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         answers = _checks.saturating_cast(_checks.real_arrays("value", value), jnp.int32)
         return jnp.clip(answers, -_LARGEST, _LARGEST)
@@ -333,10 +335,12 @@ class Mwem(SensitivityMechanism):
         scores = jax.ShapeDtypeStruct(self.workload.shape, jnp.uint32)
         off = self.measurement.error(confidence=1 - missed, like=answer)
         gap = self.selection.score_gap(confidence=1 - missed, like=scores, simultaneous=True)
-        updates = 1 + self.replays * (self.rounds + 1) / 2  # The number in an average round.
+        # The number of updates in an average round.
+        updates = 1 + self.replays * (self.rounds + 1) / 2
         learned = 4 * (self.records * self._entry) ** 2 / self.rounds
         cells = math.prod(self.workload.cells)
-        # The two compared answers are each rounded to integers, with an error of 1/2.
+        # The true answer and the table's answer are each rounded to an integer, with an error of at
+        # most 1/2.
         return (learned * math.log(cells) + off**2 * updates) ** 0.5 + gap + 1
 
 
@@ -366,7 +370,8 @@ def mwem(
         records: n if it is public, as under replace-one; otherwise a public guess, or a noisy
             count, which costs extra budget.
         replays: how often each round repeats the updates of all measurements so far, at most 2^10.
-            0 is the algorithm that the paper analyzes, whose steps are small.
+            With 0, this is the algorithm that the paper analyzes, which learns slowly because its
+            steps are small.
         relation: which databases are neighbors; None takes the relation of an open ledger, or else
             replace-one.
 
@@ -412,8 +417,8 @@ def mwem(
     replays = _checks.integer("replays", replays, least=0, most=2**10)
     if (updates := replays * rounds * (rounds + 1) // 2) > _MOST_UPDATES:
         raise ValueError(
-            f"rounds and replays must make at most {_MOST_UPDATES:,} updates, got {rounds} and"
-            f" {replays}: {updates:,}"
+            f"rounds and replays must make at most {_MOST_UPDATES:,} updates, got {updates:,} "
+            f"updates for rounds={rounds} and replays={replays}"
         )
     return Mwem(sensitivity, epsilon, workload, rounds, records, replays)
 

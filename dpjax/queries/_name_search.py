@@ -27,7 +27,8 @@ def changed_records(difference: jax.Array) -> jax.Array:
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
-# The state at a level: whether each slot has a prefix, and the slot of each person (-1 for none).
+# The state at a level: whether each slot contains a prefix, and the slot of each person's prefix
+# (-1 if the prefix is not searched).
 _State = tuple[jax.Array, jax.Array]
 
 
@@ -56,7 +57,7 @@ class NameSearch(SensitivityMechanism):
 
     @property
     def zcdp(self) -> tuple[float, float]:
-        """The cost of `width` levels at epsilon / width: rho = epsilon^2 / (2 width), delta = 0."""
+        """The zCDP cost of all levels together: rho = epsilon^2 / (2 width) and delta = 0."""
         rho, delta = super().zcdp
         return rho / self.width, delta
 
@@ -68,8 +69,8 @@ class NameSearch(SensitivityMechanism):
     def _check_value(self, value: Value) -> None:
         if not jax.tree_util.all_leaves([value]) or value.ndim != 2 or value.shape[1] != self.width:
             raise ValueError(
-                f"value must be codes of names, shape (n, {self.width}), as targets.encode_text"
-                f" makes them, got {_checks.described(value)}"
+                f"value must be an array of codes of names, shape (n, {self.width}), made by "
+                f"dpjax.targets.encode_text, got {_checks.described(value)}"
             )
         if jnp.issubdtype(value.dtype, jnp.floating):
             raise TypeError(f"value must hold integer codes, got dtype {value.dtype}")
@@ -80,13 +81,13 @@ class NameSearch(SensitivityMechanism):
         return (self.capacity * _SYMBOLS,)
 
     def clamped(self, value: Value) -> jax.Array:
-        """The codes that are counted. All codes above 26 become 27, which represents no person.
+        """The codes that are counted. Every code above 26 becomes 27, which stands for no person.
 
         Args:
             value: integer codes of shape (n, width).
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         return in_range(_checks.real_arrays("value", value), _NOBODY + 1)
 
@@ -100,8 +101,8 @@ class NameSearch(SensitivityMechanism):
             noisy = jnp.where(asked, drawn, _NOT_ASKED)
             return self._descend(noisy, places), noisy
 
-        # Under `shard_map`, the initial carry of a loop must vary over devices like the key. So
-        # this computes a zero from the key.
+        # Under `shard_map`, the initial carry of a loop must vary over devices like the final
+        # carry. So this zero is computed from the key, which varies over devices.
         zero = (jax.random.key_data(key)[0] & np.uint32(0)).astype(jnp.int32)
         codes = self.clamped(value) + zero
         steps = jax.random.split(key, self.width), codes.T
@@ -131,7 +132,7 @@ class NameSearch(SensitivityMechanism):
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Whether each child is searched, how many people it has, and each person's child."""
+        """Whether each child is searched, its number of people, and the child of each person."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
@@ -147,7 +148,7 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The most frequent children that reach the threshold, and whether each slot has a child.
+        """The most frequent children that reach the threshold, and which slots contain a child.
 
         Names that end here are not searched further. The result depends on noisy counts alone.
         """
@@ -159,7 +160,7 @@ class NameSearch(SensitivityMechanism):
         return (np.arange(noisy.size) % _SYMBOLS != _END) & (noisy >= self.threshold)
 
     def cut_off(self, counts: jax.Array | np.ndarray) -> bool:
-        """Whether a prefix that reached the threshold was left out, for lack of capacity.
+        """Whether a prefix that reached the threshold was left out, because capacity was used up.
 
         Args:
             counts: the value of a release.
@@ -226,13 +227,14 @@ def name_search(
     of the name, and counts the people in each case, with integer Laplace noise. A name is found if
     the noisy count of its end is at least `threshold`. Extensions with a noisy count of at least
     `threshold` become the prefixes of the next level. If there are more than `capacity` of them,
-    only the most frequent ones do.
+    only the most frequent ones become prefixes of the next level.
 
     Args:
         epsilon: the epsilon of all levels together, above 0; each level spends epsilon / width.
         width: how many letters of a name count, at least 1; a longer name is cut off.
         threshold: at least 1. If it is above `error(confidence=p, simultaneous=True)`, then with
-            probability p the search finds no name, and follows no prefix, that nobody has.
+            probability p every name that the search finds, and every prefix that it follows,
+            belongs to somebody.
         capacity: the most prefixes of a level, at least 1.
         relation: which databases are neighbors; None takes the relation of an open ledger, or else
             replace-one.

@@ -30,8 +30,8 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
     Formal guarantees:
         Under add-or-remove-one the number of records is private. A plain array reveals it by its
         shape, by memory and by running time; an empty array reveals it by an error. `PaddedRecords`
-        do not reveal it, for databases of at most `capacity` records. But the running time of this
-        function depends on the number of records and on their texts.
+        do not reveal the number, for databases of at most `capacity` records. But the running time
+        of this function depends on the number of records and on their texts.
 
     Source:
         The argument above.
@@ -66,7 +66,9 @@ def check_capacity(capacity: int, n: int) -> int:
     """The number of slots, if it is enough for n records."""
     capacity = _checks.integer("capacity", capacity, least=1)
     if n > capacity:
-        raise ValueError(f"capacity must be enough for every database, got {capacity} for {n}")
+        raise ValueError(
+            f"capacity must be enough for every database, got capacity={capacity} for {n} records"
+        )
     return capacity
 
 

@@ -231,11 +231,11 @@ def by_person(
         query: any `Query` or scores of quantiles, also by group. It receives the selected rows.
         person: the column of ids, by name or index: texts, or integers of up to 64 bits. A row
             without an id, or with a number that is not whole, belongs to nobody and is left out.
-        rows: how many rows of a person are used: the first rows. Public. With `groups`, this many
-            are used in each group.
-        groups: {column: the number of its groups in which a person counts}, public: the first
-            groups. A row without a group is left out. Use the columns that the query is grouped
-            `by`.
+        rows: how many rows of a person are used: the first rows. Public. With `groups`, up to this
+            many rows are used in each of the person's groups.
+        groups: {column: the largest number of its groups in which a person counts}, public. The
+            first groups of the person are used. A row without a group is left out. Use the columns
+            that the query is grouped `by`.
         order: a column of numbers that orders a person's rows, smallest first and missing numbers
             last. Ties, and all rows if it is None, stay in the order of the table.
         of: the column that the query receives; None for all except the column of people. If only
@@ -257,13 +257,13 @@ def by_person(
     Formal guarantees:
         Which rows of a person are selected depends only on that person's rows and their order. So
         adding or removing a person does not affect the selected rows of others. Let A and R be the
-        query's reach for one row under add-or-remove-one and replace-one. Let a person have at most
-        k rows in each of g groups, and let the query be by these groups. All rows of a person
-        change it by at most k A in the norm linf, k sqrt(g) A in l2 and k g A in l1. If another
-        person, with any number of rows, replaces this one, max(R, A) takes the place of A. If
-        `groups` has columns that the query is not grouped by, their numbers of groups multiply k.
-        With "sum", k is 1. All bounds are attained. The number of rows is private under both
-        relations. docs/proofs/people.md has the proof.
+        most that one row changes the query under add-or-remove-one and under replace-one. Let a
+        person have at most k rows in each of g groups, and let the query be by these groups. All
+        rows of a person change it by at most k A in the norm linf, k sqrt(g) A in l2 and k g A in
+        l1. If another person, with any number of rows, replaces this one, max(R, A) takes the place
+        of A. If `groups` has columns that the query is not grouped by, their numbers of groups
+        multiply k. With "sum", k is 1. All bounds are attained. The number of rows is private under
+        both relations. docs/proofs/people.md has the proof.
 
     Source:
         Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson (2020), on bounded
@@ -286,11 +286,13 @@ def by_person(
     """
     if not isinstance(query, (Query, QuantileScores, GroupedScores)):
         raise TypeError(
-            "query must be a Query or scores of quantiles, and not by person already, got"
-            f" {_checks.shown(query)}"
+            "query must be a Query or scores of quantiles that are not already by person, got "
+            f"{_checks.shown(query)}"
         )
     if query.privacy_unit != RECORD:
-        raise TypeError(f"query must be about rows, got one per {query.privacy_unit}")
+        raise TypeError(
+            f"query must be about rows, got a query with one record per {query.privacy_unit}"
+        )
     truncation = checked_truncation(person, rows, groups, order)
     by_group = isinstance(query, (GroupedQuery, GroupedScores))
     cells = dict(query.named_groups) if by_group else {}
@@ -324,14 +326,15 @@ def _view(
     if per_person is None:
         if of is not None and cells:
             raise ValueError(
-                f"of must be given to queries.by if the query is by group, got of={of!r} here"
+                f"of={of!r} must be left out here, because the query is by group: pass of= to "
+                "queries.by instead"
             )
         return View(truncation, of, bool(cells), None)
     _checks.choice("per_person", per_person, get_args(PerPerson))
     if missing := cells.keys() - dict(truncation.groups).keys():
         raise ValueError(
-            'groups must name the columns that the query is grouped by, because per_person="sum"'
-            f" makes a sum for each group, got none for {sorted(missing)}"
+            "groups must name the columns that the query is grouped by, because "
+            f'per_person="sum" makes a sum for each group: add {sorted(missing)} to groups'
         )
     return View(truncation, of, bool(cells), per_person)
 
@@ -388,10 +391,12 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """How many rows a grouped query receives. `cells` are its columns with their numbers of keys.
+    """How many rows of a person a query receives.
 
-    `cells` contains only columns with string names: an index may mean another column after the
-    column of people is removed.
+    `cells` are its group columns and numbers of keys.
+
+    `cells` contains only columns with string names: after the column of people is removed, an index
+    may refer to another column.
     """
     rows, blocks = truncation.rows if per_person is None else 1, 1
     for column, most in truncation.groups:
@@ -419,12 +424,12 @@ class RowsOfPeople:
 
 
 def groups_alone(by: By | RowsOfPeople | None) -> By | None:
-    """The groups, without the facts about people."""
+    """The groups, without the limits on people's rows."""
     return by.by if isinstance(by, RowsOfPeople) else by
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """The integers of a grouped query; a query of people if the rows belong to people."""
+    """The integers of a grouped query, on people's selected rows if rows belong to people."""
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)
     return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

@@ -31,10 +31,11 @@ from dpjax.targets._summaries import exact_probability
 
 # The most cells of the finest grid, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
-# Up to four times more cells than this are not worth the larger program that draws them.
+# If the data need up to four times this many cells, this many are used: a finer grid would not be
+# worth the larger program that draws its noise.
 _USUAL_CELLS = 2**12
-# A search stays this many scales of its noise away from the lowest and highest ranks, but at most a
-# quarter of all records.
+# A search does not go closer than this many scales of its noise to the lowest and highest ranks.
+# This distance is at most a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
 _TRUSTED = 0.8  # Estimates are clipped to their intervals at this confidence.
 _FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the larger bound.
@@ -63,7 +64,8 @@ def private_quantiles(
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
-        database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of one.
+        database: an array of shape (n,); under add-or-remove-one a `PaddedRecords` of such an
+            array.
         probabilities: one or several, each from 0 to 1, in any order. 0 is the minimum and 1 the
             maximum. A float represents the decimal that it prints.
         lower: a finite number, public.
@@ -86,13 +88,13 @@ def private_quantiles(
     Raises:
         TypeError: if a parameter is not a number, or the key not a typed key.
         ValueError: if a parameter is out of range, a database has another shape, or n is private
-            and it is not a `PaddedRecords`.
+            and the database is not a `PaddedRecords`.
 
     Formal guarantees:
         epsilon-DP under the relation, by docs/proofs/quantiles.md. An interval is the set of cells
         of a grid that are consistent with the noisy counts. It contains the quantile with
         probability at least its confidence, up to a normal approximation of sums of noise, which is
-        corrected for tails. This is true for any records, including ties and gaps.
+        corrected for tails. This holds for any records, including records with ties and gaps.
 
     Source:
         Smith (2011); Kaplan, Schnapp and Stemmer, "Differentially Private Approximate Quantiles"
@@ -144,7 +146,7 @@ def private_quantiles(
 def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Fraction, ...]:
     """The probabilities as fractions. Refuses an empty list, and numbers outside of [0, 1]."""
     if not len(probabilities):
-        raise ValueError("probabilities must hold at least one")
+        raise ValueError("probabilities must contain at least one probability, got none")
     return tuple(map(_probability, probabilities))
 
 
@@ -155,7 +157,7 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """So many cells that few records share one, even at ten times the average density."""
+    """Enough cells that few records share a cell, even at ten times the average density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     if _USUAL_CELLS < wanted < 4 * _USUAL_CELLS:
@@ -216,7 +218,7 @@ def _private(
 def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     """Estimates of each group's quantiles, from counts and positions weighted by their precisions.
 
-    It runs on the host: these few numbers are public, and compiling a program for them would take
+    This runs on the host, because the few numbers are public, and compiling a program would take
     seconds.
     """
     edges, counts = map(np.asarray, ranks)
@@ -226,8 +228,8 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
     value = _number(found.reshape(*edges.shape[:-1], -1), edges, facts)
     value = value[..., 0] if facts["scalar"] else value
-    # For a quantile near 0 or 1, the search used a more central one. So the estimate is clipped to
-    # the interval that the counts allow for the requested quantile.
+    # For a quantile near 0 or 1, the search looked for a more central quantile. So the estimate is
+    # clipped to the interval that the counts allow for the requested quantile.
     measured = {"edges": edges, "counts": counts}
     low, high = _of_ranks(None, measured, facts, _TRUSTED, False)
     return np.clip(value, low, high)
@@ -240,7 +242,7 @@ def _least_after(below: np.ndarray) -> np.ndarray:
 def _known(
     edges: np.ndarray, counts: np.ndarray, cells: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The thresholds, the noisy number of records below each, and the number of cells below it."""
+    """The thresholds, and for each the noisy number of records and the number of cells below it."""
     bounds = thresholds(edges, cells)
     # If two thresholds are the same edge, no record is between them.
     real = np.diff(bounds, axis=-1) > 0

@@ -1,4 +1,4 @@
-"""The release behind private statistics: one noisy query, from which statistics are computed."""
+"""Releases one noisy query, from which a private statistic is computed as post-processing."""
 
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ def _private(
     delta: float | None,
     relation: NeighboringRelation,
 ) -> tuple[AdditiveMechanism, Callable[..., Release]]:
-    """The mechanism for a query, and its private version."""
+    """The mechanism for a query, and the function that `privatize` makes of both."""
     if delta is None:
         mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
     else:
@@ -87,11 +87,11 @@ def released(
     kind: str,
     facts: dict[str, object],
 ) -> Release:
-    """A statistic computed from one noisy query; the history of ledgers shows it as `what`.
+    """A statistic that is computed from one noisy query. Ledgers list it by the name `what`.
 
     `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise. With groups, it is called for each group. `kind` and the
-    public facts determine how intervals are computed.
+    is private) and the scale of the noise. With groups, `finish` is called for each group. `kind`
+    and the public facts determine how intervals are computed.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = make_query(slots_of(database, relation))

@@ -110,8 +110,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     ) -> float:
         del norm, n, dtype  # The norm is linf, and scores are integers.
         b = self.denominator
-        # An added record changes `too_high` by b - a or -a, and `too_low` by a or a - b. If one is
-        # replaced, n stays the same, and each count changes by at most 1.
+        # An added record changes `too_high` by b - a or -a, and `too_low` by a or a - b. If a
+        # record is replaced, n stays the same, and each count changes by at most 1.
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
@@ -135,7 +135,10 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return jnp.where(indices < 0, jnp.nan, grid[indices])
 
     def _indices(self, numbers: jax.Array) -> jax.Array:
-        """The indices of released numbers; the first if several candidates round to one float."""
+        """The indices of released numbers.
+
+        If candidates round to the same float, it is the first index.
+        """
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         found = jnp.searchsorted(grid, numbers).astype(jnp.int32)
         return jnp.where(grid.at[found].get(mode="clip") == numbers, found, -1)
@@ -148,8 +151,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
             confidence: the probability that the bound is correct, in (0, 1).
 
         Returns:
-            A number of ranks. With probability at least `confidence`, the distance of each released
-            number from its quantile exceeds that of the best number of the grid by at most this.
+            A number of ranks. With probability at least `confidence`, no released number is farther
+            from its quantile, by more than this many ranks, than the best number of the grid.
 
         Raises:
             TypeError: if the confidence is not a number.
@@ -177,9 +180,10 @@ def quantile_scores(
 
         u(r) = -max(0, #{x < r} - p n, #{x > r} - (1 - p) n),
 
-    times a common denominator b of the probabilities: an integer, computed without rounding.
-    Records equal to r count on neither side. NaN counts as -inf. With `select_each`, a release
-    consists of the numbers themselves, for several quantiles at once. Two quantiles give a range:
+    times a common denominator b of the probabilities: so a score is an integer, and is computed
+    without rounding. Records equal to r count neither as below nor as above. NaN counts as -inf.
+    With `select_each`, a release consists of the numbers themselves, for several quantiles at once.
+    Two quantiles give a range:
 
         scores = quantile_scores((0.05, 0.95), grid=range(121))
         mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=2)
@@ -209,9 +213,10 @@ def quantile_scores(
         maximum changes by no more than its terms. Under replace-one n stays the same, and a count
         changes by at most 1. An added record adds 0 or 1 to #{x < r}, and p to p n. So the second
         term changes by -p or 1 - p, and the third by -(1 - p) or p. If n is private, pass
-        `padded_records`, because the shape of a plain array reveals n. Let Delta be this bound.
-        With `select_each` at epsilon, with probability 1 - beta all q quantiles are within (2 Delta
-        q / epsilon) ln(q |grid| / beta) ranks of the best numbers of the grid: `error`.
+        `padded_records`, because the shape of a plain array reveals n. Let Delta be the bound on
+        the change of a score. With `select_each` at epsilon, with probability 1 - beta all q
+        quantiles are within (2 Delta q / epsilon) ln(q |grid| / beta) ranks of the best numbers of
+        the grid: `error`.
 
     Source:
         Smith (2011), section 3, for the exponential mechanism on ranks; McSherry and Talwar (2007).
@@ -228,7 +233,7 @@ def quantile_scores(
     one = np.ndim(probabilities) == 0  # type: ignore  # A Fraction counts as an object of NumPy.
     shares = [exact_probability(p) for p in ([probabilities] if one else probabilities)]  # type: ignore
     if not shares:
-        raise ValueError("probabilities must hold at least one")
+        raise ValueError("probabilities must contain at least one probability, got none")
     b = math.lcm(*(share.denominator for share in shares))
     numerators = tuple(share.numerator * (b // share.denominator) for share in shares)
     wanted = "grid must be increasing finite numbers"
@@ -261,12 +266,12 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
 def accuracy_of_quantiles(
     scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
 ) -> Accuracy:
-    """The possible error of released quantiles, for n records or a private number of records."""
+    """The `Accuracy` of released quantiles, for a public or a private number of records."""
     if selections.kind != "selections":
         return selections
     if _checks.is_traced(value):
         found = scores._numbers(value)
-    else:  # These are float64 numbers without x64.
+    else:  # On the host, these are float64 numbers even without x64.
         indices = np.asarray(value)
         found = np.where(indices < 0, np.nan, scores.grid[indices])
     facts = {"numerators": scores.numerators, "denominator": scores.denominator}
@@ -279,8 +284,9 @@ def accuracy_of_quantiles(
 def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: object) -> Ends:
     del value, measured, facts
     raise ValueError(
-        "no interval is known for this release: it selects options, which have no distance;"
-        " mechanism.score_gap bounds how far their scores are below the best score"
+        "no interval is known for this release, because it selects options, and options have no "
+        "distance from each other: use mechanism.score_gap, which bounds how far their scores "
+        "are below the best score"
     )
 
 
@@ -307,18 +313,20 @@ def _between_quantiles(
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # With two more quantiles, three share epsilon, and the two outer ones must be correct.
+        # After adding two quantiles, three quantiles share epsilon, and the two outer ones must be
+        # correct.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
-            f"no interval follows from one quantile alone: at {confidence:g}, its probability is"
-            f" within {within:.3g} of the requested one, but a difference in ranks does not bound a"
-            " difference in values; release two more at once, with probabilities more than"
-            f" {away:.3g} below and above"
+            f"no interval follows from one quantile alone: at {confidence:g}, its probability is "
+            f"within {within:.3g} of the requested probability, but a difference in ranks does "
+            "not bound a difference in values. Release two more quantiles at once, with "
+            f"probabilities more than {away:.3g} below and above it"
         )
     # Scores are in units of 1 / denominator ranks.
     gap = _gap(facts, confidence, rows)
     numerators = facts["numerators"]
-    # On each side a loop goes from far to near, so the last enclosing quantile is the nearest.
+    # On each side, the loop visits quantiles from the farthest to the nearest. So the last
+    # enclosing quantile that it finds is the nearest.
     order = np.argsort(numerators)
     low = np.full(numbers.shape, facts["lower"], float)
     high = np.full(numbers.shape, facts["upper"], float)

@@ -57,7 +57,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
         integers are added, and their sum has the same bits in any order. The bound is valid for any
         content of a record. Let the records be split into parts, on batches, processes or devices.
         Add up their `partial` totals by `added`, and apply `finish`: the result has the same bits
-        as for all records at once. The totals of parts are as private as the records.
+        as for all records at once. The totals of parts are private data, like the records
+        themselves.
     """
 
     addends: Callable[[Database, jax.Array], Sequence[Addend]]
@@ -111,8 +112,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
     def _in_norm(self, reach: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
         if norm != _RANGE:
             return reach(norm, relation)
-        # If every number rises by 0 to r, the range of the change is at most r. Otherwise one
-        # number may rise by r while another falls by r.
+        # If a record changes every number by 0 to r, the range of the change is at most r. If it
+        # may raise one number by r and lower another by r, the range is at most 2 r.
         added = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
@@ -156,8 +157,8 @@ class Query(KnownSensitivity, KnowsAccuracy):
     """A target with a known sensitivity, in the units of the records.
 
     `query(database)` takes a pytree of arrays with leading axis n, or a `PaddedRecords`, and
-    `dpjax.privatize(query, mechanism)` releases it. Counts are integers. Sums are floats: inside,
-    they are integers on a public grid, and noise is drawn for these.
+    `dpjax.privatize(query, mechanism)` releases it. Counts are integers. Sums are floats:
+    internally, they are integers on a public grid, and noise is added to these integers.
 
     Formal guarantees:
         `sensitivity` bounds how much a record changes the numbers, for any content of the record. A
@@ -181,7 +182,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         return self._in_units(self._integers(database))
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass over parts of the records that adds up their totals."""
+        """A single pass over parts of the records, which adds up the totals of the parts."""
         return self._integers.over(parts)
 
     def _in_units(self, value: Value) -> Value:
@@ -190,7 +191,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         return jax.tree.map(partial(in_units_of, self._integers.unit), value)
 
     def _whole(self, value: Value) -> Value:
-        """The integers of a released value, up to the rounding of floats."""
+        """The integers that a released value represents, up to the rounding of floats."""
         return jax.tree.map(lambda x: jnp.round(x / self._integers.unit).astype(jnp.int32), value)
 
     def _bound(
@@ -201,12 +202,14 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit alone cannot show this, because the unit of a sum may be 1.
+        # The unit does not show whether values are rounded, because the unit of a rounded sum may
+        # be 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not self._is_rounded or mechanism.sensitivity.records is not None:
-            # A sampled or proved bound is about the floats, not the integers.
+            # A sampled or proved bound is about the floats, so noise is added to the floats and not
+            # to the integers.
             return Inside(self, mechanism)
         if isinstance(mechanism, CoordinatewiseMechanism):
             on_integers = self._on_integers(mechanism)
@@ -214,14 +217,15 @@ class Query(KnownSensitivity, KnowsAccuracy):
         if isinstance(mechanism, (SelectionMechanism, AboveThreshold)):
             return Inside(self._integers, self._on_integers(mechanism))
         raise TypeError(
-            "mechanism must add noise to the sums or select by them, got"
-            f" {type(mechanism).__name__}"
+            "mechanism must add noise to the sums, or select by the sums as scores, got "
+            f"{type(mechanism).__name__}"
         )
 
     def _on_integers(self, mechanism: Any) -> Any:
         """The mechanism for integers.
 
-        Its noise is larger, because rounding may increase a sensitivity.
+        The mechanism for the integers. Its noise is larger, because rounding may increase a
+        sensitivity.
 
         "Sums on a grid" in docs/proofs/shorter.md has the proof.
         """
@@ -235,7 +239,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        del relation, value, database  # Integers and their noise do not depend on n.
+        del relation, value, database  # The error of integers with noise does not depend on n.
         inside, facts = self._integers, noise.facts
         if not self._is_rounded or noise.kind != "noise":
             return noise

@@ -31,10 +31,11 @@ from dpjax.random._release import add_noise
 from dpjax.random._selected_index import permute_and_flip_index
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The fraction of epsilon that finds positions. Counts around them cost the rest. In simulations
-# with 1 to 9 quantiles, a third gives the least error, and nearly the narrowest intervals.
+# The fraction of epsilon that pays for finding positions. The rest pays for the counts around these
+# positions. In simulations with 1 to 9 quantiles, a third gives the least error, and nearly the
+# narrowest intervals.
 _SEARCH = 1 / 3
-# Covers the rounding of scales to float32. This costs almost no accuracy.
+# This factor covers the rounding of scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
 # Scores, in units of 1 / b ranks, are clamped here. This is at least 10^6 ranks from the best edge.
 _WORST = 2**30
@@ -42,15 +43,15 @@ _LEAST_LARGEST = 1000  # A denominator b of up to this is allowed in a table of 
 
 
 class Node(NamedTuple):
-    """A quantile of the records between two others.
+    """A quantile that is searched for among the records between two other quantiles.
 
     Attributes:
         at: its index among all quantiles, from 1.
         left: the index of the quantile below; 0 for the lower end of the grid.
         right: the index of the quantile above.
-        share: the fraction of the records in between that should be below this quantile, a
-            rational.
-        depth: the number of earlier selections that it depends on.
+        share: the fraction of the records between these two quantiles that should be below this
+            quantile, a rational number.
+        depth: the number of earlier selections that the search for this quantile depends on.
     """
 
     at: int
@@ -100,7 +101,7 @@ class RankSearch(SensitivityMechanism):
 
     @property
     def nodes(self) -> list[Node]:
-        """The order of the selections: the middle quantile first, then those on each side of it."""
+        """The quantiles in the order of their selection: the middle one first, then each side."""
         ends = (Fraction(0), *self.probabilities, Fraction(1))
         largest = max(_LEAST_LARGEST, _WORST // self.capacity)
         found: list[Node] = []
@@ -151,7 +152,7 @@ class RankSearch(SensitivityMechanism):
             value: integers of shape (..., cells).
 
         Returns:
-            An array of the same shape, as private as the value.
+            An array of the same shape. It is private data, like the value itself.
         """
         counts = _checks.saturating_cast(_checks.real_arrays("value", value), jnp.int32)
         return jnp.clip(counts, 0, self.capacity)
@@ -176,8 +177,8 @@ class RankSearch(SensitivityMechanism):
 
         def select(edges: jax.Array, step: Any) -> tuple[jax.Array, None]:
             key, (at, left, right, a, b), calibration = step
-            # Edges outside are excluded: they could make segments overlap, and a record in two
-            # segments would cost twice.
+            # Edges outside of the segment are excluded. They could make segments overlap, and a
+            # record in two segments would cost twice.
             scores, outside = _scores_between(below, edges[left], edges[right], a, b)
             edge = permute_and_flip_index(key, scores, calibration, taken=outside)
             return edges.at[at].set(edge), None
@@ -189,7 +190,8 @@ class RankSearch(SensitivityMechanism):
 
     def _calibration(self, node: Node, below: jax.Array) -> Calibration:
         calibration = self.selection(node)._calibration(_scores_like(below))
-        # A changed record may affect this many segments, and the noise tables of each are charged.
+        # A changed record may affect this many segments. Each affected segment is charged for the
+        # errors of its noise's tables.
         segments = jnp.maximum(self.sensitivity.value, 1.0)
         return dataclasses.replace(
             calibration, scale=calibration.scale * _OUTWARD, coordinates=2 * segments
@@ -219,7 +221,8 @@ class RankSearch(SensitivityMechanism):
     def facts(self, cells: int) -> dict[str, Any]:
         """Public numbers from which intervals and estimates are computed."""
         spread = [0.0] * (len(self.probabilities) + 2)
-        # The error of a position shifts the positions that are found inside of its segments.
+        # The position that a node finds bounds the segments of later searches. So an error of this
+        # position shifts the positions that these searches find.
         for node in self.nodes:
             share, own = float(node.share), math.sqrt(2) * self._rank_scale(node)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]
@@ -262,7 +265,7 @@ def rank_search(
 
     Formal guarantees:
         epsilon-DP for histograms that differ by at most the sensitivity in l1, by the proof in
-        docs/proofs/quantiles.md. Exact given uniform bits.
+        docs/proofs/quantiles.md. The guarantee is exact given uniform random bits.
 
     Source:
         Kaplan, Schnapp and Stemmer (2022), for the recursion; Smith (2011) for the scores.
@@ -281,7 +284,8 @@ def thresholds(edges: Any, cells: int) -> Any:
         cells: the number of cells, which is the index of the last edge.
 
     Returns:
-        An array of the same kind, shape (..., thresholds), increasing and with repeats.
+        An array of the same kind, shape (..., thresholds), in increasing order, which may repeat a
+        number.
     """
     xp = np if isinstance(edges, np.ndarray) else jnp
     away = 2 ** np.arange((cells - 1).bit_length())

@@ -21,7 +21,8 @@ from dpjax.queries._sums import coarse, coarse_reach, coarsening
 from dpjax.queries._totals import Addend, Totals, cells_of_present
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# A record is a vector of integers in a ball of radius 2^20, or less if products would overflow.
+# A record is a vector of integers in a ball of radius 2^20, or in a smaller ball if products would
+# overflow.
 RADIUS_BITS = 20
 CENTER = 0.5  # The center of a square in the cube.
 _LEAST_EXPONENT = -60  # Vectors whose norm is below about 2^-60 become 0.
@@ -53,11 +54,12 @@ def second_moments_query(
     In units of the squared radius and in the norm l2, an added record changes the triangle by at
     most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
     distance is at most |x - y|^2 + |x x^T - y y^T|^2 = |x|^2 + |y|^2 + |x|^4 + |y|^4 - 2 s - 2 s^2,
-    hence at most 4 + 1/2. In one dimension it is (x - y)^2 (1 + (x + y)^2), which is at most 4,
-    because |x - y| + |x + y| <= 2.
+    hence at most 4 + 1/2. In one dimension the squared distance is (x - y)^2 (1 + (x + y)^2), which
+    is at most 4, because |x - y| + |x + y| <= 2.
 
-    In a cube, x_i^2 is in [0, 1], and its middle 1/2 is subtracted, so that an added record changes
-    it by at most 1/2. docs/proofs/learners.md proves how much a record changes the triangle.
+    In a cube, x_i^2 is in [0, 1], and 1/2 is subtracted from it, so that an added record changes
+    the sum of squares by at most 1/2. docs/proofs/learners.md proves how much a record changes the
+    triangle.
 
     Args:
         vectors: maps the records to a float array of shape (n, dims).
@@ -112,7 +114,7 @@ def products_query(
 
     def finish(totals: Totals) -> jax.Array:
         triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
-        if in_cube:  # The first entry is the number of records, which is even in its unit.
+        if in_cube:  # The first entry is the number of records, which is an even number of units.
             half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
             triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
         return coarse(triangle, bits)
@@ -200,7 +202,8 @@ def averages(
 ) -> Moments:
     """Averages, from a noisy triangle in floats and the scale of its noise.
 
-    The first coordinate of every z is the weight. Squares were released without their center.
+    The triangle is the upper triangle of the sum of z z^T, and the first coordinate of every z is
+    `weight`. In a cube, the center was subtracted from squares before the release.
     """
     size = (math.isqrt(1 + 8 * len(triangle)) - 1) // 2
     sums = jnp.zeros((size, size)).at[upper_triangle(size)].set(triangle)
@@ -216,7 +219,7 @@ def edge_of_ball(dims: int, bits: int) -> float:
 
 
 def margin_in_units(dims: int) -> float:
-    """How far a vector at the edge is moved inward, so that rounding keeps it in the ball."""
+    """How far vectors at the edge are moved inward, so that rounding keeps them in the ball."""
     return math.sqrt(dims) + 2 * dims + 16
 
 
@@ -243,7 +246,7 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 
 
 def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """The same bound in the cube, with centered squares; see docs/proofs/learners.md."""
+    """How much a record changes the triangle in the cube; see docs/proofs/learners.md."""
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
             "l1": 1 + d + Fraction(d * d, 2),

@@ -1,9 +1,9 @@
 """Sums of numbers between public bounds, and exact sums of integers.
 
 Records are rounded to a fine grid, so their rounding errors stay small when they add up. They are
-added up exactly, in 64 bits. Totals are rounded to a coarser grid, on which 32 bits are enough for
-total and noise. Both grids are public. The second rounding adds one unit to the sensitivity of each
-coordinate.
+added up exactly, in 64 bits. Totals are rounded to a coarser grid, so that 32 bits are enough for a
+total with noise. Both grids are public. The second rounding adds one unit to the sensitivity of
+each coordinate.
 """
 
 import functools
@@ -71,12 +71,13 @@ def sum_query(
         In every coordinate one record changes the sum by at most max(|lower|, |upper|) under
         add-or-remove-one. Under replace-one it changes the sum by at most upper - lower, or by
         max(|lower|, |upper|) if that is more, because a record may be replaced by one with a
-        missing number. With `missing="lower"` the bound is upper - lower. For d coordinates the
-        bound is d times this in the norm l1, and sqrt(d) times this in l2. All are attained. The
-        rounding of totals adds less than one step of their grid, and the noise grows accordingly.
-        The total of more than `capacity` records may be clamped: then it is wrong, but still
-        private. With Laplace noise of scale b and probability 1 - beta, all coordinates are within
-        b ln(d / beta), plus two steps of the grid for rounding, of the true sums; see `error`.
+        missing number, which is left out. With `missing="lower"` the bound is upper - lower. For d
+        coordinates the bound is d times this in the norm l1, and sqrt(d) times this in l2. Some
+        records attain each bound. The rounding of totals adds less than one step of their grid, and
+        the noise grows accordingly. The total of more than `capacity` records may be clamped: then
+        it is wrong, but still private. With Laplace noise of scale b and probability 1 - beta, all
+        coordinates are within b ln(d / beta), plus two steps of the grid for rounding, of the true
+        sums; see `error`.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006); Casacuberta, Shoemate, Vadhan and Wagaman (2022),
@@ -132,7 +133,7 @@ def sum_query(
 
 
 def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:
-    """The most that a record between two ends changes a sum."""
+    """The most that one record between these bounds changes a sum."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     return high - low if replaced else max(abs(low), abs(high))
 

@@ -26,7 +26,8 @@ Totals: TypeAlias = tuple[Limbs, ...]
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
-# The most digits of one block, unless a block is shorter than the table.
+# A block of rows has at most this many digits, unless the table has more cells than the block would
+# have rows.
 _MOST_DIGITS = 2**22
 # The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2
@@ -40,9 +41,10 @@ class Addend(NamedTuple):
     Attributes:
         cell: int32 of shape (n,), the cell of each record; below 0 if it adds nothing.
         cells: the number of cells.
-        weights: int32 of shape (n, d), in [-2^bits, 2^bits]; None for a single 1.
+        weights: int32 of shape (n, d), in [-2^bits, 2^bits]; None if every record adds a single 1.
         bits: the number of bits of the weights, at most 30; at most 20 with `products`.
-        products: pairs of coordinates. Then a record adds the products of these pairs of weights.
+        products: pairs of coordinates. If they are given, a record adds the products of these pairs
+            of weights instead of the weights.
     """
 
     cell: jax.Array
@@ -116,8 +118,8 @@ def _counts(cell: jax.Array, cells: int) -> jax.Array:
 def _sums_of_cells(addend: Addend) -> Limbs:
     """The sums of the rows of each cell.
 
-    Entries are split into digits of 10 bits. Digits are added up in int32, in blocks of rows so
-    short that no sum overflows.
+    Entries are split into digits of 10 bits. Digits are added up in int32, in blocks with few
+    enough rows that no sum overflows.
     """
     weights, cells, products = addend.weights, addend.cells, addend.products
     assert weights is not None
@@ -175,9 +177,9 @@ def sum_of_integers(x: jax.Array) -> Limbs:
 def gram(x: jax.Array, *, bits: int) -> Limbs:
     """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
-    Digits are multiplied and added in int32, in blocks of rows that do not overflow. Low digits are
-    nonnegative and may have fewer bits, so that blocks are as long as products of high digits
-    allow.
+    Digits are multiplied and added in int32, in blocks with few enough rows that no sum overflows.
+    Low digits are nonnegative and may have fewer bits, so that only the products of high digits
+    limit the length of a block.
     """
     low_bits = bits // 2
     high_bits = bits - low_bits
@@ -196,7 +198,8 @@ def gram(x: jax.Array, *, bits: int) -> Limbs:
     return _limbs.add(ends, _shifted(mixed, low_bits))
 
 
-# Queries of records in parts. Each part has exact totals, which add up in any order.
+# Queries of records that are stored in several parts. The totals of each part are exact integers,
+# which can be added in any order.
 
 
 class OfParts:
@@ -213,7 +216,7 @@ class OfParts:
         """Refuses more records than a query can count."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass over these parts that adds up their totals."""
+        """The computation that goes through these parts once, and adds up their totals."""
         self.check_size(parts.slots)
         shapes = jax.eval_shape(self.partial, *present_records(parts.like))
         return Unsummed(
@@ -242,6 +245,7 @@ def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> To
         total, n = added(total, found), n + count
     if n > parts.slots:
         raise ValueError(
-            f"most_rows must be enough for every possible table, got {parts.slots} for {n}"
+            f"most_rows must be enough for every possible table, got most_rows={parts.slots} for "
+            f"{n} rows"
         )
     return total

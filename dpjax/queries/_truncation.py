@@ -81,7 +81,7 @@ class Truncation:
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """The person and the groups of every row as codes, and an order of the rows of each cell."""
+    """The person and the groups of every row as codes, and the order of the rows of each cell."""
 
     codes: tuple[jax.Array, ...]
     order: tuple[jax.Array, ...]
@@ -91,10 +91,10 @@ class Cells:
         return _ranks((~present, *self.codes), self.order)
 
     def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
-        """At the first kept row of each cell, the sum of the kept rows, added in their order.
+        """Sums of the kept rows of each cell, added in order, and stored at the first kept row.
 
-        Each sum adds its own rows by the same operations, whatever the other rows are. So other
-        people do not affect its rounding.
+        The operations of a sum do not depend on the rows of other cells. So other people do not
+        affect the rounding of the sum.
         """
         n = kept.size
         at = jnp.arange(n, dtype=jnp.int32)
@@ -112,7 +112,7 @@ class Cells:
 
 
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
-    """Codes that are equal only for equal entries, and which entries are not missing."""
+    """Codes that are equal exactly for equal entries, and which entries are not missing."""
     if isinstance(column, Texts):
         words = jnp.asarray(column.words)
         return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
@@ -128,7 +128,7 @@ def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _increasing(column: jax.Array | Numbers) -> jax.Array:
-    """Codes in the order of the numbers of a column. Missing numbers are last."""
+    """Codes that sort like the numbers of a column. Missing numbers sort last."""
     with jax.enable_x64(True):
         if isinstance(column, Numbers):
             numbers, known = column.exact()
@@ -144,7 +144,7 @@ def _increasing(column: jax.Array | Numbers) -> jax.Array:
 def _sorted(
     keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
-    """Rows sorted by keys, order and index: where new keys begin, the keys, and the rows."""
+    """Sorts rows by keys, order and index. Returns where new keys begin, the keys, and the rows."""
     n = keys[0].size
     at = jnp.arange(n, dtype=jnp.int32)
     *found, rows = lax.sort((*keys, *order, at), num_keys=len(keys) + len(order) + 1)
@@ -164,7 +164,7 @@ def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Arr
 def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """For each present row, how many other groups of its person began before this row's group."""
+    """For each present row, how many groups of the same person have an earlier first row."""
     starts, _, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
@@ -204,7 +204,8 @@ def check_name(name: str, column: object) -> None:
         )
 
 
-# People with several rows as records: each record has up to k rows, and a mask of these rows.
+# Databases in which a record is a person with several rows: each record stores up to k rows, and a
+# mask that says which of them exist.
 
 
 ROWS, THERE = "rows", "there"
@@ -238,7 +239,7 @@ def padded_people(
     Formal guarantees:
         The record of a person depends on that person's rows alone, so tables that differ in all
         rows of a person become databases that differ in one record. A guarantee for one record of
-        this database is a guarantee per person. It says so if you set the unit: by
+        this database is a guarantee per person. To make the guarantee state this unit, set it by
         `dataclasses.replace(sensitivity, privacy_unit="person (id)")`, or by `learning.fit`. The
         running time of this function depends on the database.
 
@@ -264,7 +265,8 @@ def padded_people(
     _, first, place = np.unique(who[kept], return_index=True, return_inverse=True)
     if len(first) > capacity:
         raise ValueError(
-            f"capacity must be enough for every database, got {capacity} for {len(first)} people"
+            f"capacity must be enough for every database, got capacity={capacity} for "
+            f"{len(first)} people"
         )
     place = np.argsort(np.argsort(first))[place.ravel()]
     rank = rank[kept]

@@ -28,10 +28,11 @@ from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
-# The most matrix entries that are read to compare all columns. This takes about ten seconds.
+# All pairs of columns are compared only if this reads at most this many matrix entries, which takes
+# about ten seconds.
 _MOST_COMPARED = 2**31
-# The most terms for which one kernel computes all marginals. For longer sums, the cost of starting
-# a kernel for each marginal is negligible.
+# One kernel computes all marginals if their sums have at most this many terms together. For longer
+# sums, the cost of starting a kernel for each marginal is negligible.
 _MOST_AT_ONCE = 2**20
 
 
@@ -39,7 +40,7 @@ _MOST_AT_ONCE = 2**20
 class Workload(Query):
     """Linear queries of the table of counts h of a database: the vector A h, where A is public.
 
-    As a `Query` it answers all of them at once: its shape is (queries,).
+    As a `Query`, it answers all queries at once: its value has the shape (queries,).
 
     Attributes:
         cells: the shape of the table h.
@@ -48,7 +49,8 @@ class Workload(Query):
 
     Formal guarantees:
         The guarantees of a `Query`. The sensitivity is the largest norm of a column of A, or of the
-        difference of two columns, so it is attained. In the norm linf it bounds a single answer.
+        difference of two columns, so it is attained. In the norm linf, the sensitivity bounds how
+        much a record changes any single answer.
     """
 
     cells: tuple[int, ...]
@@ -94,8 +96,8 @@ def linear_workload(matrix: ArrayLike | Sequence[Sequence[int]]) -> Workload:
 
     Returns:
         A `Workload` of a table of shape (cells,). A database is n integers from 0 to cells - 1, the
-        cells of its records. A record out of range is not counted. Floats are codes as in
-        `histogram_query`.
+        cells of its records. A record out of range is not counted. Codes may be stored as floats,
+        as in `histogram_query`.
 
     Raises:
         TypeError: if the matrix does not contain integers.
@@ -187,7 +189,7 @@ def marginal_workload(
     sizes = sizes_of_attributes(categories)
     chosen = tuple(_attributes(marginal, sizes) for marginal in marginals)
     if not chosen:
-        raise ValueError("marginals must hold at least one, got none")
+        raise ValueError("marginals must contain at least one marginal, got none")
     tables = [{name: sizes[name] for name in marginal} for marginal in chosen]
     cells = tuple(map(check_cells, tables))
 
@@ -203,7 +205,7 @@ def marginal_workload(
     def answers(table: jax.Array) -> jax.Array:
         if len(chosen) * table.size > _MOST_AT_ONCE:
             return one_by_one(table)
-        # Only a GPU starts a separate kernel for each sum.
+        # This matters only on a GPU, which starts a separate kernel for each sum.
         return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
     integers = query_of_tables(addends, cells, (sum(cells),))
@@ -221,7 +223,7 @@ def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str,
 
 
 def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ...]) -> jax.Array:
-    """The marginal of a table over some attributes, in their order."""
+    """The marginal of a table over the chosen attributes, in the given order."""
     others = tuple(axis for axis, name in enumerate(attributes) if name not in chosen)
     left = [name for name in attributes if name in chosen]
     return jnp.sum(table, axis=others).transpose([left.index(name) for name in chosen])
@@ -235,7 +237,7 @@ def _summed_at_once(
     strides = dict(zip(sizes, map(int, upward[::-1]), strict=True))
 
     def places(names: Iterable[str]) -> np.ndarray:
-        """The flat indices of the combinations of some attributes, with all others at 0."""
+        """The flat indices of all combinations of some attributes, where other attributes are 0."""
         axes = (strides[name] * np.arange(sizes[name], dtype=np.int32) for name in names)
         return functools.reduce(np.add.outer, axes, np.zeros((), np.int32)).ravel()
 
@@ -258,7 +260,9 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
     if not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
         raise TypeError(f"{wanted}, got {_checks.shown(matrix)}")
     if array.ndim != 2 or not np.any(array) or np.max(np.abs(array.astype(float))) > _LARGEST_ENTRY:
-        raise ValueError(f"{wanted}, not all 0, of shape (queries, cells): {_checks.shown(array)}")
+        raise ValueError(
+            f"{wanted}, not all 0, of shape (queries, cells), got {_checks.shown(array)}"
+        )
     entries = array.astype(np.int32)
     entries.setflags(write=False)  # Read-only, so that programs that contain it can be cached.
     return entries

@@ -1,4 +1,4 @@
-"""The base of `PrivateTable`: which rows a statistic counts, its cost, and who pays."""
+"""The base of `PrivateTable`: which rows a statistic counts, its cost, and the ledger that pays."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
 
 
 class AskedTable:
-    """The rows of a table and its ledger; `PrivateTable` has the statistics."""
+    """The rows of a table and its ledger. Subclasses such as `PrivateTable` add the statistics."""
 
     most_rows: int
     relation: NeighboringRelation
@@ -163,15 +163,16 @@ class AskedTable:
         return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
 
     def _check_left(self, what: str, first: Question, epsilon: float) -> None:
-        """Refuses two payments if the ledger's budget is enough only for the first."""
+        """Refuses a statistic with two payments if the ledger's budget does not cover both."""
         payer = self._payer()
         if not isinstance(payer, Ledger) or any(x["name"] == first.name for x in payer.history()):
             return  # The first payment was already made, and will not be made again.
         left, _ = payer.remaining
         if Decimal(repr(epsilon)) > left:
             raise BudgetExceededError(
-                f"{what} pays for two releases, of epsilon={epsilon:g} together, but the ledger"
-                f" has {left:f} left"
+                f"{what} pays for two releases that cost epsilon={epsilon:g} together, but the "
+                f"ledger has only {left:f} left: take a smaller epsilon, or give the bounds or "
+                "keys"
             )
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class AskedTable:
         return {**terms, "name": asked.name, "by": asked.by}
 
     def _paid(self, ask: Callable[[Key], Release], key: Key | None) -> Release:
-        """A release, for which the ledger of the table pays."""
+        """Makes a release and lets the ledger of the table pay for it."""
         pays = None if simulation() is not None else self._ledger
         with pays or contextlib.nullcontext():
             return ask(secure_key() if key is None else key)
@@ -234,7 +235,7 @@ class AskedTable:
         cost: Cost,
         key: Key | None,
     ) -> Release:
-        """The number of rows that count in each cell of some axes."""
+        """For each cell of some axes, the number of rows that count."""
         shape = tuple(len(keys) for _, keys in axes)
         query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))

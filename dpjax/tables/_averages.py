@@ -34,9 +34,9 @@ class Asked(NamedTuple):
     """A statistic of one column, ready to be drawn and paid for.
 
     Attributes:
-        question: its rows and groups.
-        draw: releases it under a key.
-        axes: the axes of the arrays of its value, besides the axes of groups.
+        question: the rows and groups of the statistic.
+        draw: releases the statistic, given a key.
+        axes: the axes of the arrays of the value, except the axes of groups.
     """
 
     question: Question
@@ -196,11 +196,11 @@ class AveragesOfTable(CountsOfTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of numbers; quantiles are the last axis.
+            A `Release` of numbers. The quantiles are along the last axis.
         """
         cost = self._cost(epsilon, share, delta=None)
         wanted = tuple(np.atleast_1d(np.asarray(probabilities, object)).tolist())
-        exact_probabilities(wanted)  # Refuses wrong probabilities before bounds are paid for.
+        exact_probabilities(wanted)  # Refuses invalid probabilities before paying for bounds.
 
         def ask(low: float, high: float, cost: Cost) -> Asked:
             about = low, high, tuple(map(str, wanted))
@@ -233,22 +233,25 @@ class AveragesOfTable(CountsOfTable):
         key: Key | None,
         ask: Callable[[float, float, Cost], Asked],
     ) -> Release:
-        """A statistic of numbers that are clipped to bounds, which are found first if not given."""
+        """A statistic of numbers clipped to bounds. If no bounds are given, it finds them first."""
         if bounds is not None:
             question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
             return self._released(question, draw, key, axes)
         if cost.epsilon is None:
-            raise ValueError("bounds must be given for an error: the noise depends on them")
+            raise ValueError(
+                "bounds must be given if the cost is given by error=, because the noise depends "
+                "on the bounds"
+            )
         part, rest = cost.split(PARTS)
-        ask(0.0, 1.0, rest)  # Refuses an invalid statistic before bounds are paid for.
+        ask(0.0, 1.0, rest)  # Refuses an invalid statistic before paying for bounds.
         self._check_left("bounds=None", self._asked("bounds", [column], where=where), cost.epsilon)
         keys = (None, None) if key is None else tuple(jax.random.split(key))
         found = self.bounds(column, where=where, epsilon=part, key=keys[0])
         low, high = np.asarray(found.value, np.float64).tolist()
         if not low < high:
             raise ValueError(
-                f"bounds=None found no range of column {column!r} at epsilon={part:g}, because too"
-                " few rows count: give bounds"
+                f"bounds=None found no range of column {column!r} at epsilon={part:g}, because "
+                "too few rows are counted: give bounds for this column"
             )
         question, draw, axes = ask(low, high, rest)
         return self._released(question, draw, keys[1], axes, before=found)

@@ -23,8 +23,8 @@ def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(
-                f"bounds must hold the ends of column {column!r}, got those of"
-                f" {_checks.shown(list(bounds))}"
+                f"bounds must contain bounds of column {column!r}, got bounds of "
+                f"{_checks.shown(list(bounds))}"
             )
         bounds = bounds[column]
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:

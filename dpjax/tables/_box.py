@@ -20,7 +20,8 @@ class Box:
         columns: the names of the columns.
         lower: the lower ends.
         upper: the upper ends.
-        in_ball: whether the corners are on the unit sphere; otherwise the box becomes the cube.
+        in_ball: whether the box is scaled such that its corners are on the unit sphere. Otherwise
+            it is scaled to the cube [-1, 1]^d.
     """
 
     columns: tuple[str, ...]
@@ -45,10 +46,10 @@ class Box:
         return {"middle": self.middle.tolist(), "size": self.size.tolist()}
 
     def vectors(self, frame: Frame) -> np.ndarray:
-        """The rows, each number clipped to its bounds, in units of the size around the middle.
+        """The rows as vectors: clipped to the bounds, centered, and divided by `size`.
 
-        Each number is computed from its own entry alone. A missing number becomes the lower end of
-        its bounds.
+        The result for an entry depends on this entry alone. A missing number becomes the lower end
+        of its bounds.
         """
         columns = [frame[name].numbers_or_nan() for name in self.columns]
         xp = numpy_of(*columns)

@@ -25,7 +25,7 @@ _DRAWN_BITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """The cells of a column with public keys: one for each key.
+    """The cells of a column with public keys: one cell for each key.
 
     Attributes:
         name: the name of the column.
@@ -43,7 +43,7 @@ class Categories:
         return len(self.keys) + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, -1 for no cell; computed from this entry alone."""
+        """The cell of each entry, or -1 for no cell. It depends on this entry alone."""
         del missing  # A key has no lower end.
         found = codes_of(column, self.keys)
         return np.where(column.known, found, len(self.keys)) if self.missing else found
@@ -78,7 +78,7 @@ class Ranges:
         return len(self.edges) - 1 + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, -1 for no cell. Numbers beyond the edges are clipped.
+        """The cell of each entry, or -1 for no cell. Numbers beyond the edges are clipped.
 
         Each cell is computed from its entry alone. A missing entry is in a separate cell, in the
         first cell, or in no cell.
@@ -110,7 +110,7 @@ def cells_of(
     buckets: Buckets,
     missing: bool,
 ) -> AnyCells:
-    """The cells of a column: by its keys, its bounds or edges, or by its dtype."""
+    """The public cells of a column, from its keys, from its bounds or edges, or from its dtype."""
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
@@ -129,7 +129,10 @@ def cells_of(
             least=2,
         ).tolist()
         if not np.all(np.isfinite(edges)):
-            raise ValueError(f"buckets of column {name!r} must have finite edges, got {edges}")
+            raise ValueError(
+                f"buckets of column {name!r} must have finite edges, because synthetic numbers "
+                f"are drawn between them, got {edges}"
+            )
         return Ranges(name, _whole_edges(edges) if whole else tuple(edges), whole, missing)
     low, high = bounds_of(name, bounds or {}, frame)
     count = _checks.integer(f"buckets of column {name!r}", chosen, least=1, most=2**16)
@@ -143,9 +146,10 @@ def cells_of(
 
 
 def keys_of_dtype(frame: Frame, name: str) -> tuple[str, ...] | None:
-    """The keys that the dtype of a column lists, as an Enum of polars does; None for others.
+    """The keys that a column's dtype lists, such as an Enum of polars; None for other dtypes.
 
-    The categories of pandas and Arrow are no such list: these libraries make it of the entries.
+    The categories of pandas and Arrow are not used, because these libraries collect them from the
+    entries, which are private.
     """
     column = frame.columns[name]
     if not hasattr(column, "to_native") or not column.implementation.is_polars():
@@ -172,14 +176,14 @@ def has_cells(
 
 
 def ends_of(bounds: Release) -> tuple[float, float] | None:
-    """The ends of a range that was found; None if there is none."""
+    """The ends of a range that `bounds` found; None if it found no range."""
     low, high = np.asarray(bounds.value, np.float64).tolist()
-    # All numbers may be nearer to 0 than the least power of two.
+    # The ends are equal if all numbers are closer to 0 than the least power of two.
     return (low - LEAST, high + LEAST) if low == high else (low, high) if low < high else None
 
 
 def found_in(name: str, found: Release) -> str:
-    """Which keys or bounds of a column were found, in words."""
+    """A text that says which keys or bounds of a column were found."""
     if isinstance(found.value, tuple):
         return f"{name} in {_checks.shown(found.value)}" if found.value else f"no {name} found"
     if ends_of(found) is None or found.labels is None:
@@ -196,7 +200,7 @@ def _are_days(frame: Frame, name: str) -> bool:
 def _whole_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """Edges of cells of whole numbers. A cell excludes its upper edge; empty cells are dropped.
 
-    The last of the given edges belongs to the last cell.
+    The last given edge is included in the last cell.
     """
     low_to_high = {math.ceil(edge) for edge in edges[:-1]} | {math.floor(edges[-1]) + 1}
     found = sorted(edge for edge in low_to_high if edge <= math.floor(edges[-1]) + 1)

@@ -1,4 +1,4 @@
-"""The cost of a statistic: epsilon, a fraction of a budget, or an error; and the noise for it."""
+"""The cost of a statistic (epsilon, a fraction of a budget, or an error), and its noise."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from dpjax.tables._distinct import DistinctCount
 
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
-PARTS = 4  # Bounds or keys that are not given are found by one of this many parts of epsilon.
+PARTS = 4  # If bounds or keys are not given, finding them costs epsilon / PARTS.
 _CONFIDENCE = 0.95
 # If an error is given, the computed epsilon is rounded up to this many digits.
 _DIGITS = 4
@@ -41,8 +41,8 @@ class Cost:
     Attributes:
         epsilon: the epsilon of the release; None if an error is given instead.
         error: the largest half-width of the 95% interval of each number.
-        delta: the delta of the release; None takes the same fraction of the budget's delta as of
-            its epsilon.
+        delta: the delta of the release; None means that the release takes the same fraction of the
+            budget's delta as of its epsilon.
         budget: the budget of the ledger that pays; (0, 0) without a ledger.
         relation: the relation of the table.
     """
@@ -59,10 +59,10 @@ class Cost:
         return self._at(self.epsilon)
 
     def split(self, parts: int) -> tuple[float, "Cost"]:
-        """One of several equal parts of epsilon, and a `Cost` with the rest.
+        """Splits off one of several equal parts of epsilon. Returns it and a `Cost` with the rest.
 
-        A ledger rounds each payment up to its digits. The part is rounded down to these digits, so
-        the two payments together do not exceed one payment of the whole epsilon.
+        A ledger rounds each payment up to a number of digits. The part is rounded down to the same
+        number of digits, so that the two payments do not exceed one payment of the whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
@@ -85,7 +85,7 @@ class Cost:
         return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
-        """For an epsilon, the mechanism with the smaller noise; for an error, the least epsilon."""
+        """The mechanism with the least noise at an epsilon, or the least epsilon for an error."""
         if self.error is None:
             return self._smaller(query, self.price())
         error = _checks.positive("error", self.error)
@@ -94,7 +94,9 @@ class Cost:
             return _width(query, self._smaller(query, self._at(epsilon))) > error
 
         if is_too_wide(_LARGEST_EPSILON):
-            raise ValueError(f"error={self.error} needs an epsilon above {_LARGEST_EPSILON:g}")
+            raise ValueError(
+                f"error={self.error} is too small: it needs an epsilon above {_LARGEST_EPSILON:g}"
+            )
         _, enough = bisect(is_too_wide, _LEAST_EPSILON, _LARGEST_EPSILON, in_logarithms=True)
         return self._smaller(query, self._at(_digits_up(enough)))
 
@@ -151,13 +153,14 @@ def _part_of(whole: Decimal, share: float) -> float:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     if whole == 0:
         raise ValueError(
-            f"share={share} is a part of a ledger's budget, but the table has no ledger"
+            f"share={share} is a fraction of a ledger's budget, but the table has no ledger: "
+            "pass ledger= to the table, or give epsilon instead"
         )
     return _down(part * Fraction(whole))
 
 
 def _counts(query: AnyQuery) -> bool:
-    """Whether the results of a query are counts, instead of sums on a grid."""
+    """Whether the results of a query are counts, as opposed to sums on a grid."""
     return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
 
 

@@ -91,8 +91,8 @@ class CountsOfTable(AskedTable):
         """
         if isinstance(columns, str) or set(columns) != set(keys):
             raise ValueError(
-                f"keys must be given for each of the columns {_checks.shown(columns)}, and for no"
-                f" other, got {_checks.shown(list(keys))}"
+                f"keys must be given for each of the columns {_checks.shown(columns)}, and for "
+                f"no other column, got keys for {_checks.shown(list(keys))}"
             )
         asked = self._asked("crosstab", (), by={name: keys[name] for name in columns}, where=where)
         cost = self._cost(epsilon, share, error, delta=delta)
@@ -116,8 +116,8 @@ class CountsOfTable(AskedTable):
         Args:
             column: the name of a column of numbers.
             buckets: public, increasing edges. A bucket includes its lower edge, and the last bucket
-                also its upper edge. Numbers outside are not counted; the first edge may be -inf,
-                and the last edge inf.
+                also its upper edge. Numbers outside of all buckets are not counted; the first edge
+                may be -inf, and the last edge inf.
             by: the columns of the groups and their keys; `PrivateTable` explains all arguments.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -127,7 +127,7 @@ class CountsOfTable(AskedTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of integers; buckets are the last axis.
+            A `Release` of integers. The buckets are along the last axis.
         """
         structure = structure_of(self._frame)
         edges = [structure.number(column, edge) for edge in buckets]
@@ -226,7 +226,8 @@ class CountsOfTable(AskedTable):
             found = self._counted(asked, axes, cells_of, cost, key)
             counts = np.asarray(found.value).reshape(-1, len(known))
             # Each row is in one cell, so all noisy counts together cost one epsilon, and sorting
-            # them costs nothing. Selecting the k keys one by one would split epsilon into k parts.
+            # them costs nothing. Selecting the k keys one by one would instead split epsilon into k
+            # parts.
             value = {
                 group: _most(known, each, k)
                 for group, each in zip(asked.cells.groups, counts, strict=True)
@@ -256,7 +257,7 @@ class CountsOfTable(AskedTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of a tuple of keys in increasing order, for `by=`; see
+            A `Release` of a tuple of keys in increasing order, which `by=` accepts; see
             `dpjax.queries.group_keys`. With `by`, a dict with such a tuple for each group.
         """
         asked = self._asked("keys", [column], by=by, where=where)
@@ -289,8 +290,8 @@ class CountsOfTable(AskedTable):
             key: a typed key for tests; None draws a new one.
 
         Returns:
-            A `Release` of the lower and the upper end, in all or in each group; NaN if there are
-            too few numbers.
+            A `Release` of the lower and the upper end of the range, in total or in each group. The
+            ends are NaN if there are too few numbers.
 
         Formal guarantees:
             The guarantee of a histogram. With probability .999 the first and the last bucket of a
@@ -329,7 +330,7 @@ def _most(keys: Sequence[Any], counts: np.ndarray, k: int) -> tuple[Any, ...]:
 
 
 def _by_group(value: Mapping[Any, tuple[Any, ...]], found: Release, asked: Question) -> Release:
-    """The keys of each group, or those of all rows."""
+    """The keys of each group, or the keys of all rows if there are no groups."""
     keys = dict(value) if asked.cells.axes else next(iter(value.values()))
     return Release(keys, found.guarantee, labels=Labels(asked.statistic, asked.cells.axes))
 
@@ -342,14 +343,15 @@ _EXPONENTS = range(-20, 64)
 LEAST = 2.0 ** _EXPONENTS[0]
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# The probability that no empty bucket is mistaken for a bucket with numbers.
+# The probability that no empty bucket is mistaken for a bucket that contains numbers.
 _CONFIDENCE = 0.999
 
 
 def powers_of(column: Column) -> np.ndarray:
     """The bucket of each entry. The outer buckets also contain the numbers beyond them.
 
-    Positive buckets include their lower edge, negative buckets their upper edge.
+    Buckets of positive numbers include their lower edge. Buckets of negative numbers include their
+    upper edge.
     """
     numbers = column.numbers()
     below = np.searchsorted(EDGES, numbers, side="right") - 1
@@ -360,7 +362,7 @@ def powers_of(column: Column) -> np.ndarray:
 
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
     """The ends of the range of buckets that certainly contain numbers; NaN if there are none."""
-    # Noise on all empty buckets is below this, with this confidence for all of them together.
+    # `least` exceeds the noise of all empty buckets at once, with probability `_CONFIDENCE`.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
     least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
     held = np.flatnonzero(np.asarray(counts) > least)

@@ -21,7 +21,7 @@ CELL, WORDS = "cell", "words"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DistinctCount(KnownSensitivity):
-    """The number of distinct words in each cell.
+    """A query for the number of distinct entries in each cell.
 
     Attributes:
         shape: the shape of the array of cells.
@@ -38,7 +38,7 @@ class DistinctCount(KnownSensitivity):
     reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
-        """Counts distinct entries, from rows sorted by cell and entry."""
+        """Counts the distinct entries of each cell, after sorting the rows by cell and entry."""
         records, present = present_records(database)
         cells, words = records[CELL], records[WORDS]
         absent = (~(present & (cells >= 0))).astype(jnp.uint32)

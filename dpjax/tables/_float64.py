@@ -22,9 +22,9 @@ from dpjax.targets._clamping import middle_and_half
 def in_float64(
     release: Release, compute: Callable[[dict[str, Any], dict[str, Any]], PyTree]
 ) -> Release:
-    """The release with the value that `compute` makes of its noisy integers and public facts.
+    """Replaces a release's value by the result of `compute` on its noisy integers and public facts.
 
-    A simulated release keeps its value, because its integers are traced.
+    The value of a simulated release is not replaced, because its integers are traced.
     """
     measured = release.accuracy.measured
     if measured is None or any_traced(release.value, measured):
@@ -75,5 +75,6 @@ def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarr
     sums[..., rows, columns] = sums[..., columns, rows] = triangle
     n = measured["n"]
     count = np.maximum(sums[..., :1, :1] if n is None else np.asarray(n)[..., None, None], 1)
-    averages = sums[..., 1:] / count  # The first row is that of x, the others those of x x^T.
+    # The first row has the average of x, and the other rows the average of x x^T.
+    averages = sums[..., 1:] / count
     return averages[..., 0, :], averages[..., 1:, :] + facts["center"] * np.eye(size - 1)

@@ -1,4 +1,7 @@
-"""The columns of a frame in a public number of slots, each converted when a statistic uses it."""
+"""The columns of a frame, padded to a public number of slots.
+
+A column is converted on first use.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -39,7 +42,10 @@ class Column:
     may_miss: bool
 
     def leaf(self) -> np.ndarray | Texts:
-        """The column in the form that a query accepts. Slots with missing entries do not count."""
+        """The column in the form that a query accepts.
+
+        `known` says which entries the query may use.
+        """
         return Texts(self.entries) if self.is_text else self.entries
 
     def with_gaps(self) -> PyTree:
@@ -52,8 +58,8 @@ class Column:
         """The entries in float64. Refuses texts."""
         if self.is_text:
             raise TypeError(
-                f"column {self.name!r} must hold numbers for this statistic, got texts: count them"
-                " by their keys, or convert them to numbers"
+                f"column {self.name!r} must hold numbers for this statistic, got texts: count "
+                "the texts by their keys, or convert the column to numbers"
             )
         if _checks.is_traced(self.entries):
             return self.entries.astype(jnp.result_type(float))
@@ -80,8 +86,8 @@ class Frame:
         self.rows = next(iter(lengths.values()))
         if self.rows > most_rows:
             raise ValueError(
-                "most_rows must be enough for every possible table, got"
-                f" {most_rows} for {self.rows}"
+                f"most_rows must be enough for every possible table, got {most_rows} for "
+                f"{self.rows} rows"
             )
         self._filled = frame.present if isinstance(frame, PaddedRecords) else None
         self._converted: dict[str, Column] = {}
@@ -98,7 +104,7 @@ class Frame:
         return moment if moments is None else moments.number(moment)
 
     def kind_of(self, name: str) -> str:
-        """The kind of a column of dates, times or durations, such as "dates"; else ""."""
+        """The kind of a column: "dates", "times", "durations", or "" for all other columns."""
         moments = moments_of(self._as_given(name))
         return "" if moments is None else moments.kind
 
@@ -132,7 +138,10 @@ class Frame:
         return Numbers.of(entries, counts)
 
     def _as_given(self, name: str) -> Any:
-        """A column of the frame, not converted; refuses a name that is not there."""
+        """A column of the frame, without conversion.
+
+        Refuses a name that the frame does not have.
+        """
         if name not in self.columns:
             raise ValueError(
                 f"column must be one of the frame's {_checks.shown(list(self.columns))}, got"
@@ -158,16 +167,18 @@ def _length(name: str, leaf: Any) -> int:
     try:
         return leaf.shape[0] if is_column(leaf) else len(leaf)
     except TypeError as error:
-        raise TypeError(f"column {name!r} must be a column, got {_checks.shown(leaf)}") from error
+        raise TypeError(
+            f"column {name!r} must be an array or a column of a table, got {_checks.shown(leaf)}"
+        ) from error
 
 
 def _exact(place: str, leaf: Any) -> tuple[Any, Any]:
-    """The entries of a column on the host, and which are present; None if all must be present."""
+    """The entries of a column on the host, and which are present: None if none can be missing."""
     # NumPy would choose the dtype by the entries, which are private.
     if isinstance(leaf, (list, tuple)):
         raise TypeError(
-            f"{place} must be an array with a dtype, got a {type(leaf).__name__}: make one by"
-            " numpy.array(entries, dtype=...), of floats if some are missing"
+            f"{place} must be an array with a dtype, got a {type(leaf).__name__}: make an array "
+            "by numpy.array(entries, dtype=...), with a float dtype if entries may be missing"
         )
     found = exact_column(place, leaf)
     check_usable(found)

@@ -52,13 +52,17 @@ class Cells:
         return [one[0] for one in every] if len(self.axes) == 1 else every
 
     def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
-        """These cells, each divided along another axis, which has a code for every slot."""
+        """Divides each cell along another axis.
+
+        `codes` has the index on this axis for every slot.
+        """
         inside, xp = (self.codes >= 0) & (codes >= 0), numpy_of(codes)
         wide = self.codes.astype(np.int64) if xp is np else self.codes
         deeper = xp.where(inside, wide * len(labels) + codes, -1)
         if self.size * len(labels) > LARGEST:
             raise ValueError(
-                f"keys must make at most {LARGEST} cells, got {self.size} x {len(labels)}"
+                f"keys must make at most {LARGEST} cells, got {self.size} x {len(labels)} cells: "
+                "use fewer keys, or group by fewer columns"
             )
         return Cells((*self.axes, (name, labels)), deeper.astype(np.int32))
 
@@ -80,9 +84,9 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
 
 
 def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.ndarray) -> Any:
-    """A text for each row that names its group and its entry; None for a row without one of them.
+    """For each row, a text that names its group and entry; None if the row lacks either of them.
 
-    A row has one text, which depends on this row alone.
+    The text of a row depends on this row alone.
     """
     if column.is_text:
         shown, known = [as_text(entry) for entry in entries], column.known
@@ -99,7 +103,7 @@ def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.nd
 def keys_in_groups(
     cells: Cells, found: tuple[Sequence[str], np.ndarray], are_texts: bool
 ) -> dict[Any, tuple[tuple[Any, ...], np.ndarray]]:
-    """The keys of each group with their counts, of texts as `entries_in_groups` makes them."""
+    """The keys of each group with their counts, parsed from the texts of `entries_in_groups`."""
     pairs = {group: list[tuple[Any, int]]() for group in cells.groups}
     for text, count in zip(*found, strict=True):
         code, _, entry = text.partition(" ")
@@ -112,7 +116,7 @@ def keys_in_groups(
 
 
 def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
-    """Public keys of a column, also from a release of keys; dates and times as whole numbers."""
+    """Public keys of a column, as given or from a release of keys. Dates become whole numbers."""
     keys = given.value if isinstance(given, Release) else given
     if frame.kind_of(name):
         keys = [_whole_key(name, frame.number(name, key)) for key in keys]
@@ -126,7 +130,7 @@ def _whole_key(name: str, number: Any) -> Any:
 
 
 def labels_of(name: str, keys: tuple[Any, ...], frame: Frame) -> tuple[Any, ...]:
-    """What stands beside the numbers of groups: their keys, and dates and times as texts."""
+    """The printed labels of groups: their keys, where dates and times are shown as texts."""
     moments = moments_of(frame.columns[name]) if frame.kind_of(name) else None
     if moments is None or moments.kind == "durations":
         return keys
@@ -171,13 +175,13 @@ def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> An
 
 
 def _as_bytes(words: np.ndarray) -> np.ndarray:
-    """Fingerprints with each one as a single comparable entry."""
+    """Each fingerprint as one array entry of bytes, so that fingerprints can be compared."""
     ordered = np.ascontiguousarray(words, ">u4")
     return ordered.view("S16")[:, 0] if len(words) else np.zeros(0, "S16")
 
 
 def as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers as int64 keys, and which of them are whole numbers in range."""
+    """Numbers as int64 keys, and which numbers are whole and in the range of int64."""
     numbers = column.entries
     if numbers.dtype.kind == "f":
         largest = 2.0 ** (np.finfo(numbers.dtype).nmant + 1)

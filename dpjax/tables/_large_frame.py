@@ -1,4 +1,4 @@
-"""A frame larger than memory. Statistics made of sums read it in batches; others refuse it."""
+"""A frame larger than memory, read in batches by statistics that are computed from sums."""
 
 import contextlib
 import copy
@@ -39,16 +39,18 @@ class LargeFrame(Frame):
         """Refuses partitions, because no process sees their rows in the order of the table."""
         if self.batches.on_partitions is not None:
             raise ValueError(
-                "frame must give its batches in order where person= is given, got partitions, and"
-                " rows of a person may be in several: pass a function of batches, as lambda:"
-                " (frame.get_partition(i).compute() for i in range(frame.npartitions))"
+                "frame must have batches in a fixed order if person= is given, got partitions, "
+                "and the rows of a person may be in several partitions: pass a function that "
+                "returns the batches, such as lambda: (frame.get_partition(i).compute() for i "
+                "in range(frame.npartitions))"
             )
 
     def __getitem__(self, name: str) -> NoReturn:
         """Refuses a statistic that cannot read batches."""
         raise TypeError(
-            f"frame must fit into memory for this statistic of column {name!r}, got batches of"
-            f" {_checks.shown(list(self.columns))}: give the columns that it needs as a frame"
+            f"frame must fit into memory for this statistic of column {name!r}, got batches of "
+            f"{_checks.shown(list(self.columns))}: load the columns that it needs into a frame "
+            "in memory"
         )
 
 
@@ -66,7 +68,8 @@ def structure_of(frame: Frame) -> Frame:
 def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) -> Parts:
     """The records that `make` takes from a table, for each batch of its frame.
 
-    Parts may be made in other processes, so they contain neither the ledger nor the source.
+    Other processes may compute the parts, so a part contains neither the ledger nor the source of
+    batches.
     """
     bare: Any = copy.copy(table)
     bare._ledger = bare._given = bare._frame = None
@@ -83,7 +86,8 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         frames = (Frame(batch, rows) for batch in batches)
         if people is None:
             return function(map(of_batch, frames))
-        # Closed after an error too: otherwise the traceback would keep the files of private rows.
+        # Close this even after an error. Otherwise the traceback would keep the files with private
+        # rows open.
         with contextlib.closing(
             frames_of_people(frames, structure, used, people.person, slots)
         ) as whole:
@@ -110,7 +114,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class _Bucket(Frame):
-    """Rows of some people, in the order of the table."""
+    """All rows of some people, in the order of the table."""
 
     def __init__(self, like: Frame, names: Sequence[str], rows: np.ndarray) -> None:
         """Takes the rows that were written to one file."""
@@ -131,7 +135,7 @@ class _Bucket(Frame):
 def frames_of_people(
     batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
 ) -> Generator[Frame]:
-    """The same rows in other frames: all rows of a person are in one frame, in their order.
+    """Regroups rows into frames such that one frame has all rows of a person, in their order.
 
     Each batch is written to files by the ids of its rows. The files are in a folder that only this
     user may read, and are deleted at the end.

@@ -1,4 +1,4 @@
-"""The people of a table: which of their rows a statistic counts, and how much they change it."""
+"""The people of a table: which of a person's rows a statistic counts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class People:
     """The people of a table, and how many of their rows count.
 
     Attributes:
-        truncation: decides which rows count. Its groups are columns of the frame, for statistics by
-            these columns.
+        truncation: decides which rows count. Its groups are columns of the frame, and apply to
+            statistics by these columns.
     """
 
     truncation: Truncation
@@ -38,7 +38,7 @@ class People:
         return str(self.truncation.person)
 
     def asked(self, question: Question, frame: Frame) -> Question:
-        """The same question, about those of its rows that count."""
+        """The same question about fewer rows: about the rows of each person that count."""
         by = dict(question.cells.axes)
         groups = tuple(one for one in self.truncation.groups if one[0] in by)
         here = dataclasses.replace(self.truncation, groups=groups)
@@ -63,10 +63,13 @@ def people_of(
         given = {"rows": rows, "groups": groups, "order": order}
         named = [name for name, value in given.items() if value is not None]
         if named:
-            raise TypeError(f"person must name the column of ids if {named[0]} is given")
+            raise TypeError(f"person must name the column of people's ids if {named[0]} is given")
         return None
     if rows is None:
-        raise TypeError(f"rows must be given: how many rows of each person in {person!r} count")
+        raise TypeError(
+            f"rows must be given with person={person!r}: the number of rows of each person that "
+            "count"
+        )
     return People(checked_truncation(person, rows, groups, order))
 
 
@@ -74,6 +77,6 @@ def check_of_people(people: People | None, statistic: str) -> None:
     """Refuses a statistic that has no known bound on the effect of a person with several rows."""
     if people is not None and statistic not in _OF_PEOPLE:
         raise ValueError(
-            f"{statistic} must be asked of a table without person=: no bound is known on how far"
-            " several rows of a person move it"
+            f"{statistic} is not supported for a table with person=, because no bound is known "
+            "on how much all rows of a person change it: use a table without person="
         )

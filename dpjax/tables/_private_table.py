@@ -45,7 +45,7 @@ class PrivateTable(AveragesOfTable, RelationsOfTable, SynthesisOfTable):
         ledger: the ledger whose budget pays for all statistics; None uses the open ledger, if there
             is one.
         relation: which tables are neighbors. By default one table has one row more than the other,
-            so the number of rows is private.
+            and therefore the number of rows is private.
         missing: "drop" leaves out rows with a missing entry in a column of the statistic. "lower"
             replaces a missing number by the lower end of its bounds.
         name: the name of these rows, for a ledger that pays for several tables.

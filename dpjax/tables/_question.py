@@ -27,7 +27,7 @@ class Question:
     """The rows that a statistic counts, its groups, and its name.
 
     Attributes:
-        what: the name of the statistic without columns, such as "mean".
+        what: the name of the statistic without the columns, such as "mean".
         statistic: the name with columns, such as "mean of price".
         name: `statistic` with a fingerprint of all arguments, for a ledger.
         cells: the groups.
@@ -71,11 +71,11 @@ class Question:
         return groups if self.people is None else RowsOfPeople(groups, self.people)
 
     def of_people(self, query: Query) -> Query:
-        """A query of the rows that count, with a reach for all rows of a person."""
+        """The query on the rows that count, with a sensitivity for all rows of a person."""
         return query if self.people is None else self.people.query(query)
 
     def database(self, value: PyTree) -> PaddedRecords:
-        """A column or a dict of columns, with the slots that count and the groups."""
+        """The database of a query: the columns, with the slots that count and the groups."""
         if not self.is_grouped:
             return PaddedRecords(value, self.present)  # pyright: ignore[reportArgumentType]
         columns = value if isinstance(value, dict) else {VALUE: value}
@@ -90,7 +90,7 @@ class Question:
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
         """The release with one axis for each column of groups, and with labels for its numbers.
 
-        `axes` are the other axes of the arrays of its value, by their names.
+        `axes` maps names of arrays in the value to the other axes of these arrays.
         """
         labels = Labels(self.statistic, self.cells.axes, tuple(axes.items()), self.moments)
         if not self.is_grouped:

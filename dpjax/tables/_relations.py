@@ -1,4 +1,4 @@
-"""How columns of a table depend on each other: moments, lines, and clusters."""
+"""Statistics of several columns of a table: covariances, correlations, regression and clusters."""
 
 import functools
 import json
@@ -189,8 +189,8 @@ class RelationsOfTable(AskedTable):
             y: the name of the explained column.
             x: the names of the columns that explain it.
             bounds: the bounds of y and of each x; see `PrivateTable`.
-            regularization: at least 0; the average of x x^T plus this multiple of the identity is
-                inverted, in units of the bounds.
+            regularization: at least 0. This multiple of the identity is added to the average of x
+                x^T, in units of the bounds, before it is inverted.
             by: the columns of the groups and their keys; see `PrivateTable`.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
@@ -294,7 +294,7 @@ def _parts(records: PyTree) -> tuple[Any, Any]:
     return records["x"], records["y"]
 
 
-# Correlations and regression lines in the columns' units, from noisy moments in a ball.
+# Correlations and regression lines, converted from units of the ball to the columns' units.
 
 
 LINE = "line of a table"
@@ -315,7 +315,7 @@ def line(
     scale: Scalar,
     facts: dict[str, Any],
 ) -> PyTree:
-    """The regression line, from noisy sums of products in units of the query."""
+    """The regression line, from noisy sums of products in the integer units of the query."""
     return _line_of_sums(json.dumps(facts))(value, n, scale, query.unit)
 
 
@@ -352,7 +352,7 @@ STATISTICS[LINE] = Statistic(
 
 @compiled
 def correlation(moments: Moments) -> jax.Array:
-    """The correlation of two coordinates. Variances get a lower limit, as noise may make them 0."""
+    """The correlation of two coordinates. Variances have a floor: noise may make them 0."""
     return _of_two(moments, {})[0]
 
 
@@ -367,7 +367,7 @@ def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Arr
 
 
 def _unknown_if_flat(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """Makes the error of a correlation unknown if a variance may be 0."""
+    """The least half-width of the interval: it covers [-1, 1] if a variance may be 0."""
     del facts
     return np.where(values[..., 0] < CLEAR * error, 2.0, 0.0)
 

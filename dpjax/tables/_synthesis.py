@@ -75,26 +75,27 @@ class SynthesisOfTable(CountsOfTable):
     ) -> Release:
         """A synthetic table: rows of people who do not exist, with marginals close to the table's.
 
-        AIM measures marginals with noise. A model that fits the measurements chooses the next
-        marginals where the model has a large error. At the end, rows are drawn from the model.
+        AIM measures marginals with noise. It fits a model to the measurements, and next measures
+        marginals where this model has a large error. At the end, rows are drawn from the model.
 
         Args:
             columns: the names of the columns; None for all but the ids of people. A quarter of
                 epsilon and delta finds keys or bounds of columns that have none here, unless their
                 dtype lists them, as for booleans and an Enum of polars. The label says what was
-                found. If nothing is found of a column, it is missing in all rows.
+                found. If nothing is found for a column, its entries are missing in all rows.
             rows: how many rows to draw; any public number, at no cost.
             keys: the public keys of columns of categories, which may come from a release of keys.
                 Rows with other keys are not counted.
             bounds: the bounds of columns of numbers, dates or times; see `PrivateTable`.
-            buckets: how many cells of equal width the bounds are divided into; or {column: how
-                many} or {column: increasing edges}, instead of its bounds. A drawn number is
-                uniform in its cell, and whole in a column of integers or dates.
+            buckets: the number of cells of equal width between the bounds; or a dict that maps a
+                column to its number of cells, or to increasing edges that replace its bounds. A
+                drawn number is uniform in its cell, and whole in a column of integers or dates.
             workload: which marginals should be accurate: k for all sets of k columns, or a list of
                 sets of columns, or {set: weight}.
             keeps_missing: whether a missing entry is a separate cell, in columns whose dtype allows
-                missing entries. If not, missing entries count as the table says.
-            most_cells: the most cells of the tables of the model, which limits memory and time.
+                missing entries. If not, the argument `missing` of the table applies.
+            most_cells: the largest number of cells in all tables of the model. It limits memory and
+                time.
             where: a predicate on a row; see `PrivateTable`.
             epsilon: the epsilon of the guarantee.
             share: a fraction of the ledger's epsilon, instead of `epsilon`.
@@ -111,15 +112,15 @@ class SynthesisOfTable(CountsOfTable):
 
         Formal guarantees:
             (epsilon, delta)-DP under the relation, by docs/proofs/synthetic.md, together with the
-            releases of keys and bounds. Rows are in cells, which are public or released before. An
+            releases of keys and bounds. The cells of rows are public or were released before. An
             added row changes one cell of a marginal by 1. Let k be the number of rows of a person
             that count, and 1 without `person`. A person changes a marginal by at most k in l1 and
             l2, or by 2 k and sqrt(2) k under replace-one. The score of a marginal is its integer
             distance from the model in l1, minus a public number, times its public weight w. So
             scores change by at most the largest w times the change in l1. The exponential mechanism
-            costs epsilon'^2 / 8 in zCDP and Gaussian noise (sensitivity / sigma)^2 / 2. A filter
-            accepts each of them before it is drawn, and all together cost no more than the budget.
-            The model and its rows are post-processing.
+            costs epsilon'^2 / 8 in zCDP and Gaussian noise (sensitivity / sigma)^2 / 2. A privacy
+            filter accepts each selection and each measurement before it is drawn, so all of them
+            together cost no more than the budget. The model and its rows are post-processing.
 
         Source:
             McKenna, Mullins, Sheldon and Miklau, "AIM: an adaptive and iterative mechanism for
@@ -129,7 +130,8 @@ class SynthesisOfTable(CountsOfTable):
         cost, wanted = self._cost(epsilon, share, delta=delta), workload_of(names, workload)
         if cost.price().delta is None:
             raise ValueError(
-                "delta must be above 0 for a synthetic table: give one, or a ledger with one"
+                "delta must be above 0 for a synthetic table: give a delta, or a ledger with a "
+                "delta"
             )
         _checks.integer("rows", rows, least=1, most=2**31 - 1)
         made = functools.partial(cells_of, frame=frame, buckets=buckets, missing=keeps_missing)
@@ -145,8 +147,9 @@ class SynthesisOfTable(CountsOfTable):
         cells = [known[name] for name in names if name in known]
         if not cells:
             raise ValueError(
-                "columns must have keys or bounds, because too few rows count to find any: give"
-                f" some of {_checks.shown(names)}"
+                "columns must have keys or bounds, because too few rows are counted to find "
+                "keys or bounds privately: give keys or bounds for some of "
+                f"{_checks.shown(names)}"
             )
         here, price = [one.name for one in cells], rest.price()
         wanted = restricted(wanted, here)
@@ -188,9 +191,10 @@ class SynthesisOfTable(CountsOfTable):
     def _cells_found(
         self, columns: Sequence[str], where: Where | None, cost: Cost, key: Key | None
     ) -> tuple[dict[str, Release], Cost, Key | None]:
-        """Keys or bounds of columns without, found privately; the cost that is left, and a key.
+        """Finds missing keys or bounds privately; also returns the remaining cost, and a new key.
 
-        Texts come first: if their keys cannot be found at all, that is said before any payment.
+        Columns of texts are searched first: if their keys cannot be found at all, the error comes
+        before any payment.
         """
         if not columns:
             return {}, cost, key
@@ -241,12 +245,12 @@ def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, flo
         ordered = tuple(name for name in columns if name in one)
         found[ordered] = found.get(ordered, 0.0) + _checks.positive("weight of a workload", weight)
     if not found:
-        raise ValueError("workload must hold at least one set of columns, got none")
+        raise ValueError("workload must contain at least one set of columns, got none")
     return found
 
 
 def restricted(wanted: Mapping[Columns, float], columns: Sequence[str]) -> dict[Columns, float]:
-    """A workload of fewer columns: each set without the others."""
+    """A workload of fewer columns: other columns are removed from each set."""
     found = dict[Columns, float]()
     for given, weight in wanted.items():
         if one := tuple(name for name in given if name in columns):
@@ -282,7 +286,7 @@ def cells_of_rows(
 ) -> Release:
     """Releases the cells of synthetic rows, and uniform bits that place entries within cells.
 
-    `codes` contains for each column the cells of the private rows, and -1 for an entry without a
+    `codes` has an array for each column: the cell of each private row, or -1 for an entry without a
     cell. A row counts if all of its entries have cells.
     """
     rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
@@ -303,7 +307,8 @@ def cells_of_rows(
     def draw() -> dict[str, np.ndarray]:
         model_key, rows_key = jax.random.split(key)
         model = aim(model_key, counts, plan, budget, Estimator(plan.sizes))
-        # The model is not private, so a NumPy generator may draw from it.
+        # The model is public (it is post-processing of noisy counts), so a NumPy generator may draw
+        # from it.
         seed = np.asarray(jax.random.bits(rows_key, (8,), np.uint32))
         rng = np.random.default_rng(seed.tolist())
         found = model.rows(rng, rows)
@@ -372,7 +377,7 @@ def table_like(
 
 
 def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
-    """Missing entries in the dtype of a column; floats, if it has none of integers or booleans."""
+    """An array of missing entries in a column's dtype, or of NaN if the dtype has none."""
     column = frame[name]
     cells = Categories(name, (), True)
     entries, known = np.zeros(rows), np.zeros(rows, bool)

@@ -24,7 +24,10 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 
 @jax.tree_util.register_pytree_node_class
 class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
-    """A date, time or duration of a row: a number that can be compared with one."""
+    """A date, time or duration in a row.
+
+    It stores a number, and can be compared with other moments.
+    """
 
     def __init__(self, number: jax.Array, moments: Moments) -> None:
         self.number, self.moments = number, moments
@@ -33,7 +36,7 @@ class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
         return self.number
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], Moments]:
-        """The number is a leaf, so that functions of JAX take a moment."""
+        """The number is a leaf, so that JAX functions accept a moment."""
         return (self.number,), self.moments
 
     @classmethod
@@ -42,13 +45,14 @@ class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
         return cls(*leaves, moments)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
-        """The operation of JAX by this name; all operators come here."""
+        """Calls the JAX function of the same name. All operators are routed through this method."""
         if method != "__call__" or how:
             return NotImplemented
         return getattr(jnp, ufunc.__name__)(*map(self._number, inputs))
 
     def _number(self, other: Any) -> Any:
-        if isinstance(other, np.ndarray):  # NumPy makes an array of a time at its left.
+        # NumPy converts a time on the left of an operator to an array.
+        if isinstance(other, np.ndarray):
             other = other[()]
         return other.number if isinstance(other, _Moment) else self.moments.number(other)
 
@@ -118,5 +122,5 @@ def _columns_of(predicate: Where, frame: Frame) -> list[str]:
     with jax.enable_x64(True):
         jax.eval_shape(lambda: predicate(asked))  # pyright: ignore[reportArgumentType]
     if not asked.names:
-        raise ValueError("where must use a column of the row, and uses none")
+        raise ValueError("where must depend on a column of the row, but it uses no column")
     return list(asked.names)

@@ -251,7 +251,7 @@ def test_a_batch_whose_integers_alone_may_be_missing_is_refused():
 
 def test_partitions_without_an_order_are_refused_for_people():
     dask = pytest.importorskip("dask.dataframe")
-    with pytest.raises(ValueError, match="frame must give its batches in order"):
+    with pytest.raises(ValueError, match="frame must have batches in a fixed order"):
         dpjax.PrivateTable(
             dask.from_pandas(VISITS[["ward", "cost"]], npartitions=2),
             person="ward",

@@ -112,7 +112,7 @@ def test_a_question_about_other_people_is_another_question():
 
 def test_statistics_that_say_nothing_about_people_are_refused():
     """A new method is refused until it scales its noise."""
-    with pytest.raises(ValueError, match=r"a new one must be asked of a table without person="):
+    with pytest.raises(ValueError, match=r"a new one is not supported for a table with person="):
         table([("p", *LOW)], ADD)._asked("a new one", ["x"])
 
 
@@ -126,7 +126,7 @@ REFUSED = {
 
 @for_each("name", REFUSED)
 def test_a_statistic_that_people_move_in_unknown_ways_is_refused(name):
-    with pytest.raises(ValueError, match=r"must be asked of a table without person="):
+    with pytest.raises(ValueError, match=r"is not supported for a table with person="):
         REFUSED[name](table([("p", *LOW)], ADD))
 
 

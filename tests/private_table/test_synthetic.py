@@ -190,7 +190,7 @@ def test_people_need_keys_of_texts_before_anything_is_paid(tmp_path):
     frame = {"id": np.arange(9), "site": np.array(["A"] * 9), "x": np.zeros(9)}
     table = dpjax.PrivateTable(frame, most_rows=9, person="id", rows=1)
     with dpjax.Ledger(tmp_path / "ledger.db", epsilon=1, delta=1e-6) as ledger:
-        with pytest.raises(ValueError, match="keys must be asked of a table without person="):
+        with pytest.raises(ValueError, match="keys is not supported for a table with person="):
             table.synthetic(rows=3, epsilon=0.5)
         assert ledger.spent.epsilon == 0
 
