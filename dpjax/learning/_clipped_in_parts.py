@@ -31,7 +31,7 @@ def clipped_in_parts(
 
     Draws one batch, and splits its slots into parts that are loaded one after the other. Batches
     that were drawn separately cannot be combined into one: a record could be in several of them,
-    which the accounting does not cover.
+    and the accounting does not cover that.
 
     Args:
         key: as for `sampling`, a different key for each step.
@@ -43,7 +43,8 @@ def clipped_in_parts(
         parts: the number of parts, from 1 to the number of slots. All parts have the same size and
             share a program.
         present: the slots that contain a record, as for `sampling`; None if all slots do.
-        step: the number of the step, as for `sampling`; None unless it is a `cyclic_sampling`.
+        step: the number of the step, as for `sampling`; None unless `sampling` is a
+            `cyclic_sampling`.
         clip_norm: as for `clipped`.
 
     Returns:
@@ -55,8 +56,8 @@ def clipped_in_parts(
 
     Formal guarantees:
         The guarantee of `clipped_gradients`, for the whole batch: a record is in one slot of one
-        part. Parts are added up as integers, and the rounding of their sum is charged to the norm
-        bound.
+        part. The sums of the parts are added up as integers, and the error of rounding them is
+        charged to the norm bound.
 
     Source:
         See `clipped_gradients`.
@@ -108,8 +109,8 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # Parts whose examples have other shapes may round differently, so the largest bound of
-            # all parts is used.
+            # If the examples of two parts have different shapes, their sums may round differently.
+            # So the largest bound of all parts is used.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -121,7 +122,7 @@ def clipped_in_parts(
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
-    """A sum written as integers, which add up without rounding."""
+    """Writes a sum as integers, because integers can be added without rounding."""
     scale = jnp.asarray(scale)
     return jax.tree.map(lambda x: Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x), value)
 

@@ -24,11 +24,12 @@ from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 def _refuse_to_take_apart(*_: object) -> NoReturn:
     raise TypeError(
-        "a ClippedSum cannot be transformed, added to another ClippedSum, or returned from jit,"
-        " vmap, scan or shard_map: its norm bound holds for this sum only. Add"
-        " learning.gaussian_noise in front of the optimizer, as in optax.chain(noise, optimizer),"
-        " and in the function that clips. To accumulate gradients, as optax.MultiSteps does, use"
-        " learning.clipped_in_parts. Return its value where no noise is needed"
+        "a ClippedSum cannot be transformed, added to another ClippedSum, or returned from jit, "
+        "vmap, scan or shard_map: its norm bound holds for this sum only. Add "
+        "learning.gaussian_noise in front of the optimizer, as in optax.chain(noise, "
+        "optimizer), and in the function that clips. To accumulate gradients, as "
+        "optax.MultiSteps does, use learning.clipped_in_parts. If no noise is needed, return "
+        "its attribute value instead"
     )
 
 
@@ -36,19 +37,20 @@ def _refuse_to_take_apart(*_: object) -> NoReturn:
 class ClippedSum:
     """The sum of clipped per-example gradients of a batch, and how much one record can change it.
 
-    The sum is as private as the batch, until noise is added. The sum and its norm bound must stay
-    together. So `jax.tree.map`, transformations of optax, and returning it from `jit` or `scan` are
-    refused. Pass it to the noise in the function that made it, or return its `value`.
+    Until noise is added, the sum is private data, like the batch. The sum and its norm bound must
+    stay together. So a `ClippedSum` refuses `jax.tree.map` and transformations of optax, and cannot
+    be returned from `jit` or `scan`. Pass it to the noise in the function that made it, or return
+    its `value`.
 
     Attributes:
         norm_bound: the largest change of the sum in l2 if a record is added or removed, rounding
             included.
-        within: the number of examples inside the clip norm minus the number outside, which
-            adaptive clipping releases with noise. Private.
-        private_losses: shape (batch,), the loss of each example; 0 in empty slots. They carry no
-            noise: publishing them, or their mean, reveals the records.
+        within: the number of examples whose gradient is inside the clip norm minus the number of
+            other examples. It is private; adaptive clipping releases it with noise.
+        private_losses: shape (batch,), the loss of each example; 0 in empty slots. The losses have
+            no noise: publishing them, or their mean, would reveal the records.
         private_aux: the aux that the loss returns, with a leading axis of examples; 0 in empty
-            slots. None without `has_aux`. As private as the losses.
+            slots. None without `has_aux`. It is private, like the losses.
         slots: the number of slots of the batch, public. The norm of the sum is at most
             `slots * norm_bound`.
         drawn_by: an identifier of the sampling that drew the batch; 0 if the caller chose the
@@ -56,7 +58,7 @@ class ClippedSum:
         turn: the step for which the batch was drawn, -1 for every step, and a number for its bins.
 
     Formal guarantees:
-        See `clipped_gradients`, which alone makes it.
+        See `clipped_gradients`, the only function that makes a `ClippedSum`.
     """
 
     _value: PyTree
@@ -68,14 +70,15 @@ class ClippedSum:
     drawn_by: int
     turn: Turn
 
-    # Without noise, an optimizer would compute with the sum itself. So arithmetic raises an error.
+    # Arithmetic raises an error. Otherwise a chain without noise would pass the private sum itself
+    # to the optimizer.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
     __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
     def __init__(self, *_: object, **__: object) -> None:
         raise TypeError(
-            "a ClippedSum is made by learning.clipped_gradients alone, and no field of it can be"
-            " replaced"
+            "a ClippedSum can only be made by learning.clipped_gradients, and none of its "
+            "fields can be replaced: call learning.clipped_gradients again"
         )
 
     @property
@@ -106,9 +109,9 @@ class ClippedSum:
 
 
 def sealed(*parts: object) -> ClippedSum:
-    """Makes a `ClippedSum` from its fields in order.
+    """Makes a `ClippedSum` from its fields, in the order of their definition.
 
-    Only code that computed the norm bound may call it.
+    Only code that computed the norm bound may call this function.
     """
     made = object.__new__(ClippedSum)
     for field, part in zip(dataclasses.fields(ClippedSum), parts, strict=True):
@@ -169,8 +172,9 @@ class ClippedGradients:
         """
         if len(arguments) < 3:
             raise ValueError(
-                "batch must be what sampling(key) returned, or a mask, or True if no slot is empty,"
-                f" as in clipped(parameters, examples, batch); got {len(arguments)} arguments"
+                "batch must be what sampling(key) returned, or a mask, or True if no slot is "
+                f"empty, as in clipped(parameters, examples, batch), got {len(arguments)} "
+                "arguments"
             )
         *given, examples, batch = arguments
         size = _batch_size(examples)
@@ -202,7 +206,7 @@ class ClippedGradients:
         return jax.tree.unflatten(jax.tree.structure(parameters), program.explained)
 
     def norms(self, *arguments: PyTree) -> PyTree:
-        """The norm of each example's gradient, as private as the examples.
+        """The norm of each example's gradient. It is private data, like the examples.
 
         Args:
             *arguments: the arguments of the loss, with examples in place of the example.
@@ -231,9 +235,9 @@ class ClippedGradients:
             for x in leaves
         ):
             raise TypeError(
-                "parameters must be float arrays; if a model holds other things, pass its float"
-                " arrays and close over the rest, as by equinox.partition or flax.nnx.split; got"
-                f" {_checks.described(found)}"
+                "parameters must be float arrays: if a model also has leaves of other types, "
+                "pass only its float arrays and close over the rest (equinox.partition or "
+                f"flax.nnx.split separates them), got {_checks.described(found)}"
             )
         return found if isinstance(self.argnums, tuple) else found[0]
 
@@ -301,12 +305,13 @@ class ClippedGradients:
             return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
-        # The sum over all shards is the same on each shard.
+        # After `psum`, each shard has the sum over all shards.
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
-        # The charge uses the microbatch size of a single device, which rounds at least as much as
-        # several devices. So the noise does not depend on the number of devices.
+        # The charge for rounding uses the microbatch size of a single device, because a single
+        # device rounds at least as much as several devices. So the noise does not depend on the
+        # number of devices.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
@@ -314,7 +319,10 @@ class ClippedGradients:
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
-    """The mesh axes over which a batch is sharded, so that every shard has different examples."""
+    """The mesh axes over which a batch is sharded.
+
+    Along these axes, shards have different examples.
+    """
     _shards.refuse_unchecked()
     if shared := _shards.varying_axes(replicated):
         raise ValueError(
@@ -325,8 +333,9 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
     axes = _shards.varying_axes((examples, mask))
     if any(_shards.varying_axes(x) != axes for x in jax.tree.leaves(examples)):
         raise ValueError(
-            f"examples must all be sharded over {sorted(axes)}, because the mask or some examples"
-            " are: an array that is not sharded would count once on every shard"
+            f"examples must all be sharded over {sorted(axes)}, because the mask or some "
+            "examples are sharded over these axes: examples that are not sharded would be "
+            "counted once on every shard"
         )
     return axes
 
@@ -341,8 +350,8 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
         groups = []
     if len(set(groups)) != len(norms) or not groups:
         raise ValueError(
-            "clip_norm must be a number, or a tree of numbers with one for each part of the"
-            f" parameters, {_checks.described(parameters)}, got {_checks.shown(clip_norm)}"
+            "clip_norm must be a number, or a tree of numbers with one number for each subtree "
+            f"of the parameters, {_checks.described(parameters)}, got {_checks.shown(clip_norm)}"
         )
     return groups
 
@@ -350,7 +359,10 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum, losses and aux. An empty slot repeats a record, so its entries become 0."""
+    """The clipped sum, losses and aux.
+
+    Entries of empty slots become 0, because these slots repeat a record.
+    """
 
     def of_records(x: jax.Array) -> jax.Array:
         return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
@@ -399,8 +411,8 @@ def _batch_size(examples: Database) -> int:
         _checks.refuse_foreign_dtype("examples", leaf)
         if getattr(getattr(leaf, "dtype", None), "kind", "") in set("OSUMm"):
             raise TypeError(
-                f"examples must be arrays of numbers, got {_checks.described(examples)}: encode"
-                " texts and dates before"
+                f"examples must be arrays of numbers, got {_checks.described(examples)}: encode "
+                "texts and dates as numbers first"
             )
     sizes = {jnp.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or sizes & {(), (0,)}:
@@ -430,12 +442,12 @@ def clipped_gradients(
     layer is wrapped. `explain` says how the gradients of each parameter are clipped.
 
     As for `jax.value_and_grad`, the loss may take more arguments before the example, and may
-    return aux. The sum has the losses and aux, as `private_losses` and `private_aux`. They are
+    return aux. The sum contains the losses and aux as `private_losses` and `private_aux`. They are
     private numbers of the records, and no noise protects them. Noise is added only to the sum, so
     do not publish losses or aux.
 
     A batch may be spread over devices, under `jit` or inside `jax.shard_map`. In `jax.shard_map`
-    each shard clips its own examples, and every shard gets the sum over all shards.
+    each shard clips its own examples, and every shard receives the sum over all shards.
 
     Args:
         loss: `loss(parameters, example)`, the loss of one example, a scalar; a pure JAX function.
@@ -447,8 +459,9 @@ def clipped_gradients(
             arguments, one norm bounds all gradients together, and the sum is a tuple.
         has_aux: whether the loss returns `(loss, aux)`, where aux is a pytree of arrays.
         microbatch_size: how many examples are in memory together; larger batches are processed in
-            several microbatches. Both memory and the rounding in `norm_bound` grow with it: in
-            float32 the rounding adds .3% at 128, 1.2% at 256, 4.8% at 512.
+            several microbatches. Memory and the rounding error in `norm_bound` both grow with the
+            microbatch size: in float32, rounding adds .3% to the norm bound at 128, 1.2% at 256,
+            and 4.8% at 512.
 
     Returns:
         A `ClippedGradients`: `clipped(parameters, examples, batch)` is a `ClippedSum`. Under `jit`,

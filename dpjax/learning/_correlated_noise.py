@@ -1,4 +1,4 @@
-"""Correlated noise (matrix factorization) for clipped sums: exact sums, exact noise.
+"""Correlated noise (matrix factorization) for clipped sums, with exact sums and exact noise.
 
 Step t publishes y_t = sum_j C[t, j] g_j + z_t, where g_j is the clipped sum of step j, C is a
 banded strategy and z_t is fresh Gaussian noise. All of y_t is computed in integers: gradients are
@@ -46,9 +46,9 @@ from dpjax.release._transaction import refuse_unpaid_steps
 if TYPE_CHECKING:
     import optax
 
-# Covers the roundings of the scale in float32.
+# This factor covers the rounding errors of the scale in float32.
 _OUTWARD = 1 + 2.0**-18
-# Products of integer gradients and entries of C, and their sums, are below 2^62.
+# Products of integer gradients and entries of C, and the sums of these products, are below 2^62.
 _SUM_BITS = 62
 
 
@@ -68,8 +68,8 @@ def correlated_noise(
         x = C^{-1} (C g + z) / B = (g + C^{-1} z) / B.
 
     sigma is the noise multiplier times the norm bound of g times the largest norm of a column of C.
-    The noise comes first in a chain, in the place of `gaussian_noise`, which it is for the
-    strategy [1].
+    Put the noise first in a chain, in place of `gaussian_noise`. For the strategy [1], it is the
+    same as `gaussian_noise`.
 
     Args:
         key: as for `gaussian_noise`.
@@ -81,8 +81,8 @@ def correlated_noise(
 
     Returns:
         An `optax.GradientTransformation` from a `ClippedSum` to a pytree like the parameters. Its
-        state is a `CorrelatedNoiseState`. Steps beyond those of the strategy give NaN, and so does
-        a state of another strategy.
+        state is a `CorrelatedNoiseState`. Updates are NaN in steps beyond the number of steps of
+        the strategy, and from a state of another strategy.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -91,11 +91,13 @@ def correlated_noise(
     Formal guarantees:
         The numbers y_t of all steps are one adaptive Gaussian mechanism on the matrix C g; the
         updates are computed from them. If a record takes part in steps at least `bands` apart, no
-        two of its steps enter the same y_t. So k such steps cost no more than k steps of
-        `gaussian_noise` at the same noise multiplier, with or without sampling inside the group of
-        the record. `learning.guarantee` reads the steps from the state, and refuses a sampling with
-        fewer groups than bands. Everything in y_t is computed in integers: rounding gradients and
-        rows is charged to sigma. The state holds private sums: it must stay as secret as the key.
+        two of its steps enter the same y_t. So if a record takes part in k such steps, they cost no
+        more than k steps of `gaussian_noise` at the same noise multiplier, whether or not batches
+        are sampled within the record's group. `learning.guarantee` reads the steps from the state,
+        and refuses a sampling with fewer groups than bands. Everything in y_t is computed in
+        integers: sigma is increased to cover the rounding of gradients and rows. The state holds
+            private sums: it
+        must stay as secret as the key.
 
     Source:
         Denisov, McMahan, Rush, Smith and Thakurta (2022), Theorem 2.1, for adaptive gradients;
@@ -144,11 +146,11 @@ def correlated_noise(
         del params
         if state.strategy != strategy:
             raise ValueError(
-                "state must be of the strategy of this noise, got one of another strategy,"
-                f" {state}: a record would enter more than the columns of either; make it by init"
-                " of this noise"
+                "state must belong to the strategy of this noise, got a state of another "
+                f"strategy, {state}: with entries of two strategies, the noise would not cover a "
+                "record. Make the state by init of this noise"
             )
-        # Rounded up: the program computes in float32.
+        # The multiplier is rounded up, because the program computes in float32.
         above = outward(multiplier, math.inf)
         return correlated_average(updates, state, above, rounded_down(multiplier), size)
 
@@ -185,7 +187,7 @@ def initial_state(
 def correlated_average(
     updates: PyTree, state: CorrelatedNoiseState, multiplier: Scalar, least: Scalar, size: Scalar
 ) -> tuple[PyTree, CorrelatedNoiseState]:
-    """A step: the update, and the next state; `least` is the multiplier rounded down."""
+    """One step: the update and the next state. `least` is the multiplier rounded down."""
     check_clipped(updates)
     state.noise.refuse_if_closed_over()
     _check_dtypes(state, updates._value)
@@ -215,10 +217,12 @@ def _step(
     refuse_varying(step_key, (value, norm_bound, multiplier, state._sums))
     first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
-    # A larger norm bound would exceed the noise of this step and of later ones, so it stays NaN.
+    # The noise of this step and of later steps would not cover a larger norm bound, so the bound
+    # becomes NaN in all these steps.
     usable = first <= bound
-    # A column with entries of two strategies may be longer than the columns of either. A file may
-    # bring the arrays of a state back into the state of another strategy.
+    # Loading a file may put the arrays of one strategy's state into the state of another strategy.
+    # A column with entries of two strategies may have a larger norm than the columns of either
+    # strategy.
     usable &= state.number == np.uint32(strategy.number)
     bound = jnp.where(usable, bound, jnp.nan)
     noisy = _noisy_rows(step_key, state, value, bound, multiplier)
@@ -245,13 +249,14 @@ def _step(
 
 
 def _check_dtypes(state: CorrelatedNoiseState, value: PyTree) -> None:
-    """Refuses sums in other dtypes: a cast would round a sum differently in its later rows."""
+    """Refuses sums in other dtypes, because a cast would round a sum differently in later rows."""
     kept = [x.dtype for x in jax.tree.leaves(state._sums)]
     given = [x.dtype for x in jax.tree.leaves(value)]
     if kept != given:
         raise ValueError(
-            f"state must be of the parameters' dtypes, {[*map(str, given)]}, got"
-            f" {[*map(str, kept)]}: make it by init, from parameters of the dtypes of the training"
+            f"state must have the dtypes of the parameters, {[*map(str, given)]}, got "
+            f"{[*map(str, kept)]}: make it by init, from parameters with the dtypes that the "
+            "training uses"
         )
 
 
@@ -281,8 +286,8 @@ def _noisy_rows(
                 return _limbs.add(total, _times(weights[place], rounded(kept[place])))
 
             total = lax.fori_loop(0, len(kept), add, total)
-        # round(total / 2^18): two numbers at distance d, in units of the grid, are at most d + 1
-        # apart afterwards.
+        # This computes round(total / 2^18). If two totals differ by d steps of the grid before,
+        # they differ by at most d + 1 after rounding.
         half = _limbs.constant(2 ** (BITS - 1))
         return _limbs.shift_right(_limbs.add(total, half), jnp.uint32(BITS))
 
@@ -297,11 +302,11 @@ def _noisy_rows(
 def _grid(
     bound: jax.Array, state: CorrelatedNoiseState, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """The exponent of the grid, and the scale of the noise in steps of it, rounded up.
+    """The exponent of the grid, and the scale of the noise in steps of this grid, rounded up.
 
-    A record moves the gradient of a step by at most its norm bound, so the rounded gradient by
-    bound / g + sqrt(d) steps g. That enters `bands` rows with the weights of a column, and each row
-    is rounded again.
+    A record changes the gradient of a step by at most the norm bound. So it changes the rounded
+    gradient, in d coordinates on a grid of spacing g, by at most bound / g + sqrt(d) steps. The
+    gradient enters `bands` rows with the weights of a column of C, and each row is rounded again.
     """
     strategy, dims = state.strategy, state.noise.dims
     spread, norm = math.sqrt(dims), strategy.column_norm
@@ -323,13 +328,13 @@ def _row(strategy: Strategy, step: jax.Array) -> jax.Array:
 
 
 def _by_place(row: jax.Array, step: jax.Array, places: int) -> jax.Array:
-    """The weights of the kept steps. Step j is kept at the place j modulo the number of places."""
+    """The weights of the stored steps. Step j is stored at index j modulo the number of places."""
     age = (step - 1 - jnp.arange(places)) % places + 1
     return row[age]
 
 
 def _kept(old: jax.Array, new: jax.Array, step: jax.Array) -> jax.Array:
-    """The kept arrays, with the newest in place of the oldest."""
+    """Replaces the oldest stored array by the newest."""
     if not len(old):
         return old
     return lax.dynamic_update_index_in_dim(old, new.astype(old.dtype), step % len(old), 0)

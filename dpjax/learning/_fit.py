@@ -96,15 +96,16 @@ def fit(
 
     Every step draws a batch by `poisson_sampling`, clips its gradients by `clipped_gradients`, adds
     noise by `gaussian_noise`, and passes the average to the optimizer. An epoch is n / batch_size
-    steps, rounded up. With a strategy, noise comes from `correlated_noise`, and batches from
-    `cyclic_sampling`, in as many groups as the strategy has bands. `sampling` draws other batches.
+    steps, rounded up. If you give a strategy, noise comes from `correlated_noise`, and batches come
+    from `cyclic_sampling` with as many groups as the strategy has bands. To draw batches in another
+    way, pass `sampling`.
 
-    A second training with the same loss, shapes, strategy and optimizer compiles nothing, also if
-    the key, epsilon, clip norm or learning rate differ.
+    A second training with the same loss, shapes, strategy and optimizer compiles nothing, even if
+    its key, epsilon, clip norm or learning rate is different.
 
-    n is public: it is the number of slots of the database, and the guarantee says so. Every row of
-    an array is a slot with a record. If the number of records is private, put them into a public
-    number of slots by `queries.padded_records`; empty slots join no batch.
+    n is the number of slots of the database. It is public, and the guarantee states this. Every row
+    of an array is a slot with a record. If the number of records is private, put the records into a
+    public number of slots by `queries.padded_records`. Empty slots are never in a batch.
 
     With `person`, each person may have several examples, and batches draw people. The gradients of
     a person's examples are averaged, and the average is clipped. So the guarantee is per person.
@@ -120,24 +121,25 @@ def fit(
         clip_norm: as for `clipped_gradients`.
         delta: the delta of the guarantee, in (0, 1).
         batch_size: the expected size of a batch if no slot is empty, public.
-        sampling: may be given instead of batch_size: draws batches from the n slots.
-        strategy: of correlated noise, for at least as many steps as the training has; None for
-            independent noise.
+        sampling: given instead of batch_size; draws batches from the n slots.
+        strategy: the strategy of correlated noise, for at least as many steps as the training has.
+            None means independent noise.
         epsilon: the epsilon of the guarantee; the least noise multiplier for it is used.
         noise_multiplier: may be given instead of epsilon.
-        simulated: as for `guarantee`, with a noise multiplier.
+        simulated: simulated losses, as for `guarantee`. They need a noise multiplier.
         relation: which databases are neighbors; None for the relation of the ledger, else as for
             `accounting.dp_sgd`. n is public under both relations.
         person: the name of the database's column of person ids, if people have several rows. The
             loss gets the other columns. None if each record is a person.
         rows: how many rows of a person are used: the first rows. Public; required with `person`.
         most_people: the number of slots for people, as in `queries.padded_people`. Public; required
-            with `person`, where it replaces n.
+            with `person`, where this number takes the place of n.
         microbatch_size: as for `clipped_gradients`.
         evaluate: `evaluate(epoch, parameters)` is called after each epoch, to print or store
             something. The guarantee covers these parameters, but not scores computed on private
-            records. If it returns True, the training ends with these parameters. Decide by public
-            data. The guarantee stays that of all epochs, because the results decide when to stop.
+            records. If it returns True, the training ends with these parameters. Base this decision
+            on public data. The guarantee is the guarantee of all epochs even if the training stops
+            early, because the results decide when to stop.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that stores the last epoch. After an interruption, the same call
             continues from there, with the keys and the payment of the first call. A call with other
@@ -153,25 +155,26 @@ def fit(
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
         TypeError: if an argument has the wrong type.
         ValueError: if an argument is out of range; if both or none of epsilon and noise_multiplier
-            are given, or of batch_size and sampling; if the strategy has too few steps, or more
-            bands than the sampling has groups; if a ledger is open; if the key was used before; or
-            if the checkpoint belongs to another run, or is truncated or corrupted.
+            are given, or both or none of batch_size and sampling; if the strategy has too few
+            steps, or more bands than the sampling has groups; if a ledger is open; if the key was
+            used before; or if the checkpoint belongs to another run, or is truncated or corrupted.
         BudgetExceededError: if the ledger has too little left.
 
     Formal guarantees:
-        The release has the guarantee that `guarantee` reads from the last state of the noise. It is
-        that of the sampling, `clipped_gradients` and `gaussian_noise` or `correlated_noise`. Every
-        step has its own keys. The ledger pays for the same guarantee before. If you give no
-        sampling, a batch has so many slots that exceeding them costs at most a thousandth of delta
-        in all steps.
+        The release has the guarantee that `guarantee` reads from the last state of the noise. It
+        follows from the guarantees of the sampling, of `clipped_gradients`, and of `gaussian_noise`
+        or `correlated_noise`. Every step has its own keys. The ledger pays for the same guarantee
+        before the training starts. If you give no sampling, a batch has enough slots that the
+        possibility of exceeding them costs at most a thousandth of delta, in all steps together.
 
         With `person`, this guarantee is for databases that differ in all rows of one person. A
         person is one record of `queries.padded_people`, whose loss is the average over its rows.
 
         A resumed training repeats the steps since the checkpoint with the same keys. No two results
         with the same noise are published: an epoch is on the disk before `evaluate` or the caller
-        sees its parameters, so nobody has seen the results of a step that is repeated. On the same
-        database the results equal those of a training without interruption, at the same guarantee.
+        sees its parameters, so nobody has seen the results of the steps that are repeated. On the
+        same database the results equal those of a training without interruption, at the same
+        guarantee.
 
     Source:
         Abadi et al. (2016).
@@ -196,7 +199,9 @@ def fit(
     if person is not None:
         database, loss, unit, notes = of_people(database, loss, person, rows, most_people)
     elif rows is not None or most_people is not None:
-        raise TypeError("person must name the column of ids if rows or most_people are given")
+        raise TypeError(
+            "person must name the column of people's ids if rows or most_people is given"
+        )
     records, n = record_arrays("database", database)
     for leaf in jax.tree.leaves((records, parameters)):
         _checks.host_only("fit", leaf, "clipped_gradients and gaussian_noise in a loop of your own")
@@ -209,14 +214,15 @@ def fit(
         _checks.extra("tqdm", "progress")
     planned = _planned_sampling(n, batch_size, sampling, strategy)
     size = float(planned.batch_size if batch_size is None else batch_size)
-    # The rate of a sampling is rounded down, and so is its batch size.
+    # The rate of a sampling is rounded down, so its batch size may be slightly less than requested.
+    # The small number keeps this from adding a step.
     in_an_epoch = math.ceil(n / size - (1e-3 if batch_size is None else 0))
     epochs = _checks.integer("epochs", epochs, least=1)
     steps = in_an_epoch * epochs
     if strategy is not None and strategy.steps < steps:
         raise ValueError(
-            f"strategy must be of at least the {steps} steps of the training, got one of"
-            f" {strategy.steps}: make one of {steps} steps, or train in fewer epochs"
+            f"strategy must have at least the {steps} steps of the training, got "
+            f"{strategy.steps} steps: make a strategy of {steps} steps, or train for fewer epochs"
         )
     parameters = _checks.real_arrays("parameters", parameters)
     dims = sum(leaf.size for leaf in jax.tree.leaves(parameters))
@@ -231,8 +237,8 @@ def fit(
             reached = float(dp_sgd(planned, noise_multiplier=multiplier, **given).epsilon)
     elif simulated is not None:
         raise ValueError(
-            "noise_multiplier must be given with simulated losses, which are of one multiplier, got"
-            f" epsilon={_checks.shown(epsilon)}"
+            "noise_multiplier must be given with simulated losses, because they were simulated "
+            f"for one noise multiplier, got epsilon={_checks.shown(epsilon)}"
         )
     elif epsilon is not None and noise_multiplier is None:
         reached = _checks.positive("epsilon", epsilon)
@@ -242,7 +248,8 @@ def fit(
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
     if sampling is None:
-        # The fewest slots for which overflowing batches cost hardly any delta at this epsilon.
+        # The smallest number of slots at which batches that exceed it cost hardly any delta, at
+        # this epsilon.
         rare = _rounded(rare_enough(reached, delta, steps))
         capacity = least_capacity(planned.capacity, planned.rate, rare)
         sampling = dataclasses.replace(planned, capacity=capacity)
@@ -259,7 +266,7 @@ def fit(
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     one_loss = fixed_loss(loss, parameters, _example(records))
 
-    # A dry run of one step raises the errors of the call before anything is paid.
+    # This dry run of one step raises the errors of the call before the ledger pays.
     least_noise = rounded_down(multiplier)
     if strategy is None:
         none = jnp.uint32(0)
@@ -343,7 +350,8 @@ def fit(
                     for _ in range(in_an_epoch):
                         now = step(now, records, numbers)
                         count(1)
-                    file.write(epoch, now)  # Before anybody sees this epoch.
+                    # Write the file before anybody sees the results of this epoch.
+                    file.write(epoch, now)
                 if epoch and evaluate is not None and _is_true(evaluate(epoch, now.parameters)):
                     break
         file.remove()
@@ -363,13 +371,14 @@ def fit(
         optimizer=update.fingerprint,
         versions=_versions(),
     )
-    # Also after a stop: the results decide when to stop, so the guarantee is that of all steps.
+    # The guarantee counts all steps, even if the training stopped early, because the results decide
+    # when to stop.
     promised = promised_by(now.with_counts(step=jnp.int32(steps)))
     return Release(now.parameters, promised, training=record)
 
 
 def _is_true(answer: object) -> bool:
-    """Whether an answer of `evaluate` is True, also as a NumPy or JAX boolean."""
+    """Whether `evaluate` returned True, as a Python, NumPy or JAX boolean."""
     is_boolean = np.ndim(answer) == 0 and np.asarray(answer).dtype == bool  # pyright: ignore
     return is_boolean and bool(answer)
 
@@ -383,8 +392,8 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def risk_of_training(training: TrainingRecord, guarantee: Guarantee) -> Risk:
     """The risk of a training with this record and this guarantee.
 
-    If two batches of a record may enter one published number, the record does not say how much they
-    overlap. Then epsilon and delta bound the risk.
+    Two batches of one person may enter one published number. The training record does not say how
+    much such batches overlap, so then epsilon and delta bound the risk.
     """
     if training.strategy > training.groups:
         return risk(guarantee)
@@ -414,7 +423,7 @@ def _planned_sampling(
     sampling: BatchSampling | None,
     strategy: Strategy | None,
 ) -> BatchSampling:
-    """The given sampling, or the one of this batch size, with a slot for all that may join."""
+    """The given sampling, or a sampling of this batch size with slots for all that may join."""
     for name, value, kind in (
         ("strategy", strategy, Strategy),
         ("sampling", sampling, BatchSampling),
@@ -435,7 +444,8 @@ def _planned_sampling(
         return cyclic_sampling(n, groups=bands, batch_size=batch_size, capacity=largest)
     if sampling.n != n:
         raise ValueError(
-            f"sampling must be of the {n} slots of the database, got {sampling}: make it by n={n}"
+            f"sampling must draw from the {n} slots of the database, got {sampling}: make it "
+            f"with n={n}"
         )
     return sampling
 
@@ -443,7 +453,8 @@ def _planned_sampling(
 def _rounded(rare: float) -> float:
     """A probability of 10^-15, 10^-20, 10^-25 and so on, that is at most the given one, or 0.
 
-    Similar epsilons then have batches with equally many slots, and share a program.
+    This rounding lets trainings with similar epsilons have the same number of slots, and so share a
+    compiled program.
     """
     return min(RARE, 10.0 ** (5 * math.floor(math.log10(rare) / 5))) if rare else 0.0
 
@@ -490,7 +501,7 @@ class TrainingFile:
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
         """Refuses a path that cannot be a file. `run` is public: numbers and strings."""
         self._path = None if path is None else pathlib.Path(os.fspath(path))
-        # As it will be read back from a file: tuples become lists.
+        # Converts tuples to lists, as reading the file will, so that both can be compared.
         self._run = json.loads(json.dumps(run))
         self._open = contextlib.ExitStack()
         if self._path is not None:
@@ -499,7 +510,7 @@ class TrainingFile:
                 raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
 
     def __enter__(self) -> Self:
-        """Refuses a file that another process uses: both would publish steps with the same keys."""
+        """Refuses a file that another process uses: both processes would use the same keys."""
         if self._path is not None:
             lock = self._path.with_name(f"{self._path.name}.lock")
             refusal = f"checkpoint {self._path} is used by another training: name another file"
@@ -540,7 +551,7 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def words(leaf: jax.Array) -> jax.Array:
-    """An array of numbers: the words of a key, or the array itself."""
+    """The words of a key, or the array itself if it is not a key."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
@@ -550,7 +561,8 @@ def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
     return jnp.asarray(array)
 
 
-# Training on people with several examples: a person's loss is the average over their examples.
+# Training on people with several examples each. The loss of a person is the average loss of that
+# person's examples.
 
 
 Loss = Callable[[PyTree, PyTree], Any]
@@ -562,11 +574,14 @@ def of_people(
     """Returns people as records, a person's loss, the privacy unit, and notes for guarantees."""
     if rows is None or most_people is None:
         raise TypeError(
-            "rows and most_people must be given with person: how many rows of a person are used,"
-            f" and the number of slots for people, got rows={rows}, most_people={most_people}"
+            "rows (how many rows of a person are used) and most_people (the number of slots for "
+            f"people) must be given with person, got rows={rows}, most_people={most_people}"
         )
     if isinstance(database, PaddedRecords):
-        raise TypeError("database must be a table of rows if person is given, got slots")
+        raise TypeError(
+            "database must be a table of rows if person is given, got a PaddedRecords: pass the "
+            "table, and most_people="
+        )
     people = padded_people(database, person=person, rows=rows, capacity=most_people)
     truncation = Truncation(person, rows)
     return people, loss_of_person(loss), truncation.unit, (truncation.note,)
@@ -575,8 +590,8 @@ def of_people(
 def loss_of_person(loss: Loss) -> Loss:
     """The average loss of a person's examples. Its gradient is the average of their gradients.
 
-    A missing example is replaced by the person's first example with weight 0. An example of zeros
-    might have a gradient of NaN, which remains NaN under weight 0.
+    A missing example is replaced by the person's first example with weight 0. It is not replaced by
+    zeros, because zeros might have a gradient of NaN, which is NaN even with weight 0.
     """
     _checks.function("loss", loss)
 

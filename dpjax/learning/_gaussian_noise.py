@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import optax
 
 
-# The `drawn_by` of a training whose batches come from several samplings.
+# The value of `drawn_by` in a training whose batches come from several samplings.
 SEVERAL = np.uint32(2**32 - 1)
 
 
@@ -44,13 +44,13 @@ class NoiseState(TrainingState):
         key: the key of the next step's noise. It does not reveal earlier keys.
         step: the number of steps so far.
         noise_multiplier: the least standard deviation of the noise of any step so far, relative to
-            the norm bound. It only records the past; changing it does not change any noise.
+            the norm bound. This is only a record of past steps: changing it does not change any
+            noise.
         drawn_by: an identifier of the sampling that drew all batches; 0 if the caller chose the
             records, and 2^32 - 1 if batches come from several samplings.
         dims: the number of coordinates that get noise in a step.
         noise: "exact" or "float".
-        bands: the number of steps whose noisy numbers a batch enters: 1, except for
-            `correlated_noise`.
+        bands: in how many steps a batch affects the noisy sum: 1, except for `correlated_noise`.
         bins: a number for the key that put the records into bins; 0 without bins.
 
     Formal guarantees:
@@ -86,8 +86,8 @@ def gaussian_noise(
     Inside `jax.shard_map` the state and the sum must be the same on all shards. Then all shards
     draw the same noise, as a single device would.
 
-    A state enters `jit`, `scan` and `vmap` as an argument or a carry. Under `vmap`, lanes with
-    copies of one state draw different noise.
+    Pass a state to `jit`, `scan` and `vmap` as an argument or a carry, never as a closure. Under
+    `vmap`, lanes with copies of one state draw different noise.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else. The state contains the
@@ -149,7 +149,7 @@ def gaussian_noise(
 
     def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        # Under `vmap` over parameters, every lane gets its own key.
+        # If `init` is mapped over parameters by `vmap`, every lane has its own key.
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
         none = jnp.uint32(0)
@@ -173,7 +173,7 @@ def noisy_average(
     size: Scalar,
     noise: NoiseKind = "exact",
 ) -> tuple[PyTree, NoiseState]:
-    """A step: the noisy sum over the batch size, and the next state; `least` is rounded down."""
+    """One step: the noisy sum over the batch size, and the next state. `least` is rounded down."""
     check_clipped(updates)
     state.refuse_if_closed_over()
     # Without x64, JAX would round a float64 to nearest, which may be the unsafe direction.
@@ -206,8 +206,8 @@ def _noisy_sum(
 ) -> tuple[PyTree, NoiseState]:
     """A step as one program: the sum with noise, and the state after it.
 
-    The division by the batch size is not in this program: inside, XLA would merge it with the last
-    operation, and round differently.
+    The division by the batch size is not part of this program. Otherwise XLA would merge the
+    division with the operation before it, and round differently.
     """
     check_step(state, value, noise)
     # The next key is a hash, so the state after a step does not reveal the noise of the step.
@@ -267,18 +267,18 @@ def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
         raise ValueError(
-            f"state must have dims={size} and noise={noise!r}, as this step needs, got"
-            f" dims={state.dims} and noise={state.noise!r}: make it by init, from all parameters"
+            f"state must have dims={size} and noise={noise!r} for this step, got "
+            f"dims={state.dims} and noise={state.noise!r}: make it by init, from all parameters"
         )
 
 
 def check_precision(state: NoiseState) -> None:
-    """Refuses a multiplier in a dtype below float32: the cast may have rounded it up."""
+    """Refuses a noise multiplier in a dtype below float32: a cast may have rounded it up."""
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
-            f"state must have a noise multiplier of at least float32, got {dtype}, which may have"
-            " rounded it up: cast parameters only"
+            f"state must have a noise multiplier of at least float32, got {dtype}: a cast may "
+            "have rounded the multiplier up. Cast the parameters only, not the state"
         )
 
 
@@ -296,7 +296,7 @@ def after_a_step(
     drawn_by = jnp.uint32(drawn_by)
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
     # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches,
-    # that a batch was of another step, or that records were put into bins anew.
+    # that a batch was drawn for another step, or that records were assigned to new bins.
     same = (state.step == 0) | ((state.drawn_by == drawn_by) & (state.bins == bins))
     same &= (jnp.asarray(turn.step) == ANY_TURN) | (jnp.asarray(turn.step) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
@@ -341,8 +341,8 @@ def adaptive_noise(
 
     Each step also counts, with noise, the gradients within the clip norm C, and multiplies C by
     exp(-learning_rate (fraction - quantile)). Both releases together are one Gaussian mechanism
-    with the noise multiplier z. The count gets noise sigma_b, and a record has weight 1/2 in it. So
-    the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
+    with the noise multiplier z. The count has noise of standard deviation sigma_b, and a record
+    changes it by 1/2. So the gradients get the noise multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2).
 
     Args:
         key: as for `gaussian_noise`.
@@ -405,7 +405,8 @@ def adaptive_noise(
     def init(parameters: PyTree) -> AdaptiveNoiseState:
         state = plain.init(parameters)
         assert isinstance(state, NoiseState)
-        # The count gets noise, too, so the noise tables are charged for one more coordinate.
+        # Noise is also added to the count, so the errors of the noise tables are charged for one
+        # more coordinate.
         both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
@@ -445,18 +446,18 @@ def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
 class CorrelatedNoiseState:
     """The state of correlated noise between two steps.
 
-    It holds the last clipped sums, which are as private as the records, and is never to be
-    published.
+    Never publish this state: it contains the last clipped sums, which are private data, like the
+    records.
 
     Attributes:
         noise: the `NoiseState`, which counts steps and has the key.
-        norm_bound: the norm bound of the first step; 0 before it. A later clipped sum with a larger
-            norm bound gives NaN from then on.
+        norm_bound: the norm bound of the first step; 0 before it. If a later clipped sum has a
+            larger norm bound, updates are NaN from then on.
         published: the estimates of the last gradients, which are public.
-        number: the `number` of the strategy. If a file brings the arrays of another strategy here,
-            steps give NaN from then on.
+        number: the `number` of the strategy. If a file puts the arrays of another strategy into
+            this state, updates are NaN from then on.
         strategy: the strategy of all steps.
-        fineness: the grid divides the norm bound by at least 2 to this power less 1.
+        fineness: the spacing of the grid is at most the norm bound divided by 2^(fineness - 1).
 
     Formal guarantees:
         None of its own.

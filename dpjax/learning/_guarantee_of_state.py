@@ -45,11 +45,13 @@ def guarantee(
         relation: which databases are neighbors, as for `accounting.dp_sgd`.
         privacy_unit: the unit that the sampling draws, as for `accounting.dp_sgd`.
         method: "pld" or "renyi", see `accounting.dp_sgd`.
-        simulated: losses that `accounting.monte_carlo` drew from `participation_losses`, which
-            amplify a `balls_in_bins_sampling`. The guarantee has their confidence.
+        simulated: privacy losses that `accounting.monte_carlo` drew from `participation_losses`.
+            They account for the amplification by a `balls_in_bins_sampling`. The guarantee then has
+            the confidence of the simulation.
 
     Returns:
-        A `Guarantee`. Its notes mention a seeded key, and it is void for noise in floats.
+        A `Guarantee`. If a seeded key was used, a note says so. For noise in floats, the guarantee
+        is void.
 
     Raises:
         ModuleNotFoundError: if dp-accounting, of the extra `accounting`, is not installed.
@@ -91,17 +93,19 @@ def guarantee(
             f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
     strategy = given.strategy if isinstance(given, CorrelatedNoiseState) else None
-    # The part of the state of correlated noise that counts steps does not know the strategy.
+    # Somebody may pass only the part of a correlated noise state that counts steps. This part does
+    # not contain the strategy.
     if strategy is None and sampling.groups < noise.bands:
         raise ValueError(
-            f"sampling must have at least groups={noise.bands}, one for each band of the strategy,"
-            f" got {sampling}: two batches of a record would enter one published number; draw"
-            " batches by learning.cyclic_sampling"
+            f"sampling must have at least groups={noise.bands}, one for each band of the "
+            f"strategy, got {sampling}: otherwise two batches of a record would enter one "
+            "published number. Draw batches by learning.cyclic_sampling"
         )
     if strategy is None and simulated is not None and noise.bands > 1:
         raise ValueError(
-            "state must be the whole state of correlated_noise if losses are simulated, got the"
-            f" part that counts steps, with bands={noise.bands}: it does not know the strategy"
+            "state must be the whole state of correlated_noise if losses are simulated, got "
+            f"only its part that counts steps, with bands={noise.bands}: this part does not "
+            "contain the strategy"
         )
     _checks.host_only("state", noise.step, "it outside")
     if strategy is not None and np.max(noise.step) > strategy.steps:
@@ -111,13 +115,14 @@ def guarantee(
         )
     if np.ndim(noise.step) or np.ndim(noise.noise_multiplier):
         raise ValueError(
-            f"state must be the state of one training, got steps of shape {np.shape(noise.step)}:"
-            " take one, as by jax.tree.map(lambda x: x[0], state)"
+            "state must be the state of one training, got a batch of states with steps of shape "
+            f"{np.shape(noise.step)}: select one state, for example by jax.tree.map(lambda x: "
+            "x[0], state)"
         )
     if noise.step == 0:
         raise ValueError(
-            "state must be the one that update returned after the last step, got the state of"
-            " init: no step has been taken"
+            "state must be the state that update returned after the last step, got the state "
+            "that init returned: no step has been taken"
         )
     if noise.noise == "float":
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -149,14 +154,14 @@ def guarantee(
 
 
 def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
-    """Whether seeded keys drew the batches. Refuses a sampling that did not draw all of them."""
+    """Whether seeded keys drew the batches. Refuses a sampling that did not draw all batches."""
     drawn_by = int(state.drawn_by)
     numbers = {number_of(sampling, seeded=seeded): seeded for seeded in (False, True)}
     if drawn_by and drawn_by not in numbers:
         raise ValueError(
-            f"sampling must be the one that drew the batches of all steps, got {sampling}: some"
-            " batches came from another sampling, from both seeded and secret keys, or from"
-            " records that you chose yourself. Account for each kind of step by accounting.dp_sgd"
+            f"sampling must be the sampling that drew the batches of all steps, got {sampling}: "
+            "some batches came from another sampling, from both seeded and secret keys, or from "
+            "records that you chose yourself. Account for each kind of step by accounting.dp_sgd"
         )
     return numbers.get(drawn_by, False)
 
@@ -168,14 +173,16 @@ def _check_covered(
     losses = getattr(simulated, "source", simulated)
     if not isinstance(losses, ParticipationLosses):
         raise TypeError(
-            "simulated must be accounting.monte_carlo of learning.participation_losses, got losses"
-            f" of {_checks.shown(losses)}: only they know the training that they dominate"
+            "simulated must be made by accounting.monte_carlo from "
+            f"learning.participation_losses, got losses of {_checks.shown(losses)}: other losses "
+            "do not say which training they dominate"
         )
     strategy, fineness = None, losses.fineness
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
     asked = {
-        # Groups by the number of a slot are public, and amplify nothing.
+        # If the number of a slot determines its group, groups are public, so they do not amplify
+        # privacy.
         "sampling": (
             losses.sampling == sampling and sampling.kind == "bins",
             losses.sampling,
@@ -193,16 +200,17 @@ def _check_covered(
     for name, (covered, theirs, ours) in asked.items():
         if not covered:
             raise ValueError(
-                f"simulated must cover this training, got losses of {name}={theirs} for"
-                f" {name}={ours}: simulate participation_losses of this training"
+                f"simulated must cover this training, which has {name}={ours}, got losses that "
+                f"were simulated for {name}={theirs}: simulate participation_losses with the "
+                "settings of this training"
             )
 
 
 def _by_simulation(simulated: SimulatedLosses, run: DpSgdRun, privacy_unit: str) -> Guarantee:
     if run.replaced:
         raise ValueError(
-            "relation must be add-or-remove-one for simulated losses, whose dominating pair has or"
-            f" lacks a record, got {run.relation}: leave out simulated"
+            "relation must be add-or-remove-one for simulated losses, because their dominating "
+            f"pair differs by adding a record, got {run.relation}: leave out simulated"
         )
     epsilon = run.charged(simulated.epsilon)
     drawn = dataclasses.replace(simulated, relation=run.relation, privacy_unit=privacy_unit)

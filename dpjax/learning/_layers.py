@@ -1,14 +1,14 @@
 """Layers that compute norms and sums of per-example gradients without storing these gradients.
 
-For each example, x is the layer's other operand besides the parameter, and g is the gradient of the
-loss with respect to the layer's output. A layer computes the squared norm of each example's
+For each example, x is the operand of the layer that is not the parameter, and g is the gradient of
+the loss with respect to the layer's output. A layer computes the squared norm of each example's
 gradient, and the sum of the gradients, each multiplied by a factor. Examples with factor 0 are
 ignored, even if they contain infinities.
 
-A dense layer applied at several positions is not handled here. Two Gram matrices, <XX', GG'>, would
-give its norms. But if the outer products of an example nearly cancel, float32 computes a norm far
-below the norm of the computed sum. Somebody could construct such a record, and the noise would not
-cover it.
+A dense layer applied at several positions is not handled here. Its norms could be computed from two
+Gram matrices, as <XX', GG'>. But if the outer products of an example nearly cancel, float32
+computes a norm far below the norm of the computed sum. Somebody could construct such a record on
+purpose, and the noise would not cover it.
 """
 
 import math
@@ -27,7 +27,7 @@ from dpjax._tracing._walks import aval, bind
 # The rounding error of a sum grows with the number of terms. So sums longer than this are computed
 # as sums of block sums.
 _BLOCK = 4096
-# Kernels with more offsets would make a program with too many operations.
+# A kernel with more offsets than this would make a program with too many operations.
 _MOST_OFFSETS = 81
 
 
@@ -46,13 +46,13 @@ class Gradients(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A kind of operation that has a parameter and another operand.
+    """A kind of operation with two operands, one of which may be a parameter.
 
     Attributes:
         name: the name of this kind of layer.
-        why: why its norms are cheap, in words.
-        takes: `takes(equation, operand)` says whether an equation is such a layer if the parameter
-            is this operand. The equation has two operands, and x is the other one.
+        why: a text that says why its norms are cheap to compute.
+        takes: `takes(equation, operand)` says whether an equation of a jaxpr is such a layer, given
+            which of its two operands is the parameter. The other operand is x.
         gradients: `gradients(equation, operand, x, g)` for arrays with a leading axis of examples.
     """
 
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
 
 
 def formed(gradients: jax.Array) -> Gradients:
-    """The result for gradients that are stored in memory, one for each example."""
+    """The `Gradients` of a parameter whose per-example gradients are stored in memory."""
 
     def total(factors: jax.Array) -> jax.Array:
         return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
@@ -76,7 +76,7 @@ def formed(gradients: jax.Array) -> Gradients:
 def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
     """The squared norm of each example's row, and a bound on the number of its roundings.
 
-    Squares may underflow to 0, so the sum is increased by the most that underflow can lose.
+    Squares may underflow to 0, so a bound on what underflow can lose is added to the sum.
     """
     x = x.reshape(len(x), -1)
     size = x.shape[1]
@@ -86,7 +86,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
     if whole <= _BLOCK:
         return jnp.sum(squares, axis=1) + lost, size + 2
     blocks = jnp.sum(squares[:, :whole].reshape(len(x), -1, _BLOCK), axis=2)
-    # Without this barrier, XLA merges both sums into one, which rounds more often.
+    # Without this barrier, XLA merges the two sums into one sum, which has more rounding errors.
     blocks = lax.optimization_barrier(blocks)
     total = jnp.sum(blocks, axis=1) + jnp.sum(squares[:, whole:], axis=1) + lost
     return total, _BLOCK + size // _BLOCK + 4
@@ -116,7 +116,7 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
-    # The bound on rounding assumes full float32 products, so faster and coarser precisions are
+    # The bound on rounding assumes full float32 products, so faster, less precise products are
     # disabled.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
@@ -146,8 +146,8 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval(equation.outvars[0]).ndim
-    # Each slice takes all other axes as a whole. In the mode CLIP, nonzero indices into these axes
-    # become 0; in other modes they may drop the slice.
+    # A lookup takes one row, with all other axes as a whole. In the mode CLIP, an index into
+    # another axis becomes 0. In other modes, a nonzero index there may drop the slice.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
@@ -167,7 +167,7 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
         indices = indices.astype(jnp.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
-    else:  # Rows out of bounds give constants, which have no gradient.
+    else:  # An index out of bounds gives a constant, which has no gradient.
         inside = (indices >= 0) & (indices < table[0])
         rows = jnp.where(inside[:, :, None], rows, 0)
     if indices.shape[1] > 1:
@@ -176,8 +176,8 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
         gathered = jnp.einsum(
             "bts,bsd->btd", same.astype(g.dtype), rows, precision=lax.Precision.HIGHEST
         )
-        # Zero times infinity is NaN. So an example whose rows are not finite gets the norm NaN, and
-        # its gradient counts as zero.
+        # If the rows of an example are not finite, its norm is NaN (zero times infinity is NaN),
+        # and its gradient counts as zero.
         rows = jnp.where(first[:, :, None], gathered, 0)
 
     def total(factors: jax.Array) -> jax.Array:
@@ -189,8 +189,9 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squares, total, terms)
 
 
-# Convolution: a product with patches of the input. Each example's gradient is stored, but computed
-# by one product for the whole batch. `vmap` would make slower grouped convolutions.
+# Convolution: a product with patches of the input. The gradient of each example is stored, but one
+# product computes them for the whole batch. `vmap` would make grouped convolutions, which are
+# slower.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -228,7 +229,10 @@ def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Arra
 
 
 def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
-    """Transposes to (examples, batch, spatial axes, features); the first axis is of examples."""
+    """Transposes to (examples, batch, spatial axes, features).
+
+    The first axis is the axis of examples.
+    """
     batch, features, *places = (axis + 1 for axis in spec)
     return jnp.transpose(x, (0, batch, *places, features))
 

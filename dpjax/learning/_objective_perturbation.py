@@ -2,12 +2,12 @@
 
 docs/proofs/objective-perturbation.md proves the guarantee, and defines the symbols used here. A
 normal vector b of scale sigma is added to the objective's gradient. The minimizer is in a ball of
-radius W, except with a probability that delta pays for. Replacing a record changes the density of
-the minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the pull, with
-norm at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it. Computed
-weights are within E of the minimizer, and noise of scale tau on the weights covers that distance.
-The drawn noise is at least as wide as the proof assumes. The error of the noise tables is charged
-for 2 d coordinates.
+radius W, except with a small probability, which is charged to delta. Replacing a record changes the
+density of the minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the
+pull, with norm at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it.
+Computed weights are within E of the minimizer, and noise of scale tau on the weights covers that
+distance. The drawn noise is at least as wide as the proof assumes. The error of the noise tables is
+charged for 2 d coordinates.
 """
 
 import functools
@@ -74,8 +74,9 @@ class ObjectivePerturbation:
         epsilon: the epsilon of the guarantee.
         delta: the delta of the guarantee.
         regularization: lambda, as a float of `dtype`.
-        plan: the public numbers of the mechanism: `linear_scale`, the scale of the noise in the
-            linear term; `output_scale`, of the noise on the weights; and the `error` that it hides.
+        plan: the public numbers of the mechanism: `linear_scale` is the scale of the noise in the
+            linear term, `output_scale` is the scale of the noise on the weights, and `error` is the
+            numerical error that the noise on the weights hides.
         n: the number of records.
         dims: the number of features.
         dtype: the dtype of the computation.
@@ -120,7 +121,8 @@ class ObjectivePerturbation:
         check_key(key)
         if any(jnp.ndim(leaf) for leaf in jax.tree.leaves(self)):
             raise ValueError(
-                "training must be a single training, got a batch: map over it by jax.vmap"
+                "this ObjectivePerturbation must be a single training, got a batch of them: map "
+                "over the batch by jax.vmap"
             )
         _dtype_that_runs(self.dtype)
         records = self._records(database)
@@ -136,7 +138,7 @@ class ObjectivePerturbation:
         )
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
-        """Features and labels of a database, checked.
+        """Checks a database, and returns its features and labels.
 
         Only structure, dtypes and shapes decide whether the database is refused.
         """
@@ -194,8 +196,8 @@ def objective_perturbation(
     in which the loss is curved. So w is more accurate than with output noise for the global bound
     of `targets.logistic_regression`. There is no oracle and no gamma.
 
-    The noise on w covers the error E of the solver. In float32 it dominates for n above about 10^4;
-    in this case, use float64.
+    The noise on w covers the error E of the solver. In float32 this noise dominates for n above
+    about 10^4; in this case, use float64.
 
     Args:
         regularization: lambda, above 1 / (4 n (e^epsilon - 1)).
@@ -256,14 +258,16 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball: each norm is below
 # 1.
 _REACH = 2.0
-# The fraction of delta for the event that the norm of the noise exceeds B: 10^-6 in the proof.
+# The fraction of delta that is reserved for the event that the norm of the noise exceeds B: the
+# 10^-6 of the proof.
 _LONGER = 1e-6
-# Intervals of a Rayleigh variable. A sum over them bounds the expectation.
+# Ends of intervals of a Rayleigh variable. A sum over these intervals bounds an expectation over
+# the variable.
 _INTERVALS = np.linspace(0.0, 14.0, 2001)
-# Covers the rounding errors of this file, which computes in float64.
+# This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
-# The most steps of the solver. In all tests a few steps of Newton's method were enough, but that is
-# not a proof. The steps are counted in float32, which is exact below 2^24.
+# The largest number of steps that the solver may take. In all tests a few steps of Newton's method
+# were enough, but that is not a proof. The steps are counted in float32, which is exact below 2^24.
 _MOST_STEPS = 1e7
 # An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
 # for rounding to the grid.
@@ -296,7 +300,8 @@ def perturbation_plan(
         mu = _largest_mu(left_epsilon, left_delta, share)
         sigma = 2 * pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
-        # The rounding of b: it is drawn on a grid, and divided by n in floats.
+        # A bound on the rounding error of b, which is drawn on a grid and then divided by n in
+        # floats.
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
         solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
@@ -304,8 +309,9 @@ def perturbation_plan(
         error = (solved + rounding / (n * regularization)) * _OUTWARD
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
-    # E depends on sigma, and sigma on the share. So the share is computed from the E of a first
-    # plan. Every share gives the same guarantee; only the variance depends on it.
+    # The error E depends on sigma, and sigma depends on the share. So the share is computed from
+    # the error of a first plan. Every share gives the same guarantee; only the variance depends on
+    # it.
     error = float(planned(0.5, 1.0).error)
     share = error / (error + 1 / (n * regularization))
     # The bound S on the pull depends on the radius W of the ball, and W depends on sigma. So plan
@@ -315,8 +321,8 @@ def perturbation_plan(
     plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
     if plan.solver.most_steps > _MOST_STEPS:
         raise ValueError(
-            f"regularization={regularization:g} is too small: the solver might take"
-            f" {plan.solver.most_steps:.2g} steps, more than {_MOST_STEPS:g}"
+            f"regularization={regularization:g} is too small: the solver might take "
+            f"{plan.solver.most_steps:.2g} steps, which is more than the limit of {_MOST_STEPS:g}"
         )
     for calibration in calibrations(plan, d, dtype):
         if not calibration.fits(_LATTICE, dtype):
@@ -373,11 +379,12 @@ def _of_lengths(mu: float, epsilon: float, share: float) -> float:
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # P(R > r) = exp(-r^2 / 2). The divergence grows with R. So each interval is evaluated at its
-    # upper end, and the last one, which is unbounded, at divergence 1.
+    # R is a Rayleigh variable: P(R > r) = exp(-r^2 / 2). The divergence grows with R. So each
+    # interval is evaluated at its upper end. The last interval is unbounded, so its divergence is
+    # bounded by 1.
     tails = np.exp(-(_INTERVALS**2) / 2)
     # If the two terms nearly cancel, their rounding errors are large relative to the difference, so
-    # a bound on them is added.
+    # a bound on the rounding errors is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
@@ -395,9 +402,9 @@ def _grid(sigma: float, d: int) -> float:
 
 
 # The solver. Thirty Newton steps with a line search reduce the gradient to its rounding error.
-# (Damped steps are too short: noise may pull weights hundreds of units along features that few
-# records have.) Gradient steps follow, see `walk_to_minimizer`. The proof bounds the error for any
-# result of the Newton steps.
+# (Damped steps are too short: noise may move weights by hundreds of units along features that are
+# nonzero in few records.) Gradient steps follow, see `walk_to_minimizer`. The proof bounds the
+# error for any result of the Newton steps.
 
 _NEWTON_STEPS = 30
 # The number of halvings in the line search of a Newton step, which bisects the logarithm of the
@@ -405,7 +412,7 @@ _NEWTON_STEPS = 30
 _HALVINGS = 8
 # The largest curvature of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
-# Above the largest value of m / (1 + exp(m)).
+# An upper bound on m / (1 + exp(m)).
 _LARGEST_PULL = 0.2785
 
 
@@ -434,10 +441,10 @@ def solver_error(
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
     """A bound on the rounding error of a gradient in the ball.
 
-    In units of eps: a product r'w has an error of d times the norm of w, and the slope of the
-    sigmoid is at most 1/4. The sigmoid, its product with a row and the average add 6 together. The
-    grid of the average adds 1/8 in each coordinate. lambda w, the pull and the two sums, none above
-    2 + 2 pull, add 6 (1 + pull).
+    All errors are in units of eps. A product r'w has an error of at most d times the norm of w,
+    which the sigmoid reduces to a quarter, because its slope is at most 1/4. The sigmoid, its
+    product with a row, and the average together add at most 6. The grid of the average adds 1/8 in
+    each coordinate. lambda w, the pull and the two sums, none above 2 + 2 pull, add 6 (1 + pull).
     """
     return eps * ((d + 1) * radius / 4 + 6 + d / 8 + 6 * (1 + pull))
 
@@ -459,7 +466,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """The fraction of a step to take: all of it, or up to the minimum of the objective."""
+        """The fraction of a step to take: 1, or less if the minimum is before the step's end."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 

@@ -13,9 +13,9 @@ from dpjax._core._types import Key
 from dpjax.learning._sampling import BatchSampling
 from dpjax.learning._strategies import Strategy
 
-# Inner products are raised by this, relative to the largest, for their rounding.
+# Inner products are increased by this fraction of the largest one, to cover their rounding.
 _RAISED = 1e-10
-# Numbers of a matrix in memory.
+# The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
 
 
@@ -25,8 +25,8 @@ class ParticipationLosses:
 
     Attributes:
         sampling: how batches are drawn.
-        strategy: of correlated noise; None for independent noise.
-        noise_multiplier: rounded down to a float of JAX.
+        strategy: the strategy of correlated noise; None for independent noise.
+        noise_multiplier: the noise multiplier, rounded down to a float of JAX.
         steps: the number of steps.
         dims: how many numbers get noise in a step.
 
@@ -49,21 +49,22 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _factor(self) -> np.ndarray:
-        """A matrix whose rows have at least the inner products of the shifts of the bins."""
+        """A matrix whose rows have the inner products of the bins' shifts, slightly increased."""
         shifts = np.array([self._shifts(i) for i in range(self.sampling.groups)])
         products = shifts @ shifts.T
-        # Larger inner products dominate, so this covers the rounding of products and factor.
+        # A pair with larger inner products dominates, so this increase covers the rounding of the
+        # products and of the factor.
         raised = products + _RAISED * products.max() * (1 + np.eye(len(products)))
         return np.linalg.cholesky(raised)
 
     def _shifts(self, first: int) -> np.ndarray:
-        """How far a record of a bin moves each row, in standard deviations of its noise."""
+        """How much a record of a bin changes each row, in standard deviations of its noise."""
         steps = self.steps
         if self.strategy is None:
             return (np.arange(steps) % self.sampling.groups == first) / self.noise_multiplier
         moved = self.strategy.moved_rows(first, groups=self.sampling.groups, steps=steps)
-        # Rounding moves a row by sqrt(dims) steps of its grid, and a clipped sum by at least
-        # sqrt(dims) 2^(fineness - 1) steps.
+        # Rounding changes a row by up to sqrt(dims) steps of the grid. The norm bound of a clipped
+        # sum is at least sqrt(dims) 2^(fineness - 1) steps.
         reached = np.zeros(steps + self.strategy.bands)
         for step in range(first, steps, self.sampling.groups):
             reached[step : step + self.strategy.bands] = 1
@@ -79,7 +80,7 @@ class ParticipationLosses:
         noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
 
         def log_ratio(inner: jax.Array) -> jax.Array:
-            """Of a mixture over bins to no record, from inner products with each bin's shift."""
+            """The log ratio of the mixture to Q, from inner products with each bin's shift."""
             exponents = inner - jnp.diagonal(products) / 2
             return jax.nn.logsumexp(exponents) - math.log(len(factor))
 
@@ -96,20 +97,21 @@ def participation_losses(
 ) -> ParticipationLosses:
     """Draws privacy losses of a training with balls in bins, for `accounting.monte_carlo`.
 
-    A secret bin hides in which batches a record was. No formula for this is known, but the losses
-    of a dominating pair can be drawn: with shifts mu_i of the m bins, they are those of
+    Because a record's bin is secret, nobody knows which batches it was in. No formula is known for
+    the privacy loss, but losses of a dominating pair P, Q can be drawn. With the shift mu_i of bin
+    i, the pair is
 
         P = mean of N(mu_i, I) over i,    Q = N(0, I).
 
-    The shift mu_i has an entry for each step: the sum of |C[t, j]| over the steps j of bin i, over
-    the noise of a row.
+    The shift mu_i has one entry for each step t: the sum of |C[t, j]| over the steps j of bin i,
+    divided by the standard deviation of a row's noise.
 
     Args:
         sampling: a `balls_in_bins_sampling`.
         strategy: of correlated noise; None for `gaussian_noise`.
-        noise_multiplier: of every step, at least.
-        steps: the number of steps, at most.
-        dims: how many numbers get noise in a step, which is the number of all parameters.
+        noise_multiplier: a lower bound on the noise multiplier of every step.
+        steps: an upper bound on the number of steps.
+        dims: how many numbers get noise in a step: the total number of parameters.
 
     Returns:
         A function of a key, for `accounting.monte_carlo` under add-or-remove-one. Pass the result
@@ -149,8 +151,8 @@ def participation_losses(
         )
     if sampling.kind != "bins":
         raise ValueError(
-            f"sampling must have bins, got {sampling}: its losses have a formula, which"
-            " learning.guarantee uses without simulation"
+            f"sampling must have bins, got {sampling}: for a sampling without bins, no "
+            "simulation is needed, because learning.guarantee uses a formula"
         )
     if not isinstance(strategy, Strategy | None):
         raise TypeError(f"strategy must be a Strategy, got {_checks.described(strategy)}")
@@ -160,7 +162,7 @@ def participation_losses(
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     _checks.host_only("noise_multiplier", multiplier, "a concrete number")
-    # Rounded down as in the state of the noise, or further.
+    # Round down at least as far as the state of the noise does.
     narrow = np.float32(multiplier)
     if narrow > multiplier:
         narrow = np.nextafter(narrow, np.float32(0))

@@ -96,11 +96,13 @@ class Derivatives(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedLoss:
-    """A traced loss of parameters and one example. Two are equal if their gradients are.
+    """A traced loss of parameters and one example.
+
+    Two fixed losses are equal if their programs are the same.
 
     Attributes:
         traced: the program, with its own copies of all arrays.
-        fingerprint: of the loss and its gradients.
+        fingerprint: a fingerprint of the programs of the loss and of its gradients.
     """
 
     traced: TracedLoss
@@ -121,9 +123,9 @@ class FixedLoss:
 def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree) -> FixedLoss:
     """The loss of one example, traced; `example` may be given by its shapes."""
     program, found = _traced(loss, (parameters,), example, argnums=0, has_aux=False)
-    # A program that is kept must not refer to the caller's arrays (see `_programs`): JAX would take
-    # the numbers of an array of 64 bits from the old trace after they changed. Derivative rules may
-    # close over such arrays, so they run here alone, and only their traces are kept.
+    # A program that is kept must not refer to the caller's arrays (see `_programs`): if the caller
+    # changes a 64-bit array in place, JAX would still use the old numbers of the trace. Derivative
+    # rules may close over such arrays, so they run only here, and only their traces are kept.
     own, derivatives = with_own_arrays(program), with_own_arrays(found.derivatives)
     found = found._replace(uses=_uses(own, found.places), derivatives=derivatives)
     return FixedLoss(found, digest(own, derivatives, configuration()))
@@ -184,8 +186,8 @@ def _traced(
     arrays = jax.tree.leaves(arguments)
     if not isinstance(value, jax.ShapeDtypeStruct) or value.shape != () or not is_float(value):
         raise ValueError(
-            "loss must return the loss of one example, a real scalar; it returned"
-            f" {_checks.described(value)}"
+            "loss must return the loss of one example, a real scalar, got "
+            f"{_checks.described(value)}"
         )
     _check_operations(called)
     ends = [0, *itertools.accumulate(len(jax.tree.leaves(argument)) for argument in given)]
@@ -212,7 +214,7 @@ def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, 
 
 
 def inlined(program: jex.ClosedJaxpr, inputs: Sequence[PyTree]) -> jex.ClosedJaxpr:
-    """The same program with calls inlined, traced again on arrays or their shapes."""
+    """Traces a program again with all calls inlined, on arrays or their shapes."""
     return jax.make_jaxpr(lambda *leaves: _walks.run(program, leaves, _inline))(*inputs)
 
 
@@ -240,7 +242,7 @@ def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
 
 
 def _is_elementwise(equations: Sequence[jex.JaxprEqn], variable: jex.Var) -> bool:
-    """Whether a parameter is only added to, or multiplied with, other arrays, entry by entry."""
+    """Whether a parameter is used only in elementwise sums and products with other arrays."""
     found = [equation for equation in equations if any(x is variable for x in equation.invars)]
     names = {equation.primitive.name for equation in found}
     passed = [x.outvars[0] for x in found if x.primitive.name in _MOVES]
@@ -268,7 +270,7 @@ def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
 def _use(
     equations: Sequence[jex.JaxprEqn], variable: jex.Var, outputs: Sequence[object]
 ) -> Use | None:
-    """The use of a parameter, if it has exactly one and a layer handles it."""
+    """The use of a parameter, if it has exactly one use, and a layer handles it."""
     moves: list[jex.JaxprEqn] = []
     while True:
         found = [

@@ -1,4 +1,4 @@
-"""Noise of other libraries, for sums to which each record contributes a norm of at most 1."""
+"""Noise from other libraries, for sums of vectors of norm at most 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ class PrivatizerState(TrainingState):
 def with_privatizer(
     privatizer: "optax.GradientTransformation", *, batch_size: float
 ) -> "optax.GradientTransformation":
-    """Noise of another library instead of `gaussian_noise`, such as that of a matrix mechanism.
+    """Noise of another library instead of `gaussian_noise`, such as a matrix mechanism's.
 
     `jax_privacy.noise_addition.matrix_factorization_privatizer(strategy, stddev=z, prng_key=key)`
     adds noise that is correlated between the steps, to a sum of vectors of norm at most 1. So
@@ -89,8 +89,8 @@ def with_privatizer(
     def init(parameters: PyTree) -> PrivatizerState:
         if trainings.number():
             raise ValueError(
-                "init may be called once for each privatizer, whose key two trainings would share:"
-                " make another privatizer, from its own key"
+                "init may be called only once for each privatizer, because two trainings would "
+                "share its key: make another privatizer, with its own key"
             )
         return PrivatizerState(privatizer.init(parameters), jnp.zeros((), jnp.result_type(float)))
 
@@ -107,9 +107,10 @@ def with_privatizer(
         def divisor(dtype: np.dtype) -> jax.Array:
             """The norm bound, increased so that no record changes a quotient by more than 1.
 
-            The rounding error of a division is eps / 2 of the quotient. The norm of a sum is at
-            most `slots` times the bound, so rounding moves the quotients of neighbors apart by at
-            most eps times `slots`. 4 eps cover the three roundings of the divisor itself.
+            A division has a relative rounding error of at most eps / 2. The norm of a sum is at
+            most `slots` times the bound, so rounding increases the distance between the quotients
+            of neighbors by at most eps times `slots`. Another 4 eps covers the three roundings of
+            the divisor itself.
             """
             charged = 1 + 1.01 * (updates.slots + 4) * float(np.finfo(dtype).eps)
             return bound.astype(dtype) * charged
@@ -136,8 +137,8 @@ def _(
     bound_is_mapped, of_inner, of_values = mapped
     if any(jax.tree.leaves(of_values)) and not any(jax.tree.leaves(of_inner)):
         raise ValueError(
-            "state must be mapped over with the sums: jax.vmap maps over sums but not over states"
-            " of the privatizer, so all sums would get the same noise; make the privatizer inside,"
-            " from keys that are mapped over"
+            "state must be mapped over together with the sums: jax.vmap maps over sums but not "
+            "over states of the privatizer, so all sums would get the same noise. Make the "
+            "privatizer inside the mapped function, from keys that are mapped over"
         )
     return _state_of_each_lane(norm_bound, *others), bound_is_mapped

@@ -1,10 +1,10 @@
-"""How rounding affects a sum of clipped gradients, and sums in exact integers.
+"""Exact integer sums of clipped gradients, and a bound on the effect of rounding.
 
-A sum of b floats of magnitude C may be off by about b^2 eps C, and one record may flip the sign of
-this error. So only the examples of a microbatch are added up in floats. The sums of microbatches
-become integers, which add up exactly. Adding or removing a record changes one microbatch, and
-replacing it changes two. The remaining error, relative to C, is charged to the noise.
-docs/proofs/dp-sgd.md has the proof.
+A sum of b floats of magnitude C may be off by about b^2 eps C, and changing one record may flip the
+sign of this error. So only the examples of a microbatch are added up in floats. The sums of
+microbatches are converted to integers, which are added exactly. Adding or removing a record changes
+one microbatch, and replacing it changes two. The remaining error, relative to C, is charged to the
+noise. docs/proofs/dp-sgd.md has the proof.
 """
 
 import math
@@ -22,15 +22,16 @@ from dpjax._exact._numerics import compute_dtype
 
 # The sum of a microbatch, and the number of examples inside the clip norm minus the number outside.
 Sum = tuple[list[jax.Array], jax.Array]
-# How many bits below the clip norm the integers represent, by the number of bytes of the float.
+# The number of bits below the clip norm that the integers represent, for floats of 4 and of 8
+# bytes.
 _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
-    """The rho for which one record changes the computed sum by at most (1 + rho) clip norms.
+    """The number rho such that one record changes the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms the statement is true for each of them, and so for the root of the sum
-    of their squares.
+    With several clip norms, this holds for each clip norm, and therefore for the root of the sum of
+    their squares.
 
     Args:
         leaves: the leaves of the parameters.
@@ -126,7 +127,8 @@ def in_microbatches(
     """Adds up microbatches one after the other as integers, so their order does not matter.
 
     Padding repeats the first example, with mask False. A microbatch takes slots from all over the
-    batch. So all devices have work if each of them stores a contiguous block of the batch.
+    batch. So if each device stores a contiguous block of the batch, all devices take part in every
+    microbatch.
     """
     held = len(batch[1])
 

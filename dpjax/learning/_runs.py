@@ -1,4 +1,4 @@
-"""One run of a tuning: it trains or releases once, as its price says, and shows nothing else."""
+"""One run of a tuning: it makes the releases that its price covers, and shows nothing else."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from dpjax.release._transaction import paid_steps
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Arguments of `fit` that would show a run, or how many runs there are.
+# Arguments of `fit` that would reveal a run, or the number of runs.
 _OF_ONE_TRAINING = ("ledger", "evaluate", "checkpoint", "progress")
 
 
@@ -21,7 +21,7 @@ class Price(NamedTuple):
     """The price of one run, and the shapes of its result if it is a training.
 
     Attributes:
-        one: the privacy of the run, with its score.
+        one: the privacy cost of the run, including its score.
         parameters: the shapes of the trained parameters; None if the run is no training.
     """
 
@@ -32,7 +32,7 @@ class Price(NamedTuple):
 class Priced(BaseException):
     """Ends a call of `fit_one` at its first payment, before anything is computed.
 
-    It is no `Exception`, so that `except Exception` does not catch it.
+    This is not a subclass of `Exception`, so that `except Exception` does not catch it.
     """
 
     def __init__(self, price: Price) -> None:
@@ -42,7 +42,8 @@ class Priced(BaseException):
 class RunAccount(Account):
     """Pays for the releases of one run, from a price that the tuning has paid already.
 
-    Without a price, it ends the run at its first payment, and reports the price of this payment.
+    Without a price, the account ends the run at its first payment, and reports the price of this
+    payment.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class RunAccount(Account):
             _refuse_dearer_score(found.one.guarantee, self._score_epsilon, unit, release.what)
         else:
             raise ValueError(
-                f"fit_one must make {'two releases' if self._score_epsilon else 'one release'}, as"
-                f" its price says, got one more: {release.what} with {release.guarantee}"
+                f"fit_one must make {'two releases' if self._score_epsilon else 'one release'}, "
+                f"as its price says, got another release: {release.what} with {release.guarantee}"
             )
         self.payments += 1
 
@@ -93,7 +94,7 @@ def _price_of(release: Payment, relation: NeighboringRelation, score_epsilon: fl
         )
     if (training := release.training) is None:
         return Price(OneRun(promised, None, score_epsilon), None)
-    # A training under add-or-remove-one moves further if a record is replaced.
+    # Under replace-one, a record may change a training more than under add-or-remove-one.
     made = training.run._replace(relation=relation), training.noise_multiplier
     return Price(OneRun(promised, made, score_epsilon), training.parameters)
 
@@ -104,8 +105,9 @@ def _refuse_dearer(found: OneRun, paid: OneRun, what: str) -> None:
     covered &= now.privacy_unit == before.privacy_unit
     if not covered or found.training != paid.training:
         raise ValueError(
-            f"fit_one must make the same release for a candidate each time, got {what} with {now},"
-            f" and before {before}: let noise, steps and batches depend on the candidate alone"
+            f"fit_one must make the same release for a candidate each time, got {what} with "
+            f"{now} now and {before} before: let noise, steps and batches depend on the "
+            "candidate alone"
         )
 
 
@@ -117,8 +119,8 @@ def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: s
         )
     if promised.privacy_unit != unit:
         raise ValueError(
-            f"the score must be released with privacy_unit={unit!r}, that of the first release, got"
-            f" {what} with {promised}: the price of a run is for one unit"
+            f"the score must be released with privacy_unit={unit!r}, like the first release, got "
+            f"{what} with {promised}: the price of a run is for one privacy unit"
         )
 
 
@@ -128,7 +130,10 @@ def run_account() -> RunAccount | None:
 
 
 def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
-    """Lets the account of a run pay for the training, and refuses arguments that would show it."""
+    """Lets the account of a run pay for the training.
+
+    Refuses arguments that would reveal the run.
+    """
 
     @functools.wraps(fit)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -18,14 +18,14 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._dp_sgd import least_capacity
 from dpjax.random._keys import check_key, is_seeded
 
-# The probability that a batch is cut off, if the caller names no capacity.
+# The probability that a batch exceeds its slots, if the caller gives no capacity.
 RARE = 1e-15
 _WORD = 2.0**32
-# The turn of a batch that may be of any step, and of one that is of no step.
+# The step of a batch that may be used in any step, and of a batch that may not be used in any step.
 ANY_TURN, NO_TURN = -1, -2
-# More bins would make a uniform bin more than 2^-48 uneven.
+# With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# Folded into the key of the bins, for a number that tells two keys apart.
+# Folded into the key of the bins, to derive a number that identifies the key.
 _TELLING = 0x62696E73
 
 
@@ -43,7 +43,7 @@ class Turn(NamedTuple):
 
 @frozen_pytree
 class Batch:
-    """Records that were drawn together, as private as the records; `sampling(key)` makes it.
+    """Records that were drawn together; made by `sampling(key)`. The choice is private.
 
     Load the records at `indices`, and pass them to `clipped` together with the batch, which knows
     its empty slots. A batch may enter `jit`, and `jax.shard_map` with its slots spread over shards.
@@ -63,8 +63,8 @@ class Batch:
     _mask: jax.Array
     capacity: int = static()
     drawn_by: int = static(default=0)
-    # The step and the bins, once for each slot, so that the slots may be spread over shards. None
-    # for samplings whose batches may serve every step.
+    # The step and the bins, repeated for each slot, so that the slots may be distributed over
+    # shards. None for samplings whose batches may serve every step.
     _turn: Turn | None = None
 
     @property
@@ -92,20 +92,21 @@ class Batch:
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
-            # Concatenated batches have too many slots, and so do batches whose slots are on several
-            # shards at once.
+            # Concatenated batches have too many slots. So does a batch that is replicated on
+            # several shards.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
-                    f"examples must fill the {batch.capacity} slots of the batch once, got {size}"
-                    f" in {shards} shards, and a batch of {len(mask)} there: pass the records at"
-                    " batch.indices, and do not join batches, or gather or copy slots"
+                    f"examples must fill each of the {batch.capacity} slots of the batch once, "
+                    f"got {size} examples and {len(mask)} slots on each of {shards} shards: pass "
+                    "the records at batch.indices, and do not concatenate batches, or gather or "
+                    "copy slots"
                 )
             return mask, batch.capacity
         if axes:
             raise ValueError(
-                "batch must be what sampling(key) returned inside jax.shard_map, got"
-                f" {_checks.described(batch)}: only its capacity can show that no two shards share"
-                " a record"
+                "batch must be what sampling(key) returned inside jax.shard_map, got "
+                f"{_checks.described(batch)}: without the capacity of a Batch, nothing shows "
+                "that no two shards have the same record"
             )
         if batch is True:
             return jnp.ones(size, bool), size
@@ -131,8 +132,9 @@ class BatchSampling:
         n: the number of slots for records, public.
         rate: the probability that a record is in a batch of its group or bin, public.
         capacity: the number of slots of a batch, public.
-        groups: the number of groups or bins. A record may be in batches of the steps that equal its
-            group or bin modulo this number; slot i is in group i modulo it. 1 if in all batches.
+        groups: the number of groups or bins. A record may be in the batch of a step only if the
+            step, modulo this number, equals its group or bin. Slot i is in group i modulo this
+            number. It is 1 if a record may be in all batches.
 
     Formal guarantees:
         See the factory that made it.
@@ -155,11 +157,11 @@ class BatchSampling:
         """Draws a batch. It works in `jit`, and all batches share one program.
 
         Args:
-            key: a key from `dpjax.random.secure_key`, a different key for each step, but for bins
-                the same key in all steps. The guarantee does not protect against somebody who knows
-                the key, and so knows which records were used.
+            key: a key from `dpjax.random.secure_key`, a different key for each step. With bins,
+                pass the same key in all steps. The guarantee does not protect against somebody who
+                knows the key, and so knows which records were used.
             present: booleans of shape (n,), the slots that contain a record, such as `present` of a
-                `PaddedRecords`; None if all slots do. Empty slots join no batch.
+                `PaddedRecords`; None if all slots do. Empty slots are never in a batch.
             step: the number of the step, from 0. A `cyclic_sampling` and a `balls_in_bins_sampling`
                 need it, because the step decides which group or bin may join the batch.
 
@@ -168,9 +170,9 @@ class BatchSampling:
 
         Raises:
             TypeError: if the key is not a typed key.
-            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw; or if
-                `present` is not such an array, or is given for batches of a fixed size; or if
-                `step` is missing where it is needed, or is given elsewhere.
+            ValueError: inside of `jax.shard_map` or `jax.pmap`, where every shard would draw the
+                same batch; or if `present` is not such an array, or is given for batches of a fixed
+                size; or if `step` is missing where it is needed, or is given elsewhere.
         """
         check_key(key)
         if self.kind == "fixed" and self.groups != 1:
@@ -197,8 +199,8 @@ class BatchSampling:
                     f" {_checks.described(present)}"
                 )
             present = jnp.asarray(present)
-        # With the same key, all shards would choose the same slots, which the accounting does not
-        # cover.
+        # All shards have the same key, so they would all choose the same slots. The accounting does
+        # not cover that.
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and give each shard its slots"
         )
@@ -245,9 +247,10 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     Formal guarantees:
         Given uniform random bits, every record is in the batch independently of all others, with
         the probability `rate` exactly, a multiple of 2^-32 that is not above batch_size / n. If
-        more records than `capacity` join, those with the highest indices are left out. The others
-        are in a uniform order, which 128 random bits per record decide, unless two of these words
-        are equal. The accounting charges for that, too.
+        more records than `capacity` join, those with the highest indices are left out. The
+        remaining records are in a uniformly random order, determined by a 128-bit random word for
+        each record. The order is uniform unless two words are equal. The accounting charges for
+        that, too.
 
     Source:
         Abadi et al. (2016); Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Scalable
@@ -331,9 +334,9 @@ def cyclic_sampling(
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Those of `poisson_sampling` for the slots of the group of a step. The group depends on the
-        number of the slot alone. A batch knows its step, and noise of another step refuses its
-        guarantee.
+        Those of `poisson_sampling` for the slots of the group of a step. The number of a slot alone
+        determines its group. A batch stores its step. If it is used in another step, `guarantee`
+        raises an error.
 
     Source:
         Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), arXiv 2306.08153,
@@ -383,10 +386,10 @@ def balls_in_bins_sampling(n: int, *, bins: int, capacity: int | None = None) ->
         ValueError: if a parameter is out of range.
 
     Formal guarantees:
-        Given uniform random bits, every record is in each bin with probability 1 / bins, except for
-        a part below bins / 2^64, independently of all others. Records beyond the capacity are left
-        out, as in `poisson_sampling`. A state of noise knows the key of the bins, and refuses a
-        guarantee if steps had bins of different keys.
+        Given uniform random bits, every record is in each bin with probability 1 / bins, up to a
+        difference below bins / 2^64, independently of all other records. Records beyond the
+        capacity are left out, as in `poisson_sampling`. The state of the noise identifies the key
+        of the bins. If steps used bins of different keys, `guarantee` raises an error.
 
     Source:
         Chua, Ghazi, Harrison, Leeman, Kamath, Kumar, Manurangsi, Sinha and Zhang, "Balls-and-bins
@@ -415,7 +418,8 @@ def _whole_step(step: Scalar) -> jax.Array:
     if not _checks.is_traced(step) and not 0 <= int(step) < 2**31:
         raise ValueError(f"step must be from 0 to 2^31 - 1, got {int(step)}")
     step = jnp.asarray(step).astype(jnp.int32)
-    # A traced step cannot be refused. Below 0 it is of no step, so that no guarantee counts it.
+    # A traced step cannot raise an error. A step below 0 is marked as no step, and then no
+    # guarantee covers the training.
     return jnp.where(step < 0, np.int32(NO_TURN), step)
 
 
@@ -444,13 +448,14 @@ def _from_bins(
     key_bins, key_order = jax.random.split(key)
     high, low = jax.random.bits(key_bins, (2, sampling.n), jnp.uint32)
     bins = np.uint32(sampling.groups)
-    # A 64-bit word modulo the number of bins; products of two remainders are below 2^32.
+    # This computes a 64-bit word modulo the number of bins. Products of two remainders are below
+    # 2^32, so nothing overflows.
     own = (high % bins * np.uint32(2**32 % sampling.groups) % bins + low % bins) % bins
     joins = own == step.astype(jnp.uint32) % bins
     if present is not None:
         joins &= present
     telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
-    # A key of each step, because the coupling of neighbors needs orders that are independent.
+    # Each step has its own key, because the proof couples neighbors and needs independent orders.
     key_order = jax.random.fold_in(key_order, step)
     return _of_joining(key, key_order, sampling, joins, Turn(step, telling))
 

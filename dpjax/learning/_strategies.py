@@ -13,12 +13,12 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.random._noise import GAUSSIAN
 from dpjax.targets._optax_training import optax_promotion
 
-# Entries are integers over this denominator, times a common factor that has no effect.
+# Entries are integers divided by 2^BITS. A common factor of all entries has no effect.
 BITS = 18
 # More bands would leave too few bits for the sums of a batch.
 _MOST_BANDS = 2**12
 _MOST_STEPS = 2**24
-# Finer grids would lower the noise by less than .01%.
+# A finer grid than this would lower the noise by less than .01%.
 _MOST_FINE = 14
 
 
@@ -43,7 +43,7 @@ class Strategy:
     numerators: np.ndarray = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Keeps a copy, because compiled programs keep the entries of their trace."""
+        """Copies the entries, because compiled programs keep the entries of their trace."""
         _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
         kept = np.array(self.numerators)
         has_bands = kept.ndim == 2 and kept.shape[1] > 0 and len(kept) in (1, self.steps)
@@ -71,7 +71,7 @@ class Strategy:
 
     @property
     def bands(self) -> int:
-        """b; a record may take part in one step out of any b consecutive steps."""
+        """b, the number of bands. A record may take part in one of any b consecutive steps."""
         return self.numerators.shape[1]
 
     @property
@@ -99,15 +99,15 @@ class Strategy:
         return int(digest("strategy", self.steps, self.numerators)[:8], 16)
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """How far a record moves all rows, if it joins every batch of its group or bin of steps.
+        """The norm of a record's change of all rows, if it joins every batch of its group or bin.
 
-        It is relative to the largest norm of a column, and rounded up. Rows that several batches of
-        the record enter move by the sum of their entries.
+        The result is relative to the largest norm of a column, and rounded up. If several batches
+        of the record enter one row, their entries in this row are added up.
         """
         return _overlap(self, groups, steps)
 
     def moved_rows(self, first: int, *, groups: int, steps: int) -> np.ndarray:
-        """How far a record of the steps `first` modulo `groups` moves each row, per norm bound."""
+        """How much a record in steps `first` modulo `groups` changes each row, in norm bounds."""
         moved = np.zeros(steps)
         for step in range(first, steps, groups):
             lags = np.arange(min(self.bands, steps - step))
@@ -116,10 +116,10 @@ class Strategy:
         return moved
 
     def fineness(self, *, dims: int, multiplier: float) -> int:
-        """How many binary digits the grid of a sum has below its norm bound and sqrt(dims).
+        """How many binary digits finer than the norm bound / sqrt(dims) the grid of a sum is.
 
-        Any number is valid. A finer grid costs less rounding, but noise of more steps has a divisor
-        with fewer digits.
+        Any number is valid. A finer grid has less rounding error. But noise on a finer grid spans
+        more steps, and its divisor then has fewer digits.
         """
         assert GAUSSIAN.lattice is not None
         moved = 2 * multiplier * self.column_norm * math.sqrt(dims)
@@ -129,7 +129,7 @@ class Strategy:
     def error(self) -> float:
         """The root mean square, over steps t, of the noise in the sum of the first t gradients.
 
-        It is for a noise multiplier and a norm bound of 1. Independent noise has
+        This is for a noise multiplier and a norm bound of 1. For independent noise it is
         sqrt((steps + 1) / 2).
         """
         if len(self.numerators) == 1:
@@ -148,7 +148,7 @@ class Strategy:
         return np.broadcast_to(self.numerators, (self.steps, self.bands))
 
     def _column_squares(self) -> np.ndarray:
-        """The squared norms of the columns that differ, in units of 2^-36."""
+        """The squared norms of all distinct columns, in units of 2^-36."""
         squares = self.numerators.astype(np.int64) ** 2
         if len(squares) == 1:
             return squares.sum(1)
@@ -163,7 +163,8 @@ def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
     norms = [
         np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in range(groups)
     ]
-    # Each row is rounded once. The noise has a term for as many rows as bands.
+    # Each row is rounded once. The scale of the noise covers the rounding of `bands` rows, and a
+    # record may enter `rows` times as many.
     count = -(-steps // groups)
     rows = min(steps, count * strategy.bands) / strategy.bands
     return max(float(max(norms)) / strategy.column_norm, math.sqrt(rows)) * (1 + 1e-9)
@@ -205,7 +206,7 @@ def toeplitz_strategy(coefficients: object, *, steps: int) -> Strategy:
     """
     given = np.asarray(coefficients)
     if given.ndim != 1:
-        raise ValueError(f"coefficients must have one axis, of bands, got shape {given.shape}")
+        raise ValueError(f"coefficients must have shape (bands,), got shape {given.shape}")
     return _strategy("coefficients", given[None], steps)
 
 
@@ -213,16 +214,16 @@ def banded_strategy(rows: object) -> Strategy:
     """A strategy given by its bands: C[t, t - i] = rows[t, i].
 
     Args:
-        rows: shape (steps, bands). rows[t, 0] is the diagonal, and above 0. Entries with i > t have
-            no place in the matrix, and are not read.
+        rows: shape (steps, bands). rows[t, 0] is the diagonal, and above 0. Entries with i > t are
+            outside of the matrix, and are ignored.
 
     Returns:
         A `Strategy`.
 
     Raises:
         TypeError: if the rows are not of numbers.
-        ValueError: if an entry is not finite, or one of the diagonal is not above 0, or is less
-            than 2^-18 of the largest; or if there are more than 4,096 bands.
+        ValueError: if an entry is not finite; if a diagonal entry is not above 0, or is less than
+            2^-18 of the largest entry; or if there are more than 4,096 bands.
 
     Formal guarantees:
         Those of `toeplitz_strategy`.
@@ -281,12 +282,13 @@ def optimized_strategy(*, steps: int, bands: int) -> Strategy:
 def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
     """The buffered linear Toeplitz (BLT) strategy with the least mean squared error of prefix sums.
 
-    Its coefficients are 1, and then sums of a few geometric series, so its columns never end. It
-    suits a record in every `groups` steps, in a fixed order, where a banded strategy would be cut
-    off after as many bands.
+    Its first coefficient is 1, and the others are sums of a few geometric series, so columns are
+    not cut off after some bands. It suits batches in a fixed order, where a record takes part every
+    `groups` steps. A banded strategy could have only `groups` bands there.
 
     Args:
-        steps: the number of steps of the training, at most 4,096. A state keeps the sums of all.
+        steps: the number of steps of the training, at most 4,096. The state of the noise stores the
+            sums of all steps.
         groups: the number of groups of a `cyclic_sampling`, or of bins; None if a record joins at
             most one batch.
 
@@ -337,7 +339,7 @@ def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
     if not np.all(numerators[:, 0] >= 1):
         least = rows[:, 0].min()
         raise ValueError(
-            f"{name} must have a diagonal above 0, and above 2^-18 of the largest entry"
-            f" {largest:g}, got {least:g}: the update of a step is divided by it"
+            f"{name} must have diagonal entries above 2^-18 times the largest entry {largest:g}, "
+            f"got {least:g}: the update of a step is divided by its diagonal entry"
         )
     return Strategy(steps, numerators.astype(np.int32))

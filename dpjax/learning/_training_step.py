@@ -1,12 +1,13 @@
-"""A step of `fit`, as one compiled program that later trainings with equal parts use again.
+"""A step of `fit` as one compiled program, which later trainings with equal parts reuse.
 
-JAX looks programs up by the objects of their functions, so equal calls of `fit` would compile
-equal programs anew. Here a loss and an optimizer are traced at every call, and equal traces share a
-program. Numbers are arguments of the program: clip norms, the noise multiplier, the batch size, and
-the numbers that the optimizer's code holds. So another number compiles nothing.
+JAX caches a program under the identity of its function object, so equal calls of `fit` would
+compile equal programs again. Here a loss and an optimizer are traced at every call, and equal
+traces share a program. Numbers are arguments of the program: clip norms, the noise multiplier, the
+batch size, and the numbers that the optimizer's code holds. So changing a number does not compile
+anything.
 
-An array or a number that the loss closes over is a part of its trace. If it changes, the trace
-differs, and so does the program.
+An array or a number that the loss closes over is a part of its trace. If this array or number
+changes, a new program is compiled.
 """
 
 import dataclasses
@@ -32,7 +33,8 @@ from dpjax.targets._optax_training import optax_promotion
 if TYPE_CHECKING:
     import optax
 
-# Each kept program holds copies of the arrays that its loss closes over.
+# The number of programs is limited, because each program keeps copies of the arrays that its loss
+# closes over.
 _MOST_KEPT = 8
 
 
@@ -46,7 +48,7 @@ class Training(NamedTuple):
 
     @property
     def counts(self) -> NoiseState:
-        """The part of the state of the noise that counts steps, and has the key."""
+        """The part of the noise state that counts steps and contains the key."""
         return self.noise.noise if isinstance(self.noise, CorrelatedNoiseState) else self.noise
 
     def with_counts(self, **changed: object) -> "Training":
@@ -61,8 +63,8 @@ class Numbers(NamedTuple):
     """The public numbers of a training that its program takes as arguments.
 
     Attributes:
-        clip_norm: of each part of the parameters.
-        noise_multiplier: of every step.
+        clip_norm: the clip norm of each subtree of the parameters.
+        noise_multiplier: the noise multiplier of every step.
         least_noise: the noise multiplier rounded down, for the state of the noise.
         batch_size: the divisor of a noisy sum.
         of_optimizer: the numbers in the code of the optimizer.
@@ -79,13 +81,13 @@ class Numbers(NamedTuple):
 class FixedUpdate:
     """The update of an optimizer, traced, without its numbers.
 
-    Two of them are equal if they compute the same from equal numbers.
+    Two fixed updates are equal if they compute the same results from equal numbers.
 
     Attributes:
         program: maps numbers, and the leaves of gradient, state and parameters, to the leaves of
             new parameters and of the new state.
         outputs: the structure of the results.
-        fingerprint: of the program.
+        fingerprint: a fingerprint of the program.
     """
 
     program: jex.ClosedJaxpr
@@ -142,7 +144,7 @@ def fixed_update(
 
 
 def _number(atom: _walks.Atom) -> np.ndarray | None:
-    """The float that an operation has as an operand; None for anything else."""
+    """The value of an operand that is a literal float; None for any other operand."""
     if not isinstance(atom, jex.Literal) or np.ndim(atom.val):
         return None
     dtype = _walks.aval(atom).dtype
@@ -164,7 +166,8 @@ def step(
     count, present = now.counts.step, None
     if isinstance(records, PaddedRecords):
         records, present = records.records, records.present.astype(bool)
-    # One key puts all records into bins; other samplings need a key for each step.
+    # With bins, one key assigns all records to bins in all steps. Other samplings need a new key
+    # for each step.
     key = now.batches if sampling.kind == "bins" else jax.random.fold_in(now.batches, count)
     batch = sampling(key, present, step=None if sampling.groups == 1 else count)
     examples = jax.tree.map(lambda column: column[batch.indices], records)

@@ -1,4 +1,4 @@
-"""One key for one training: two trainings with the same key have the same noise, which can cancel.
+"""Ensures that no two trainings use the same key: their noise would be equal, and could cancel.
 
 Two mistakes lead to a shared key. First, `init` of an optimizer looks pure, so programs call it
 again for the next fold or restart, map over it, compile it, or send the optimizer to other
@@ -31,8 +31,8 @@ from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")
 
-# Copies in lanes fold in numbers from here downward, and trainings fold in numbers from 1 upward,
-# so their keys never coincide.
+# Copies in lanes of a `vmap` fold numbers from here downward into the key, and trainings fold in
+# numbers from 1 upward. So their keys never coincide.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -42,7 +42,8 @@ class Trainings:
 
     def __init__(self, key: Key | None = None) -> None:
         """Records the process and the trace in which the optimizer was made."""
-        # A call in another process or trace may run many times, with one index for all runs.
+        # A call in another process or trace may run many times, and all runs would have the same
+        # index.
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
@@ -66,9 +67,9 @@ class Trainings:
         number = self.number()
         if _checks.is_staging() and not _checks.is_traced(key):
             raise ValueError(
-                "key must be an argument of the compiled function that trains, got one from"
-                " outside: every run of the program would draw the same noise, and the program"
-                " would keep the key"
+                "key must be an argument of the compiled function that trains, got a key from "
+                "outside of this function: every run of the program would draw the same noise, "
+                "and the program would keep the key"
             )
         if number == 0:
             tell_of_training(key)
@@ -78,7 +79,7 @@ class Trainings:
         return key
 
     def __reduce__(self) -> NoReturn:
-        """Refuses to be pickled, because processes could not share their counts."""
+        """Refuses to be pickled, because processes could not share one count of trainings."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
             " noise; make one in each process, from its own key"
@@ -107,10 +108,10 @@ class TrainingState:
         """Refuses a state that the running function closes over."""
         if vars(self)["_trace"] != get_opaque_trace_state():
             raise ValueError(
-                "state must enter this function as an argument, got one from outside of the jit,"
-                " scan, map, vmap, cond or shard_map that is running: every run of the function"
-                " would draw the same noise, which cancels in differences of sums; make the state"
-                " an argument, the carry of the scan, or an operand of the cond"
+                "state must enter this function as an argument, got a state from outside of the "
+                "jit, scan, map, vmap, cond or shard_map that is running: every run of the "
+                "function would draw the same noise, which cancels in differences of sums; make "
+                "the state an argument, the carry of the scan, or an operand of the cond"
             )
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
@@ -174,8 +175,8 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
-        # How many earlier lanes have the same key. The first lane with a key counts 0, and keeps
-        # it.
+        # How many earlier lanes have the same key. For the first lane with a key this number is 0,
+        # and the lane keeps its key.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))

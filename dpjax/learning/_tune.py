@@ -1,4 +1,4 @@
-"""`tune`: the best of a random number of private trainings, at a price that is paid before."""
+"""`tune`: the best of a random number of private trainings, paid for before the first one."""
 
 import dataclasses
 import math
@@ -75,21 +75,21 @@ def tune(
     - `public_score(value)` scores the result of a run on public data. It must not read private
       records.
     - With `score_epsilon`, `fit_one` returns two releases: the training, and the score as a number
-      with Laplace noise, for the same privacy unit. Their order in time is the same.
+      with Laplace noise, for the same privacy unit. Make the training first, and then the score.
 
     Args:
         key: a key from `dpjax.random.secure_key`, used for nothing else.
-        fit_one: makes one run from a key and a candidate. It releases nothing else, and shows
-            nothing. Noise, steps and batches depend on the candidate alone.
+        fit_one: makes one run from a key and a candidate. It must not release or show anything
+            else. Its noise, steps and batches must depend on the candidate alone.
         candidates: public settings, such as learning rates. Each run tries one of them, chosen
             uniformly at random.
         runs: the mean number of runs, above 1 and at most 10^4.
         delta: the delta of the guarantee, in [0, 1); 0 only if every run has delta 0.
         public_score: the score of a value, larger is better. NaN counts as the lowest score.
         score_epsilon: the epsilon of the score that `fit_one` releases.
-        distribution: of the number of runs. Geometric and logarithmic numbers are at least 1;
-            logarithmic ones cost less, and are more often small. A Poisson number may be 0. A
-            number in (-1, 1] is the shape of a truncated negative binomial distribution.
+        distribution: the distribution of the number of runs. Geometric and logarithmic numbers are
+            at least 1; logarithmic ones cost less, and are more often small. A Poisson number may
+            be 0. A number in (-1, 1] is the shape of a truncated negative binomial distribution.
         relation: which databases are neighbors; None for the relation of the ledger, else
             add-or-remove-one.
         ledger: pays for all runs before the first one. Do not open it by `with`.
@@ -114,13 +114,14 @@ def tune(
     Formal guarantees:
         The release has the guarantee of `accounting.dp_sgd_best_of_runs`, with the largest privacy
         loss of all candidates, or of `accounting.best_of_runs`, whichever is smaller. The price is
-        found before the first run: `fit_one` is called for each candidate, and stopped at its
-        first payment, before anything is computed. A run that asks for more is refused.
+        determined before the first run: `fit_one` is called for each candidate, and stopped at its
+        first payment, before anything is computed. A run that asks for more than its price is
+        refused.
 
         The number of runs has exactly the stated distribution: it is computed from random bits by
-        integers, and independently of the records. A file, a clock or a count of keys that shows
-        the number of runs to a reader of the release voids the guarantee: the best of exactly k
-        runs costs up to k times as much as one run.
+        integers, and independently of the records. The guarantee is void if readers of the release
+        can learn the number of runs, for example from a file, from a clock, or from a count of
+        keys: the best of exactly k runs costs up to k times as much as one run.
 
     Source:
         Liu and Talwar, "Private selection from private candidates" (2019); Papernot and Steinke,
@@ -153,7 +154,7 @@ def tune(
     _checks.function("fit_one", fit_one)
     candidates = tuple(candidates)
     if not candidates:
-        raise ValueError("candidates must be at least one, got none")
+        raise ValueError("candidates must contain at least one candidate, got none")
     delta = _checks.fraction("delta", delta) if delta else 0.0
     if (public_score is None) == (score_epsilon is None):
         raise ValueError(
@@ -167,7 +168,9 @@ def tune(
     law = checked_repetitions(runs, _shape(distribution))
     relation = relation_or_inherited(relation, NeighboringRelation.ADD_OR_REMOVE_ONE, payer=ledger)
     if any(isinstance(one, Account) for one in told()):
-        raise ValueError("ledger must be given to tune, instead of `with ledger`")
+        raise ValueError(
+            "a ledger is open: pass it to tune as ledger=, instead of opening it by `with ledger`"
+        )
     prices = [_price(fit_one, candidate, relation, epsilon) for candidate in candidates]
     promised = _promised(prices, law, delta, key)
     state = like = _State(key, np.float32(-math.inf), np.int32(-1), None)
@@ -191,7 +194,9 @@ def tune(
         for i in range(first, law.draw(Coins(of_count))):
             choice = Coins(jax.random.fold_in(of_choices, i)).below(len(candidates))
             account = RunAccount(relation, epsilon, prices[choice])
-            with account:  # Also for the score, which must not release anything.
+            # The score is also computed under this account, so that it cannot release anything
+            # unnoticed.
+            with account:
                 made = fit_one(jax.random.fold_in(of_runs, i), candidates[choice])
                 release, score = _result(made, account, public_score)
             if state.candidate < 0 or score > state.score:
@@ -202,8 +207,9 @@ def tune(
         file.remove()
     if state.candidate < 0:
         raise RuntimeError(
-            "the Poisson number of runs is 0, whatever the records are: nothing is released, and"
-            " the ledger has paid. Use a larger mean, or the geometric distribution"
+            "the Poisson number of runs happened to be 0, independently of the records: nothing "
+            "is released, but the ledger has paid. Use a larger mean, or the geometric "
+            "distribution"
         )
     winner = Winner(state.value, int(state.candidate), float(state.score))
     return Release(winner, promised)
@@ -243,8 +249,8 @@ def _price(
     except Priced as priced:
         return priced.price
     raise ValueError(
-        "fit_one must release its result by learning.fit or a mechanism, got a call without any"
-        " release: its result would not be private"
+        "fit_one must release its result by learning.fit or a mechanism, but it returned "
+        "without making a release, so its result would not be private"
     )
 
 
@@ -264,7 +270,10 @@ def _promised(prices: list[Price], law: Repetitions, delta: float, key: Key) -> 
 def _result(
     made: Any, account: RunAccount, public_score: Callable[[PyTree], float] | None
 ) -> tuple[Release, np.float32]:
-    """The release and the score of a run. Its structure is public, so it may raise."""
+    """The release and the score of a run.
+
+    Raises errors only about the structure of the result, which is public.
+    """
     expected = "a Release" if public_score else "two Releases, of the training and of the score"
     releases: list[Any] = [made] if public_score else [*made] if isinstance(made, tuple) else []
     kinds = [type(one) for one in releases]
@@ -272,8 +281,8 @@ def _result(
         raise TypeError(f"fit_one must return {expected}, got {_checks.described(made)}")
     if account.payments != len(releases):
         raise ValueError(
-            f"fit_one must make the releases that it returns, got {account.payments} of"
-            f" {len(releases)}"
+            f"fit_one must make all releases that it returns, got {account.payments} payments "
+            f"for {len(releases)} releases"
         )
     score = public_score(releases[0].value) if public_score else releases[1].value
     if np.ndim(score):

@@ -51,8 +51,9 @@ def weighted_majority(
 ) -> WeightedMajorityRun:
     """Randomized weighted majority (Hedge), without privacy; see `private_weighted_majority`.
 
-    Each step follows expert i with probability ~ exp(-eta L_i), where L_i is its total loss in
-    earlier steps. Jit-able and vmap-able, over sequences too.
+    Each step follows expert i with probability proportional to exp(-eta L_i), where L_i is the
+    expert's total loss in earlier steps. The function works in `jit`, and `vmap` may map over keys
+    and over sequences of losses.
 
     Args:
         key: a typed key.
@@ -106,7 +107,7 @@ def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = Non
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range.
+        ValueError: if a parameter is out of range.
 
     Formal guarantees:
         The bound is valid for every sequence of losses in [0, 1].
@@ -133,12 +134,12 @@ def best_rate(steps: int, experts: int) -> float:
 
 
 def loss_matrix(name: str, losses: PyTree) -> jax.Array:
-    """Checked losses of two or more experts, with so few steps that their sums do not overflow."""
+    """Checks losses: two or more experts, and few enough steps that their sums do not overflow."""
     return check_loss_matrix(name, _checks.real_arrays(name, losses))
 
 
 def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
-    """The same losses; raises unless they have the shape of a loss matrix."""
+    """Returns the losses. Raises an error if they do not have the shape of a loss matrix."""
     if not jax.tree_util.all_leaves([losses]) or losses.ndim != 2:
         raise ValueError(
             f"{name} must be one array of shape (steps, experts), got {_checks.described(losses)}"
@@ -171,7 +172,7 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """The choices of all steps: `choose(number, cumulative)` gets the sum of the earlier losses.
+    """The choices of all steps: `choose(number, cumulative)` is given the sum of earlier losses.
 
     The sum is an integer. A sum of floats would be rounded at every step, so one loss could change
     it by more than the loss itself.
@@ -182,7 +183,8 @@ def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Arr
         number, row = now
         return cumulative + loss_units(row, bits), choose(number, cumulative)
 
-    # Under `shard_map`, a loop must start from zeros that vary over devices as the losses do.
+    # Under `shard_map`, the initial carry of a loop must vary over devices like the losses. So the
+    # zeros are computed from the losses.
     nothing = 0 * loss_units(losses[0], bits)
     numbers = jnp.arange(len(losses), dtype=jnp.uint32)
     return lax.scan(step, nothing, (numbers, losses))[1]
@@ -221,11 +223,12 @@ Adversary = Literal["punish-the-likeliest", "alternating", "one-good-expert"]
 def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax.Array:
     """A sequence of losses on which following the leader, or exploring for long, performs badly.
 
-    - "punish-the-likeliest": only the expert with the least loss so far errs (the first one in a
-      tie). Randomized weighted majority is likeliest to follow this expert, at any learning rate.
-      Always following it errs at every step; the best expert errs at one step in k.
-    - "alternating": the first two experts alternate, offset by a loss of 1/2, so the leader always
-      errs next. The others always err.
+    - "punish-the-likeliest": at each step, only the expert with the least loss so far errs (in a
+      tie, the first of them). Randomized weighted majority is likeliest to follow this expert, at
+      any learning rate. Always following it errs at every step; the best expert errs at one step in
+      k.
+    - "alternating": the first two experts err in alternation, starting with a loss of 1/2, so the
+      leader always errs next. The others always err.
     - "one-good-expert": the last expert never errs, and the others always do. A low learning rate
       costs the most here: the regret approaches ln k / (eta T).
 
@@ -373,13 +376,13 @@ class PrivateWeightedMajority(SensitivityMechanism):
         shape: tuple[int, ...] | None = None,
         simultaneous: bool = False,
     ) -> Scalar:
-        """A bound on how much the loss so far of a followed expert exceeds that of the best expert.
+        """A bound on how much the loss so far of a followed expert exceeds the best expert's.
 
         Args:
             confidence: the bound is correct with at least this probability; in (0, 1).
             shape: (T, k); required if simultaneous.
-            simultaneous: whether the bound is correct for all experts at all steps, instead of for
-                each of them.
+            simultaneous: whether the bound is correct for all experts at all steps at once, instead
+                of for each expert and step alone.
 
         Returns:
             A scalar, a sum of losses in units of their grid.
@@ -423,8 +426,8 @@ def private_weighted_majority(
 
     Raises:
         TypeError: if a parameter is not a number.
-        ValueError: if one is out of range; at a release, if the losses have another shape, or the
-            learning rate is too small for noise on their grid.
+        ValueError: if a parameter is out of range; at a release, if the losses have another shape,
+            or the learning rate is too small for noise on their grid.
 
     Formal guarantees:
         (epsilon, delta)-DP if the losses of all experts at one step are replaced: a record is a

@@ -362,7 +362,7 @@ def clusters_of_cells(
 
 
 def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Points drawn by weight times the squared distance from earlier points."""
+    """Initial centers as in k-means++: drawn by weight times squared distance from earlier ones."""
 
     def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Adding a small number avoids log(0) at all points, if all points with weight are already

@@ -89,7 +89,7 @@ class Ranges:
         return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An entry for each cell, placed by 32 uniform bits, and which entries are not missing."""
+        """A number in each cell, at a position given by random bits; and which are not missing."""
         known = cells < len(self.edges) - 1
         edges = np.array(self.edges)
         low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))

@@ -92,10 +92,10 @@ def test_a_known_bin_is_paid_for_without_simulation():
 
 def test_records_that_change_their_bins_have_no_guarantee():
     """Else a record could join batches of two steps that enter one published number."""
-    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+    with pytest.raises(ValueError, match="must be the sampling that drew the batches of all steps"):
         learning.guarantee(trained(seeded_key), SAMPLING, delta=1e-3)
     few = learning.balls_in_bins_sampling(N, bins=5, capacity=30)
-    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+    with pytest.raises(ValueError, match="must be the sampling that drew the batches of all steps"):
         learning.guarantee(trained(one_key), few, delta=1e-3)
 
 

@@ -220,7 +220,7 @@ def test_a_record_pays_for_the_steps_of_its_group():
 def test_a_batch_of_another_step_has_no_guarantee():
     sampling = learning.cyclic_sampling(40, groups=4, batch_size=10)
     _, state = cyclic_training(PAIRS, sampling, order=[0, 1, 2, 3, 0, 1, 2, 3])
-    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+    with pytest.raises(ValueError, match="must be the sampling that drew the batches of all steps"):
         learning.guarantee(state, sampling, delta=1e-5)
 
 
@@ -253,7 +253,7 @@ def test_a_traced_step_below_zero_has_no_guarantee():
         return drawn(key, jnp.int32(-1))
 
     _, state = cyclic_training(PAIRS, same_group)
-    with pytest.raises(ValueError, match="must be the one that drew the batches of all steps"):
+    with pytest.raises(ValueError, match="must be the sampling that drew the batches of all steps"):
         learning.guarantee(state, sampling, delta=1e-5)
 
 

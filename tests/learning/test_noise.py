@@ -510,7 +510,7 @@ def test_a_guarantee_is_that_of_the_steps_taken(keys):
         keys(0), noise_multiplier=1.1, batch_size=4, initial_clip_norm=1.0
     )
     for untaken in (noise.init(PARAMETERS), adaptive.init(PARAMETERS)):
-        with pytest.raises(ValueError, match=r"after the last step, got the state of init"):
+        with pytest.raises(ValueError, match=r"after the last step, got the state that init"):
             learning.guarantee(untaken, sampling, delta=1e-5)
     with pytest.raises(ValueError, match="state must be the state of one training"):
         learning.guarantee(jax.tree.map(lambda x: jnp.stack([x] * 2), state), sampling, delta=1e-5)
@@ -559,7 +559,7 @@ def test_batches_of_another_sampling_are_not_accounted_for(name, adaptive):
         [drawn, seeded],
     ):
         state = trained(batches, adaptive=adaptive)
-        with pytest.raises(ValueError, match="sampling must be the one that drew"):
+        with pytest.raises(ValueError, match="sampling must be the sampling that drew"):
             learning.guarantee(state, small, delta=1e-5, method="renyi")
 
 
@@ -601,7 +601,7 @@ def test_what_drew_the_batches_stays_known_in_loops_and_parts():
     assert in_parts.drawn_by == SMALL(dpjax.random.secure_key()).drawn_by
     _, state = noise.update(in_parts, state)
     assert learning.guarantee(state, SMALL, delta=1e-5, method="renyi").epsilon > 0
-    with pytest.raises(ValueError, match="sampling must be the one that drew"):
+    with pytest.raises(ValueError, match="sampling must be the sampling that drew"):
         learning.guarantee(state, OTHERS["larger"], delta=1e-5, method="renyi")
 
 
@@ -824,5 +824,5 @@ def test_an_optimizer_with_noise_stays_in_its_process(keys, monkeypatch):
 def test_a_privatizer_of_others_is_for_one_training():
     noise = learning.with_privatizer(optax.identity(), batch_size=4)
     noise.init(PARAMETERS)
-    with pytest.raises(ValueError, match="init may be called once for each privatizer"):
+    with pytest.raises(ValueError, match="init may be called only once for each privatizer"):
         noise.init(PARAMETERS)
