@@ -183,7 +183,7 @@ def quantile_scores(
     times a common denominator b of the probabilities: so a score is an integer, and is computed
     without rounding. Records equal to r count neither as below nor as above. NaN counts as -inf.
     With `select_each`, a release consists of the numbers themselves, for several quantiles at once.
-    Two quantiles give a range:
+    For example, this code releases two quantiles that enclose 90% of the records:
 
         scores = quantile_scores((0.05, 0.95), grid=range(121))
         mechanism = select_each(scores.sensitivity(), epsilon=1.0, count=2)
