@@ -4,7 +4,7 @@ docs/proofs/objective-perturbation.md proves the guarantee, and defines the symb
 normal vector b of scale sigma is added to the objective's gradient. The minimizer is in a ball of
 radius W, except with a small probability, which is charged to delta. Replacing a record changes the
 density of the minimizer by the ratio of two determinants (kappa) and by a shift v of b, called the
-pull, with norm at most S. v depends on b, so b'v is *not* normal; a Rayleigh variable R bounds it.
+pull, with norm at most D. v depends on b, so b'v is *not* normal; its tails are bounded instead.
 Computed weights are within E of the minimizer, and noise of scale tau on the weights covers that
 distance. The drawn noise is at least as wide as the proof assumes. The error of the noise tables is
 charged for 2 d coordinates.
@@ -53,7 +53,7 @@ class PerturbationPlan(NamedTuple):
         linear_scale: sigma, the scale of the noise in the linear term.
         output_scale: tau, the scale of the noise on the weights.
         error: E, a bound on the distance of the computed weights from the minimizer.
-        pull: S, a bound on the norm of a record's pull.
+        pull: D, a bound on the norm of the difference of two records' gradients.
         solver: the plan of the solver that computes the weights.
     """
 
@@ -258,12 +258,15 @@ def objective_perturbation(
 # A bound on the distance between the gradients of two records in the unit ball: each norm is below
 # 1.
 _REACH = 2.0
+# A radius at which the slope of a record may be nearly 1.
+_ANY_BALL = 1e9
 # The fraction of delta that is reserved for the event that the norm of the noise exceeds B: the
 # 10^-6 of the proof.
 _LONGER = 1e-6
-# Ends of intervals of a Rayleigh variable. A sum over these intervals bounds an expectation over
-# the variable.
-_INTERVALS = np.linspace(0.0, 14.0, 2001)
+# Ends of intervals of b'v / (sigma D). A sum over these intervals bounds an expectation.
+_INTERVALS = np.linspace(0.0, 14.0, 4001)
+# The number of sectors in a quarter of the circle, and of angles between two records.
+_SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
 # The largest number of steps that the solver may take. In all tests a few steps of Newton's method
@@ -295,10 +298,11 @@ def perturbation_plan(
             f" {regularization:g} the curvature of one record alone costs more than epsilon"
         )
 
-    def planned(share: float, pull: float) -> PerturbationPlan:
-        """The plan that gives `share` of mu^2 to the weights, for a known bound on the pull."""
-        mu = _largest_mu(left_epsilon, left_delta, share)
-        sigma = 2 * pull / (mu * math.sqrt(1 - share))
+    def planned(share: float, ball: float) -> PerturbationPlan:
+        """The plan that gives `share` of mu^2 to the weights, for a minimizer in this ball."""
+        pull, tails = _pull_within(ball)
+        mu = _largest_mu(left_epsilon, left_delta, share, tails)
+        sigma = pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
         # A bound on the rounding error of b, which is drawn on a grid and then divided by n in
         # floats.
@@ -312,13 +316,12 @@ def perturbation_plan(
     # The error E depends on sigma, and sigma depends on the share. So the share is computed from
     # the error of a first plan. Every share gives the same guarantee; only the variance depends on
     # it.
-    error = float(planned(0.5, 1.0).error)
+    error = float(planned(0.5, _ANY_BALL).error)
     share = error / (error + 1 / (n * regularization))
-    # The bound S on the pull depends on the radius W of the ball, and W depends on sigma. So plan
-    # with S = 1 first: that plan has more noise, so its ball is larger and also contains the
-    # minimizer of the final plan.
-    radius = float(planned(share, 1.0).solver.radius)
-    plan = planned(share, _OUTWARD / (1 + math.exp(-radius)))
+    # The bound D on the pull depends on the radius W of the ball, and W depends on sigma. So plan
+    # for any ball first: that plan has more noise, so its ball also contains the minimizer of the
+    # final plan.
+    plan = planned(share, float(planned(share, _ANY_BALL).solver.radius))
     if plan.solver.most_steps > _MOST_STEPS:
         raise ValueError(
             f"regularization={regularization:g} is too small: the solver might take "
@@ -356,37 +359,77 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
     return epsilon - 2 * loss, left
 
 
-def _largest_mu(epsilon: float, delta: float, share: float) -> float:
+def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -> float:
     """The largest mu that gives (epsilon, delta)-DP, if output noise gets this share of mu^2.
 
-    Delta is H(mu, epsilon) plus 2/3 of the expectation in `_of_lengths`; both grow with mu. We
-    bisect the logarithm of the first term.
+    We bisect the logarithm of mu, below the mu of a Gaussian mechanism.
     """
-    low, high = math.log(delta) - 30, math.log(delta)
+    high = -math.log(float(analytic_multiplier(epsilon, delta)))
+    low = least = high - 3
     for _ in range(40):
         middle = (low + high) / 2
-        mu = 1 / float(analytic_multiplier(epsilon, math.exp(middle)))
-        exceeds = math.exp(middle) + 2 / 3 * _of_lengths(mu, epsilon, share) * _OUTWARD > delta
+        exceeds = _delta_of(math.exp(middle), epsilon, share, tails) * _OUTWARD > delta
         low, high = (low, middle) if exceeds else (middle, high)
-    if low == math.log(delta) - 30:
+    if low == least:
         raise ValueError(f"epsilon={epsilon:g} is too small for delta={delta:g}")
-    return 1 / float(analytic_multiplier(epsilon, math.exp(low))) / _OUTWARD
+    return math.exp(low) / _OUTWARD
 
 
-def _of_lengths(mu: float, epsilon: float, share: float) -> float:
-    """A bound on E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 R / 2)."""
+def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> float:
+    """A bound on E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), for Y with these tails."""
     first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
-    left = epsilon - first**2 / 2 - first * _INTERVALS[1:] / 2
+    left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # R is a Rayleigh variable: P(R > r) = exp(-r^2 / 2). The divergence grows with R. So each
-    # interval is evaluated at its upper end. The last interval is unbounded, so its divergence is
-    # bounded by 1.
-    tails = np.exp(-(_INTERVALS**2) / 2)
-    # If the two terms nearly cancel, their rounding errors are large relative to the difference, so
-    # a bound on the rounding errors is added.
+    # The divergence grows with Y. So each interval is evaluated at its upper end. The last interval
+    # is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel, their rounding
+    # errors are large relative to the difference, so a bound on the rounding errors is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
+
+
+@functools.lru_cache(maxsize=64)
+def _pull_within(radius: float) -> tuple[float, np.ndarray]:
+    """D, and bounds on P(Y > y) at the intervals, for a minimizer within `radius`.
+
+    b'v is at most sigma R T(f), for the polar coordinates R and f of a normal vector in the plane
+    of both records. T decreases on [0, pi/2], so each sector uses its first angle. On the other
+    half of the circle, T is the largest slope.
+    """
+    largest = float(scipy.special.expit(radius))
+    sectors = np.arange(_SECTORS) * (math.pi / 2 / _SECTORS)
+    reach = np.maximum([_both_pulls(f, radius) for f in sectors], largest)
+    share = (reach[0] / np.append(reach, np.full(_SECTORS, largest))) ** 2
+    tails = np.mean(np.exp(-np.outer(_INTERVALS**2 / 2, share)), axis=1)
+    return float(reach[0]) * _OUTWARD, tails
+
+
+def _both_pulls(f: float, radius: float) -> float:
+    """F(f), a bound on b'v / (sigma R) if the gradients of both records pull along b.
+
+    The angles of records are split into intervals. In each, the cosine is evaluated at its lower
+    end, and the slope, which grows, at its upper end.
+    """
+    angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
+    margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
+    return float(np.max(2 * np.cos(angles[:-1]) * math.cos(f) * _slope_envelope(margins, radius)))
+
+
+def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
+    """A concave function above the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
+
+    The largest slope is convex below 0, and concave above, where it is the sigmoid. So a line that
+    starts above its value at -radius is above it everywhere if it is above the sigmoid. A tangent
+    of the sigmoid is such a line if it is above that value at -radius.
+    """
+    sigmoid = scipy.special.expit(u)
+    least = scipy.special.expit(-radius) if radius < 1.27 else _LARGEST_PULL / radius
+    tangent_start = sigmoid - sigmoid * (1 - sigmoid) * (u + radius)
+    ends = np.linspace(0, min(radius, 40.0), 4001)
+    steepest = np.max((scipy.special.expit(ends[1:]) - least) / (ends[:-1] + radius))
+    steepest = max(steepest, (1 - least) / (ends[-1] + radius)) if radius > 40 else steepest
+    line = np.minimum(least + steepest * (u + radius), scipy.special.expit(radius))
+    return np.where(tangent_start >= least, sigmoid, line)
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
