@@ -25,6 +25,8 @@ from dpjax.queries._query import IntegerQuery, compiled, in_units_of
 from dpjax.queries._second_moments import (
     Moments,
     averages,
+    largest_by_angle,
+    moved_products,
     products_query,
     upper_triangle,
 )
@@ -215,8 +217,15 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
     else:
         squared = 4 + 4 * h**2 if d == 1 else 4 + 6 * h**2 + (1 - h**2) ** 2 / 2
         moved = {
-            "l1": 2 * h * root + 2 * h + d + 1 + 2 * root if d > 1 else (1 + h) * (9 + h) / 4,
+            "l1": _moved_in_l1(d) if d > 1 else (1 + h) * (9 + h) / 4,
             "l2": Fraction(sqrt_up(squared)),
             "linf": Fraction(2),
         }
     return moved[norm]
+
+
+def _moved_in_l1(d: int) -> Fraction:
+    """The same in l1 for a replaced record and d > 1: y keeps its sign, or changes it."""
+    h, root, both = _WEIGHT, math.sqrt(2 * d), moved_products(d)
+    kept = largest_by_angle(away=(1 + float(h)) * root, both=both)
+    return max(kept, 2 * h + largest_by_angle(away=float(h) * root, both=both, toward=root))

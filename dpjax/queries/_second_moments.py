@@ -238,11 +238,37 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
         }
     else:
         moved = {
-            "l1": 2 * root + d + 1 if d > 1 else Fraction(9, 4),
+            "l1": largest_by_angle(away=math.sqrt(2 * d), both=moved_products(d))
+            if d > 1
+            else Fraction(9, 4),
             "l2": Fraction(sqrt_up(Fraction(9, 2))) if d > 1 else Fraction(2),
             "linf": Fraction(2),
         }
     return moved[norm]
+
+
+def moved_products(d: int) -> float:
+    """How far the triangle of x x^T moves in l1, divided by sqrt(1 - s^2), for s = <x, y>."""
+    return math.sqrt(d * (d + 3) / 2)
+
+
+def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fraction:
+    """An upper bound on away sqrt(1 - s) + toward sqrt(1 + s) + both sqrt(1 - s^2).
+
+    The function is concave in s, the product of two unit vectors. So a tangent bounds it.
+    """
+
+    def slope(s: float) -> float:
+        falls = away / (2 * math.sqrt(1 - s)) + both * s / math.sqrt(1 - s * s)
+        return toward / (2 * math.sqrt(1 + s)) - falls
+
+    low, high = -1 + 2.0**-20, 1 - 2.0**-20
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    value = away * math.sqrt(1 - low) + toward * math.sqrt(1 + low) + both * math.sqrt(1 - low**2)
+    # The factor covers the rounding of these few operations.
+    return Fraction(value + 2 * abs(slope(low))) * (1 + Fraction(1, 2**40))
 
 
 def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
@@ -256,7 +282,7 @@ def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> F
     else:
         moved = {
             "l1": Fraction(d * (d + 2) ** 2, 2 * (d + 1)),
-            "l2": Fraction(d + 1),
+            "l2": Fraction(sqrt_up(Fraction(4 * ((d + 1) ** 2 // 4)))),
             "linf": Fraction(2),
         }
     return moved[norm]

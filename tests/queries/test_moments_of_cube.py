@@ -41,7 +41,7 @@ def totals(dims):
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_no_record_moves_the_released_integers_further(dims):
-    """All pairs of records, enumerated. One of them attains each bound; l2 for odd dimensions."""
+    """All pairs of records, enumerated. One of them attains each bound."""
     query, (values, empty) = query_of(dims), totals(dims)
     assert not empty.any()
     pairs = values[:, None] - values[None]
@@ -50,8 +50,7 @@ def test_no_record_moves_the_released_integers_further(dims):
             moved = np.linalg.norm(moves, order, axis=-1).max()
             reach = query.sensitivity(norm, relation=relation).value
             assert moved <= reach
-            least = 0.94 if (norm, relation, dims) == ("l2", REPLACE, 2) else 0.999
-            assert moved >= least * reach, (norm, relation)
+            assert moved >= 0.999 * reach, (norm, relation)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -98,4 +97,4 @@ def test_no_search_finds_a_pair_that_moves_further(dims):
             better = found > best
             pairs, best = np.where(better[:, None, None], tried, pairs), np.maximum(best, found)
         reach = float(_moved_in_cube(dims, norm, REPLACE))
-        assert 0.9 * reach <= best.max() <= reach * (1 + 1e-12), norm
+        assert 0.95 * reach <= best.max() <= reach * (1 + 1e-12), norm
