@@ -319,9 +319,11 @@ def perturbation_plan(
     error = float(planned(0.5, _ANY_BALL).error)
     share = error / (error + 1 / (n * regularization))
     # The bound D on the pull depends on the radius W of the ball, and W depends on sigma. So plan
-    # for any ball first: that plan has more noise, so its ball also contains the minimizer of the
-    # final plan.
-    plan = planned(share, float(planned(share, _ANY_BALL).solver.radius))
+    # for any ball first. That plan has more noise, so its ball also contains the minimizer of the
+    # final plan. Intervals and bisections might break this rule, so it is checked.
+    first = planned(share, _ANY_BALL)
+    plan = planned(share, float(first.solver.radius))
+    plan = plan if plan.solver.radius <= first.solver.radius else first
     if plan.solver.most_steps > _MOST_STEPS:
         raise ValueError(
             f"regularization={regularization:g} is too small: the solver might take "
@@ -382,8 +384,8 @@ def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> flo
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
     # The divergence grows with Y. So each interval is evaluated at its upper end. The last interval
-    # is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel, their rounding
-    # errors are large relative to the difference, so a bound on the rounding errors is added.
+    # is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel, their
+    # rounding errors are large relative to the difference, so a bound on these errors is added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
