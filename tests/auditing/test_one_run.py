@@ -1,13 +1,16 @@
 """Lower bounds from one run: recorded values, the law that they rest on, and their level."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import scipy
+from scipy import special
 
+from dpjax.accounting._hockey_sticks import gaussian
 from dpjax.auditing import one_run_epsilon
-from dpjax.auditing._audit import chance
+from dpjax.auditing._one_run import chance, least_mass
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,95 @@ def test_one_in_twenty_bounds_of_randomized_response_is_too_high():
     assert 60 <= too_high <= scipy.stats.binom.isf(1e-4, 4000, 0.05)
 
 
+def most_likely(m, r, v, mu):
+    """The largest P(v or more right guesses) of any mechanism that is nearly mu-Gaussian DP.
+
+    A linear program over all mechanisms whose outputs are guesses of r of m coins, with the
+    hockey-stick divergences of mu at 25 epsilons. Only these are bounded, so the result may be a
+    little too large.
+    """
+    coins = list(itertools.product((0, 1), repeat=m))
+    outputs = [
+        dict(zip(chosen, guess, strict=True))
+        for chosen in itertools.combinations(range(m), r)
+        for guess in itertools.product((0, 1), repeat=r)
+    ]
+    pairs = [
+        (i, j)
+        for i, one in enumerate(coins)
+        for j, other in enumerate(coins)
+        if sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    ]
+    epsilons = np.linspace(0, 6, 25)
+    size, gaps = len(coins) * len(outputs), len(outputs) * len(pairs) * len(epsilons)
+    right = [[sum(u[j] == g for j, g in o.items()) >= v for o in outputs] for u in coins]
+    gain = np.concatenate([np.ravel(right) / len(coins), np.zeros(gaps)])
+    exceeds = scipy.sparse.lil_matrix((gaps, size + gaps))
+    total = scipy.sparse.lil_matrix((len(pairs) * len(epsilons), size + gaps))
+    row = 0
+    for i, j in pairs:
+        for epsilon in epsilons:
+            for o in range(len(outputs)):
+                exceeds[row, i * len(outputs) + o] = 1
+                exceeds[row, j * len(outputs) + o] = -math.exp(epsilon)
+                exceeds[row, size + row] = -1
+                total[row // len(outputs), size + row] = 1
+                row += 1
+    deltas = np.tile(gaussian(np.full(25, mu), epsilons), len(pairs))
+    sums = scipy.sparse.kron(scipy.sparse.eye(len(coins)), np.ones(len(outputs)))
+    equal = scipy.sparse.hstack([sums, scipy.sparse.csr_matrix((len(coins), gaps))])
+    found = scipy.optimize.linprog(
+        -gain,
+        A_ub=scipy.sparse.vstack([exceeds, total]).tocsr(),
+        b_ub=np.concatenate([np.zeros(gaps), deltas]),
+        A_eq=equal.tocsr(),
+        b_eq=np.ones(len(coins)),
+    )
+    assert found.status == 0
+    return -found.fun
+
+
+@pytest.mark.parametrize(("m", "r"), [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)])
+def test_no_mechanism_has_more_right_guesses_than_gaussian_dp_allows(m, r):
+    """The best of all mechanisms, by a linear program; the bound is exact for one canary."""
+    for mu, v in itertools.product((0.5, 1.5), range(1, r + 1)):
+        found = most_likely(m, r, v, mu)
+        assert least_mass(m, r, v, found * 0.99, mu) <= 1
+        if m == 1:
+            assert found == pytest.approx(special.ndtr(mu / 2), rel=1e-6)
+            assert least_mass(m, r, v, found * 1.01, mu) > 1
+
+
+def test_one_in_twenty_bounds_of_gaussian_scores_is_too_high_at_most():
+    """Of 1000 bounds more than 77 are too high with probability 1e-4, at the rate of .05.
+
+    Guesses of the clearest scores refute more than guesses without an assumption.
+    """
+    mu, m, r, delta = 1.0, 1000, 100, 1e-5
+    random = np.random.default_rng(3)
+    coins = random.integers(0, 2, (1000, m))
+    scores = mu * (coins - 0.5) + random.normal(size=coins.shape)
+    chosen = np.argsort(-np.abs(scores), axis=1)[:, :r]
+    right = np.sum(np.take_along_axis((scores > 0) == coins, chosen, 1), axis=1)
+    values, runs = np.unique(right, return_counts=True)
+    run = {"canaries": m, "guesses": r, "delta": delta}
+    known = [one_run_epsilon(**run, correct=int(v), losses="gaussian") for v in values]
+    any_law = [one_run_epsilon(**run, correct=int(v)) for v in values]
+    true = 4.3772  # gaussian(1.0, ...) with a noise of one sensitivity, at delta.
+    assert np.sum(runs[np.array(known) > true]) <= scipy.stats.binom.isf(1e-4, 1000, 0.05)
+    assert runs @ known > 1.4 * (runs @ any_law)
+    assert runs @ known > 0.5 * true * 1000
+
+
+def test_known_losses_refute_more_with_more_right_guesses():
+    run = {"canaries": 300, "guesses": 100, "delta": 1e-5, "losses": "gaussian"}
+    bounds = [one_run_epsilon(**run, correct=v) for v in range(40, 101, 5)]
+    assert bounds[0] == 0
+    assert np.all(np.diff(bounds) >= 0)
+    assert bounds[-1] > 4
+    assert one_run_epsilon(**run, correct=95, p=0.01) < one_run_epsilon(**run, correct=95)
+
+
 def test_more_mistakes_more_delta_and_more_canaries_show_less():
     base = {"canaries": 200, "guesses": 100, "correct": 95, "delta": 1e-5, "p": 0.05}
     best = one_run_epsilon(**base)
@@ -77,6 +169,8 @@ def test_half_right_refutes_nothing():
         ({"delta": -0.1}, "delta"),
         ({"p": 0.5}, "p must be"),
         ({"p": 0.0}, "p must be"),
+        ({"losses": "laplace"}, "losses"),
+        ({"losses": "gaussian"}, "delta must be above 0"),
     ],
 )
 def test_bad_parameters_are_refused(change, named):

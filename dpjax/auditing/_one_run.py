@@ -1,0 +1,153 @@
+"""Lower bounds on epsilon from one run: an attacker guesses the coin flips of many canaries."""
+
+import math
+from typing import Literal
+
+import numpy as np
+import scipy
+
+from dpjax._core import _checks
+from dpjax._exact._numerics import bisect
+
+_ROUNDING = 1e-9  # Bounds the relative error of SciPy's probabilities.
+# To refute a larger epsilon, an attacker would need more guesses than a machine can count.
+_MOST_EPSILON = 64.0
+# The largest shift of a Gaussian mechanism that is tried, in standard deviations.
+_MOST_SHIFT = 16.0
+
+
+def one_run_epsilon(
+    *,
+    canaries: int,
+    guesses: int,
+    correct: int,
+    delta: float = 0.0,
+    p: float = 0.05,
+    losses: Literal["any", "gaussian"] = "any",
+) -> float:
+    """A lower bound on epsilon, from one run on a database with many canaries.
+
+    A fair coin for each of m canaries decides whether the canary is in the database. Under
+    replace-one, the coin chooses between two records z and z' instead. The attacker guesses r of
+    the coins from the output, and v guesses are right. The attacker may choose these r coins by the
+    output, but not their number.
+
+    "any": let B be binomial, with r trials of probability e^epsilon / (1 + e^epsilon). Under
+    (epsilon, delta)-DP, B dominates the number of right guesses, up to mass of order m delta: P(v
+    or more) <= P(B >= v) + 2 m delta max_i P(v - i <= B < v) / i.
+
+    "gaussian": under mu-Gaussian DP, let p_i be the probability of i right guesses. For each c,
+    sum_(i >= c) i p_i / m <= Phi(Phi^-1(sum_(i >= c) (r - i + 1) p_(i - 1) / m) + mu). If P(v or
+    more) is p, these inequalities determine the least sum of all p_i. If it exceeds 1, mu is
+    refuted. The result is the epsilon at delta of the largest mu that is refuted.
+
+    Args:
+        canaries: m, at least 1.
+        guesses: r, at most m.
+        correct: v, at most r.
+        delta: the delta at which epsilon is bounded, in [0, 1). Above 0 for "gaussian".
+        p: the probability that the bound exceeds the true epsilon, in (0, 1/2).
+        losses: "any", or "gaussian" if the privacy loss is that of Gaussian noise, as in a training
+            whose batches have all records. Guesses then refute larger epsilons.
+
+    Returns:
+        The largest epsilon that the guesses refute, rounded down; 0 if none, and at most 64.
+
+    Raises:
+        TypeError: if a count is not an integer, or another parameter not a number.
+        ValueError: if a parameter is out of range.
+
+    Formal guarantees:
+        Let canaries, guesses, delta, p and losses be chosen in advance, let coins be fair and
+        independent, and let guesses depend on the output alone. Then "any" exceeds the true epsilon
+        at delta with probability at most p, over coins and mechanism. Under mu-Gaussian DP,
+        "gaussian" exceeds the epsilon of mu with probability at most p. So it can contradict a
+        claim that a mechanism satisfies mu-Gaussian DP. It says nothing about a mechanism whose
+        privacy loss has another distribution, such as a training with sampled batches. The relation
+        is add-or-remove-one for canaries that are in or out, and replace-one for pairs z and z'.
+        One run gives weaker bounds than many runs: even if all r guesses are right, "any" refutes
+        at most an epsilon of about log(r / log(1 / p)). docs/proofs/shorter.md proves "gaussian".
+
+    Source:
+        Steinke, Nasr and Jagielski (2023), Theorem 5.2 and Appendix D; Mahloujifar, Melis and
+        Chaudhuri, "Auditing f-differential privacy in one run" (2024), for "gaussian".
+
+    Example:
+        >>> import dpjax
+        >>> run = {"canaries": 1000, "guesses": 100, "correct": 95, "delta": 1e-5}
+        >>> round(dpjax.auditing.one_run_epsilon(**run), 2)
+        2.17
+        >>> round(dpjax.auditing.one_run_epsilon(**run, losses="gaussian"), 2)
+        3.32
+    """
+    m = _checks.integer("canaries", canaries, least=1)
+    r = _checks.integer("guesses", guesses, least=0, most=m)
+    v = _checks.integer("correct", correct, least=0, most=r)
+    delta = _checks.non_negative("delta", delta)
+    if delta >= 1:
+        raise ValueError(f"delta must be below 1, got {delta}")
+    p = _checks.fraction("p", p)
+    if p >= 0.5:
+        raise ValueError(f"p must be below 1/2, got {p}")
+    _checks.choice("losses", losses, ("any", "gaussian"))
+    if losses == "gaussian":
+        if delta == 0:
+            raise ValueError("delta must be above 0 for losses='gaussian', got 0")
+        return _epsilon_of_shift(_refuted_shift(m, r, v, p), delta)
+
+    if chance(m, r, v, 0.0, delta) >= p:
+        return 0.0
+    return bisect(lambda epsilon: chance(m, r, v, epsilon, delta) < p, 0.0, _MOST_EPSILON)[0]
+
+
+def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """Bounds the probability of v or more right guesses under (epsilon, delta)-DP.
+
+    The bound grows with epsilon.
+    """
+    if v == 0:
+        return 1.0
+    binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))
+    below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))  # P(v - i <= B < v), i = 1, ..., v.
+    likelier = float(np.max(below / np.arange(1, v + 1)))
+    return (float(binomial.sf(v - 1)) + 2 * m * delta * likelier) * (1 + _ROUNDING)
+
+
+def _refuted_shift(m: int, r: int, v: int, p: float) -> float:
+    """The largest mu that v right guesses refute at level p, rounded down; 0 if none."""
+
+    def refuted(mu: float) -> bool:
+        return least_mass(m, r, v, p, mu) > 1 + _ROUNDING
+
+    return bisect(refuted, 0.0, _MOST_SHIFT)[0] if refuted(0.0) else 0.0
+
+
+def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
+    """The least total of p_0, ..., p_r under mu-Gaussian DP, if v or more have probability p.
+
+    Above 1, the result may be less than this total. It falls in mu.
+    """
+    mass, right, wrong = p, p * v / m, p * (r - v) / m
+    for i in range(v - 1, -1, -1):
+        # `right` and `wrong` are sums of j p_j / m and of (r - j) p_j / m, over j > i.
+        needed = float(scipy.special.ndtr(scipy.special.ndtri(min(right, 1.0)) - mu))
+        added = max(needed * (1 - _ROUNDING) - wrong, 0.0) * m / (r - i)
+        mass, right, wrong = mass + added, right + added * i / m, wrong + added * (r - i) / m
+        if mass > 1 + 2 * _ROUNDING:
+            break
+    return mass
+
+
+def _epsilon_of_shift(mu: float, delta: float) -> float:
+    """The epsilon of mu-Gaussian DP at delta, rounded down."""
+
+    def exceeds(epsilon: float) -> bool:
+        shifted = -mu / 2 - epsilon / mu
+        larger = scipy.special.ndtr(shifted + mu)
+        return larger - math.exp(epsilon + scipy.special.log_ndtr(shifted)) > delta * (
+            1 + _ROUNDING
+        )
+
+    if mu == 0 or not exceeds(0.0):
+        return 0.0
+    return bisect(exceeds, 0.0, _MOST_EPSILON)[0]
