@@ -105,7 +105,7 @@ class OracleCheck(SensitivityMechanism):
     @property
     def counting(self) -> AdditiveMechanism:
         """Adds noise to the counts: a replaced record leaves one bin and enters another."""
-        return laplace(2.0, self.epsilon)
+        return _counting(self.epsilon)
 
     @property
     def edges(self) -> np.ndarray:
@@ -130,28 +130,14 @@ class OracleCheck(SensitivityMechanism):
         self._check_records(arrays)
         return dataclasses.replace(self, score=_program_of(self.score, arrays))
 
+    def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
+        # One program serves all checks with this score: what they expect is an argument.
+        del value
+        return dataclasses.replace(self, epsilon=jnp.asarray(self.epsilon))._draw
+
     def _draw(self, key: Key, value: Value) -> OraclePlausibility:
-        expected, counting = self.expected, self.counting
-        key_counts, key_simulated = jax.random.split(key)
-        counts = counting._draw(key_counts, _counts(self.score, expected.edges, value))
-        simulated = jnp.asarray(expected.simulated)
-        keys = jax.random.split(key_simulated, len(simulated))
-        noisy = jax.vmap(counting._draw)(keys, simulated)
-        # The test is valid with any constant weights. Inverse variances give it more power.
-        variance = expected.variance + 2 * jnp.square(2 / jnp.asarray(self.epsilon, jnp.float32))
-
-        def deviation(counts: jax.Array) -> jax.Array:
-            off = counts.astype(jnp.float32) - expected.mean
-            return jnp.sum(jnp.square(off) / variance)
-
-        # XLA may round a sum differently inside a batch than alone. This factor makes sure that
-        # equal counts still have deviations that compare as equal.
-        least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
-        as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
-        p_value = (1 + as_much) / float(1 + len(simulated))
-        # A bad traced epsilon becomes NaN in the p-value, and -1 in the counts.
-        bad = ~(jnp.asarray(self.epsilon) > 0)
-        return OraclePlausibility(jnp.where(bad, jnp.nan, p_value), jnp.where(bad, -1, counts))
+        score = _program_of(self.score, value)
+        return _kept_plausibility(key, value, self.epsilon, vars(self.expected), score=score)
 
     def clamped(self, value: Value) -> Value:
         """The records without a change, because the mechanism does not clamp them.
@@ -203,12 +189,13 @@ class OracleCheck(SensitivityMechanism):
         n = self.sensitivity.n
         assert n is not None
 
-        def p_value(keys: tuple[Key, Key]) -> jax.Array:
-            key_release, key_database = keys
-            return self._draw(key_release, alternative(key_database, n)).p_value
-
-        keys = jax.random.split(key, trials), jax.random.split(sampling_key(key), trials)
-        found = jax.jit(lambda keys: lax.map(p_value, keys))(keys)
+        key_database = sampling_key(key)
+        spec = jax.ShapeDtypeStruct((), key_database.dtype)
+        drawn = Program.trace("alternative", lambda key: alternative(key, n), spec)
+        score = _program_of(self.score, drawn.outputs.tree())
+        keys = jax.random.split(key, trials), jax.random.split(key_database, trials)
+        expected = vars(self.expected)
+        found = _p_values(keys, self.epsilon, expected, oracle=drawn, score=score)
         return float(np.mean(np.asarray(found) <= level * (1 + 1e-6)))
 
 
@@ -317,6 +304,63 @@ def _counts(score: Score, edges: np.ndarray | jax.Array, database: Database) -> 
     """The number of records in each bin, int32. Each record is in exactly one bin."""
     bins = jnp.searchsorted(jnp.asarray(edges), _scores_of(score, database), side="right")
     return jnp.zeros(len(edges) + 1, jnp.int32).at[bins].add(1)
+
+
+def _counting(epsilon: Scalar) -> AdditiveMechanism:
+    return laplace(2.0, epsilon)
+
+
+def plausibility(
+    key: Key,
+    database: Database,
+    epsilon: Scalar,
+    expected: dict[str, jax.Array],
+    *,
+    score: Program,
+) -> OraclePlausibility:
+    """Noisy counts of a database, compared with noisy counts of simulated databases."""
+    counting = _counting(epsilon)
+    key_counts, key_simulated = jax.random.split(key)
+    counts = counting._draw(key_counts, _counts(score, expected["edges"], database))
+    simulated = jnp.asarray(expected["simulated"])
+    keys = jax.random.split(key_simulated, len(simulated))
+    noisy = jax.vmap(counting._draw)(keys, simulated)
+    # The test is valid with any constant weights. Inverse variances give it more power.
+    variance = expected["variance"] + 2 * jnp.square(2 / jnp.asarray(epsilon, jnp.float32))
+
+    def deviation(counts: jax.Array) -> jax.Array:
+        off = counts.astype(jnp.float32) - expected["mean"]
+        return jnp.sum(jnp.square(off) / variance)
+
+    # XLA may round a sum differently inside a batch than alone. This factor makes sure that equal
+    # counts still have deviations that compare as equal.
+    least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
+    as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
+    p_value = (1 + as_much) / float(1 + len(simulated))
+    # A bad traced epsilon becomes NaN in the p-value, and -1 in the counts.
+    bad = ~(jnp.asarray(epsilon) > 0)
+    return OraclePlausibility(jnp.where(bad, jnp.nan, p_value), jnp.where(bad, -1, counts))
+
+
+_kept_plausibility = kept_jit("score")(plausibility)
+
+
+@kept_jit("oracle", "score")
+def _p_values(
+    keys: tuple[Key, Key],
+    epsilon: Scalar,
+    expected: dict[str, jax.Array],
+    *,
+    oracle: Program,
+    score: Program,
+) -> jax.Array:
+    """The p-value of a database of another oracle, for each pair of keys."""
+
+    def p_value(keys: tuple[Key, Key]) -> jax.Array:
+        key, key_database = keys
+        return plausibility(key, oracle(key_database), epsilon, expected, score=score).p_value
+
+    return lax.map(p_value, keys)
 
 
 def _edges(scores: np.ndarray, cuts: tuple[float, ...]) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.mechanisms._oracle_check import _counts
+from dpjax.mechanisms._oracle_check import _counts, _program_of, plausibility
 from dpjax.random import seeded_key
 
 EXPONENTIAL = dpjax.oracles.independent(jax.random.exponential, log_prob=lambda x: -x)
@@ -104,9 +104,30 @@ def test_databases_that_deviate_alike_count_as_ties(check):
         sensitivity=dataclasses.replace(check.sensitivity, n=100),
         epsilon=1000.0,  # Noise of scale 2 / 1,000 is 0.
     )
-    found = tied._draw(seeded_key(0), jnp.asarray(records))  # Operation by operation.
+    records = jnp.asarray(records)
+    score = _program_of(tied.score, records)
+    found = plausibility(  # Operation by operation.
+        seeded_key(0), records, tied.epsilon, vars(tied.expected), score=score
+    )
     assert found.counts.tolist() == counts.tolist()
     assert float(found.p_value) == 1
+
+
+def test_another_check_of_the_same_oracle_compiles_nothing(check, compilations):
+    """Another key, another epsilon, and an oracle whose program is equal."""
+
+    def use(seed, epsilon):
+        oracle = dpjax.oracles.independent(jax.random.exponential, log_prob=lambda x: -x)
+        made = dpjax.check_oracle(
+            jax.random.key(seed), oracle, n=1000, epsilon=epsilon, simulations=199
+        )
+        found = made(seeded_key(seed), 2 * EXPONENTIAL(jax.random.key(7), 1000)).value
+        power = made.power(seeded_key(seed), lambda key, n: 1.3 * EXPONENTIAL(key, n), trials=40)
+        return found.counts, power
+
+    use(0, 1.0)
+    assert compilations(lambda: use(1, 2.0)[0]) == []
+    assert not np.array_equal(use(1, 2.0)[0], use(2, 2.0)[0])
 
 
 def drawn_by_rbg(x):
