@@ -1,10 +1,12 @@
 """Signed integers of 64 and 96 bits in uint32 limbs: the same bits with and without x64."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._exact._kernels import sums_of_rows
@@ -13,6 +15,8 @@ _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
 # The sum of this many 16-bit numbers is below 2^32.
 _BLOCK = 2**16
+# So is the sum of this many products of a 16-bit number and a number of at most 2^9, with a sign.
+_PRODUCTS = 2**5
 
 
 class Limbs(NamedTuple):
@@ -232,3 +236,35 @@ def _total_of_a_block(x: Limbs) -> Limbs:
     shift = np.uint32(16)
     bottom, middle, high = sums_of_rows(x.low & _HALF, x.low >> shift, x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
+
+
+def weighted_total(weights: jax.Array, x: jax.Array) -> Limbs:
+    """The sum of weights[i] * x[i] over the leading axis, for int32 and weights of at most 2^18.
+
+    It is exact if it is below 2^63. Each factor has two digits, so that products fit into 32 bits.
+    """
+
+    def of_rows(weights: jax.Array, x: jax.Array) -> Limbs:
+        weights = weights.reshape(-1, *[1] * (x.ndim - 1))
+        fine, coarse, low, high = weights & 511, weights >> 9, x & 0xFFFF, x >> 16
+        products = fine * low, coarse * low, fine * high, coarse * high
+        parts = zip((0, 9, 16, 25), sums_of_rows(*products), strict=True)
+        return functools.reduce(add, [_limbs_of(shift, part) for shift, part in parts])
+
+    count = len(x)
+    if count <= _PRODUCTS:
+        return of_rows(weights, x)
+
+    def go_on(i: jax.Array, found: Limbs) -> Limbs:
+        # The last block overlaps the one before, whose rows count once.
+        start = jnp.minimum(i * _PRODUCTS, count - _PRODUCTS)
+        some, rows = (lax.dynamic_slice_in_dim(y, start, _PRODUCTS) for y in (weights, x))
+        is_new = start + jnp.arange(_PRODUCTS) >= i * _PRODUCTS
+        return add(found, of_rows(jnp.where(is_new, some, 0), rows))
+
+    zero = _limbs_of(0, x[0] & 0)
+    return lax.fori_loop(0, -(-count // _PRODUCTS), go_on, zero)
+
+
+def _limbs_of(shift: int, x: jax.Array) -> Limbs:
+    return shift_left(from_integers(x), jnp.uint32(shift))

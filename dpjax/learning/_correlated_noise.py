@@ -1,10 +1,11 @@
 """Correlated noise (matrix factorization) for clipped sums, with exact sums and exact noise.
 
-Step t publishes y_t = sum_j C[t, j] g_j + z_t, where g_j is the clipped sum of step j, C is a
-banded strategy and z_t is fresh Gaussian noise. All of y_t is computed in integers: gradients are
-rounded to a grid, rows of C are rational, and z_t is integer noise. The update of step t is entry t
-of C^-1 y, which is computed from published numbers alone. docs/proofs/correlated-noise.md has the
-proof.
+With the clipped sums g, a banded strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
+Step t draws y_t = sum_j C[t, j] (g_j - x_j) + C[t, t] g_t + z_t, over earlier steps j, and its
+update is x_t = y_t / C[t, t]. Earlier updates are public, so this is as private as row t of C g
+with noise. And g_j - x_j, the noise of an earlier update, is all that a state must hold. All of y_t
+is computed in integers: gradients are rounded to a grid, rows of C are rational, and z_t is integer
+noise. docs/proofs/correlated-noise.md has the proof.
 """
 
 import dataclasses
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 
 # This factor covers the rounding errors of the scale in float32.
 _OUTWARD = 1 + 2.0**-18
-# Products of integer gradients and entries of C, and the sums of these products, are below 2^62.
-_SUM_BITS = 62
+# Rounded sums are clamped to this, so that a product with an entry of C is below 2^61.
+_LARGEST_SUM = 2 ** (61 - BITS)
+# The noise of earlier updates is clamped to this. Any other bound is as private.
+_LARGEST_NOISE = 2**31 - 1
 
 
 def correlated_noise(
@@ -89,15 +92,15 @@ def correlated_noise(
         ValueError: as `gaussian_noise` does, or if the strategy has too many bands for the batch.
 
     Formal guarantees:
-        The numbers y_t of all steps are one adaptive Gaussian mechanism on the matrix C g; the
-        updates are computed from them. If a record takes part in steps at least `bands` apart, no
-        two of its steps enter the same y_t. So if a record takes part in k such steps, they cost no
-        more than k steps of `gaussian_noise` at the same noise multiplier, whether or not batches
-        are sampled within the record's group. `learning.guarantee` reads the steps from the state,
-        and refuses a sampling with fewer groups than bands. Everything in y_t is computed in
-        integers: sigma is increased to cover the rounding of gradients and rows. The state holds
-            private sums: it
-        must stay as secret as the key.
+        The numbers y_t of all steps are one adaptive Gaussian mechanism on the matrix C g; updates
+        are computed from them, and earlier updates are subtracted from g. If a record takes part in
+        steps at least `bands` apart, no two of its steps enter the same y_t. So if a record takes
+        part in k such steps, they cost no more than k steps of `gaussian_noise` at the same noise
+        multiplier, whether or not batches are sampled within the record's group.
+        `learning.guarantee` reads the steps from the state, and refuses a sampling with fewer
+        groups than bands. Everything in y_t is computed in integers: sigma is increased to cover
+        the rounding of gradients and rows. The state holds the noise of the last bands - 1 updates,
+        4 bytes for each number: it must stay as secret as the key.
 
     Source:
         Denisov, McMahan, Rush, Smith and Thakurta (2022), Theorem 2.1, for adaptive gradients;
@@ -164,19 +167,17 @@ def initial_state(
     multiplier: float,
     noise: NoiseKind = "exact",
 ) -> CorrelatedNoiseState:
-    """The state before the first step, which has no sums yet."""
+    """The state before the first step, which has no noise yet."""
     dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
     none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
     state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
 
     def empty(leaf: jax.Array) -> jax.Array:
-        dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-        return jnp.zeros((strategy.bands - 1, *jnp.shape(leaf)), dtype)
+        return jnp.zeros((strategy.bands - 1, *jnp.shape(leaf)), jnp.int32)
 
     return CorrelatedNoiseState(
         state,
         jnp.zeros((), jnp.result_type(float)),
-        jax.tree.map(empty, parameters),
         jnp.uint32(strategy.number),
         jax.tree.map(empty, parameters),
         strategy,
@@ -190,7 +191,6 @@ def correlated_average(
     """One step: the update and the next state. `least` is the multiplier rounded down."""
     check_clipped(updates)
     state.noise.refuse_if_closed_over()
-    _check_dtypes(state, updates._value)
     bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
     found, after = _step(
         state, updates._value, bound, multiplier, least, drawn_by, updates.turn
@@ -214,7 +214,7 @@ def _step(
     refuse_unpaid_steps()
     step = state.noise.step
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))
-    refuse_varying(step_key, (value, norm_bound, multiplier, state._sums))
+    refuse_varying(step_key, (value, norm_bound, multiplier, state._noise))
     first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
     # The noise of this step and of later steps would not cover a larger norm bound, so the bound
@@ -225,78 +225,52 @@ def _step(
     # strategy.
     usable &= state.number == np.uint32(strategy.number)
     bound = jnp.where(usable, bound, jnp.nan)
-    noisy = _noisy_rows(step_key, state, value, bound, multiplier)
-    noisy = [jnp.where(step < strategy.steps, y, jnp.nan) for y in noisy]
-    row = _row(strategy, step)
-    structure = jax.tree.structure(value)
-    published = jax.tree.leaves(state.published)
-    # Post-processing: entry t of C^-1 y from y_t and the entries before it.
-    found = [_solved(row, y, kept, step) for y, kept in zip(noisy, published, strict=True)]
-
-    def kept(old: PyTree, new: list[jax.Array]) -> PyTree:
-        pairs = zip(jax.tree.leaves(old), new, strict=True)
-        return jax.tree.unflatten(structure, [_kept(x, y, step) for x, y in pairs])
-
+    # A step beyond those of the strategy is NaN.
+    bound = jnp.where(step < strategy.steps, bound, jnp.nan)
+    found, noise = _updates(step_key, state, value, bound, multiplier)
     after = after_a_step(state.noise, drawn_by, next_key, least, turn)
-    after = dataclasses.replace(
-        state,
-        noise=after,
-        norm_bound=bound,
-        published=kept(state.published, found),
-        _sums=kept(state._sums, jax.tree.leaves(value)),
-    )
-    return jax.tree.unflatten(structure, found), after
+    after = dataclasses.replace(state, noise=after, norm_bound=bound, _noise=noise)
+    return jax.tree.unflatten(jax.tree.structure(value), found), after
 
 
-def _check_dtypes(state: CorrelatedNoiseState, value: PyTree) -> None:
-    """Refuses sums in other dtypes, because a cast would round a sum differently in later rows."""
-    kept = [x.dtype for x in jax.tree.leaves(state._sums)]
-    given = [x.dtype for x in jax.tree.leaves(value)]
-    if kept != given:
-        raise ValueError(
-            f"state must have the dtypes of the parameters, {[*map(str, given)]}, got "
-            f"{[*map(str, kept)]}: make it by init, from parameters with the dtypes that the "
-            "training uses"
-        )
-
-
-def _noisy_rows(
+def _updates(
     key: Key,
     state: CorrelatedNoiseState,
     value: PyTree,
     bound: jax.Array,
     multiplier: Scalar,
-) -> list[jax.Array]:
-    """y_t: row t of C times the clipped sums, plus noise, for each leaf."""
-    leaves, strategy = jax.tree.leaves(value), state.strategy
+) -> tuple[list[jax.Array], PyTree]:
+    """The update of each leaf, times the batch size; and the kept noise with that of this step."""
+    kept, structure = jax.tree.flatten(state._noise)
     exponent, scale = _grid(bound, state, multiplier)
     step = state.noise.step
-    row = _row(strategy, step)
-    limit = 2 ** (_SUM_BITS - strategy.row_sum.bit_length())
-
-    def rounded(x: jax.Array) -> Limbs:
-        return _limbs.clip(round_to_grid(x, exponent), limit)
-
-    def combined(leaf: jax.Array, kept: jax.Array) -> Limbs:
-        total = _times(row[0], rounded(leaf))
-        if len(kept):
-            weights = _by_place(row, step, len(kept))
-
-            def add(place: jax.Array, total: Limbs) -> Limbs:
-                return _limbs.add(total, _times(weights[place], rounded(kept[place])))
-
-            total = lax.fori_loop(0, len(kept), add, total)
-        # This computes round(total / 2^18). If two totals differ by d steps of the grid before,
-        # they differ by at most d + 1 after rounding.
-        half = _limbs.constant(2 ** (BITS - 1))
-        return _limbs.shift_right(_limbs.add(total, half), jnp.uint32(BITS))
-
-    kept_sums = jax.tree.leaves(state._sums)
-    rows = [combined(leaf, kept) for leaf, kept in zip(leaves, kept_sums, strict=True)]
-    key = key_for_each(key, (value, bound, multiplier, state._sums))
+    row = _row(state.strategy, step)
+    leaves = jax.tree.leaves(value)
+    sums = [_limbs.clip(round_to_grid(x, exponent), _LARGEST_SUM) for x in leaves]
+    rows = [_combined(row, x, old, step) for x, old in zip(sums, kept, strict=True)]
+    key = key_for_each(key, (value, bound, multiplier, state._noise))
     distribution = GAUSSIAN if state.noise.noise == "exact" else GAUSSIAN.in_floats()
     dtypes = [leaf.dtype for leaf in leaves]
-    return add_integer_noise(key, rows, scale, exponent, dtypes, distribution)
+    noisy = add_integer_noise(key, rows, scale, jnp.int32(0), dtypes, distribution)
+    found, after = list[jax.Array](), list[jax.Array]()
+    for y, total, old in zip(noisy, sums, kept, strict=True):
+        # Post-processing: y is public, and so is the row.
+        update = jnp.round(y * (2.0**BITS / row[0].astype(y.dtype)))
+        found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
+        left = _limbs.clip(_limbs.subtract(total, round_to_grid(update, 0)), _LARGEST_NOISE)
+        after.append(_kept(old, _limbs.to_integers(left, jnp.int32), step))
+    return found, jax.tree.unflatten(structure, after)
+
+
+def _combined(row: jax.Array, newest: Limbs, kept: jax.Array, step: jax.Array) -> Limbs:
+    """Row t of C times the newest sum and the noise of earlier updates, rounded to an integer."""
+    total = _limbs.multiply(_limbs.from_integers(row[0]), newest)
+    if len(kept):
+        total = _limbs.add(total, _limbs.weighted_total(_by_place(row, step, len(kept)), kept))
+    # round(total / 2^18): two numbers at distance d, in units of the grid, are at most d + 1 apart
+    # afterwards.
+    half = _limbs.constant(2 ** (BITS - 1))
+    return _limbs.shift_right(_limbs.add(total, half), jnp.uint32(BITS))
 
 
 def _grid(
@@ -317,10 +291,6 @@ def _grid(
     return exponent, jnp.asarray(multiplier).astype(jnp.float32) * moved * _OUTWARD
 
 
-def _times(factor: jax.Array, x: Limbs) -> Limbs:
-    return _limbs.multiply(_limbs.from_integers(factor), x)
-
-
 def _row(strategy: Strategy, step: jax.Array) -> jax.Array:
     """The numerators of the row of a step: first the diagonal, then earlier steps."""
     rows = jnp.asarray(strategy.numerators)
@@ -338,15 +308,3 @@ def _kept(old: jax.Array, new: jax.Array, step: jax.Array) -> jax.Array:
     if not len(old):
         return old
     return lax.dynamic_update_index_in_dim(old, new.astype(old.dtype), step % len(old), 0)
-
-
-def _solved(row: jax.Array, noisy: jax.Array, kept: jax.Array, step: jax.Array) -> jax.Array:
-    weights = row.astype(noisy.dtype)
-    total = noisy * noisy.dtype.type(2**BITS)
-    if len(kept):
-        earlier = jnp.tensordot(
-            _by_place(weights, step, len(kept)), kept.astype(noisy.dtype), 1,
-            precision=lax.Precision.HIGHEST,
-        )  # fmt: skip
-        total = total - earlier
-    return total / weights[0]

@@ -446,14 +446,13 @@ def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
 class CorrelatedNoiseState:
     """The state of correlated noise between two steps.
 
-    Never publish this state: it contains the last clipped sums, which are private data, like the
-    records.
+    Never publish this state: it contains the noise of the last updates. An update without its noise
+    is a clipped sum, which is private data, like the records.
 
     Attributes:
         noise: the `NoiseState`, which counts steps and has the key.
         norm_bound: the norm bound of the first step; 0 before it. If a later clipped sum has a
             larger norm bound, updates are NaN from then on.
-        published: the estimates of the last gradients, which are public.
         number: the `number` of the strategy. If a file puts the arrays of another strategy into
             this state, updates are NaN from then on.
         strategy: the strategy of all steps.
@@ -465,9 +464,8 @@ class CorrelatedNoiseState:
 
     noise: NoiseState
     norm_bound: jax.Array
-    published: PyTree
     number: jax.Array
-    _sums: PyTree
+    _noise: PyTree
     strategy: Strategy = static()
     fineness: int = static()
 

@@ -52,3 +52,18 @@ def test_totals_are_exact(n):
     )
     high, low = _limbs.total(rows)
     assert (int(high) << 32) + int(low) == n * largest
+
+
+@pytest.mark.parametrize("count", [1, 32, 33, 100])
+def test_weighted_totals_are_exact(count):
+    """At the ends of all digits, where products are largest, and at random integers."""
+    rng = np.random.default_rng(count)
+    weights = rng.integers(-(2**18), 2**18, count, endpoint=True).astype(np.int32)
+    x = rng.integers(-(2**31), 2**31, (count, 50)).astype(np.int32)
+    x[:, 0], x[:, 1], x[:, 2] = -(2**31), 2**31 - 1, 0xFFFF
+    for given in (weights, np.full_like(weights, 2**18), np.full_like(weights, -(2**18)),
+                  np.full_like(weights, 2**18 - 1)):  # fmt: skip
+        found = _limbs.weighted_total(jnp.asarray(given), jnp.asarray(x))
+        joined = np.asarray(found.high).astype(np.int32).astype(np.int64) * 2**32
+        exact = given.astype(np.int64) @ x.astype(np.int64)
+        np.testing.assert_array_equal(joined + np.asarray(found.low), exact)
