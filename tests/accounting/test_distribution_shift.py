@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dpjax import Guarantee, SampledEvent
 from dpjax._core._release import guarantee_from_json, guarantee_to_json
 from dpjax.accounting import compose, group, under_distribution_shift
+from dpjax.accounting._distribution_shift import _largest
 
 
 def sampled(epsilon, gamma, confidence, identity, delta=0.0):
@@ -49,6 +50,10 @@ def test_divergences_of_coins_are_inverted_outward(gamma, tau, n):
     assert found <= mpmath.mpf(gamma) + mpmath.sqrt(limit / 2) * (1 + mpmath.mpf(2) ** -40)
     found = moved(gamma, n, reverse_kl=tau)
     assert found == 1 or limit <= divergence(found, gamma) <= limit * (1 + 1e-9) + 1e-12
+
+
+def test_the_end_of_a_search_is_beyond_the_limit():
+    assert 0.5 < _largest(lambda q: q, 0.1, 0.5) < 0.5 + 1e-12
 
 
 @given(gamma=st.floats(1e-9, 0.999), c=st.floats(0, 1e-2), n=st.integers(1, 2000))

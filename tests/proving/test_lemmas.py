@@ -379,6 +379,7 @@ def test_the_smaller_of_two_proofs_counts():
 def test_an_object_that_claims_a_bound_is_not_believed():
     class Claims:
         norms, relations = ("l1",), tuple(dpjax.NeighboringRelation)
+        _is_rounded = False
 
         def _bound(self, norm, relation, n, dtype):
             return 1e-3

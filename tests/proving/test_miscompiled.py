@@ -125,7 +125,7 @@ CUT = {
         jnp.where(x.astype(int) == x.astype(int), 0.3, 1.7).astype(int).astype(float), 0
     ),
     "by a sign": lambda x: x * jnp.cumsum(
-        jnp.where(jnp.abs(x) >= 0, 0.3, 1.7).astype(int).astype(float), 0
+        jnp.where(jnp.sin(x) * jnp.sin(x) >= 0, 0.3, 1.7).astype(int).astype(float), 0
     ),
     "a window": lambda x: x * lax.reduce_window(
         one_number(0.3, 0.7).astype(int).astype(float), 0.0, lax.add, (N, 1), (1, 1),

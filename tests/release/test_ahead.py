@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
+from dpjax.release import _privatize
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["no ledger", "in a ledger"])
@@ -25,6 +26,18 @@ def test_a_release_finds_what_was_compiled_ahead(caplog, tmp_path, make, inside)
     assert names.count("jit(evaluate_alone)") == 1
     assert names.count("jit(draw)") <= 1
     assert names.count("jit(_add_to_padded)") <= 1
+
+
+def test_a_draw_that_does_not_compile_is_not_paid_for(tmp_path, monkeypatch):
+    def fails(*_):
+        raise MemoryError("no memory for XLA")
+
+    monkeypatch.setattr(_privatize, "compile_ahead", fails)
+    private = dpjax.privatize(lambda x: 3 * jnp.sum(x), dpjax.laplace(3.0, epsilon=0.5))
+    with dpjax.Ledger(tmp_path / "budget.db", epsilon=1.0) as ledger:
+        with pytest.raises(MemoryError):
+            private(dpjax.random.secure_key(), np.ones(3))
+        assert ledger.spent.epsilon == 0
 
 
 def test_a_draw_that_is_refused_is_not_paid_for(tmp_path):

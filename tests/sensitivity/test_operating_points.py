@@ -438,8 +438,9 @@ def test_the_least_gamma_of_theorem_15_is_rounded_up(m):
 
 @pytest.mark.parametrize("gamma", [0.5, 0.3, 0.1, 0.05, 0.01, 1e-3, 1e-4])
 def test_the_least_m_is_feasible_in_exact_arithmetic(gamma):
-    m = operating_point(gamma=gamma).m
+    m = _operating_points._least_m(gamma, 0.99)
     assert (1 - Fraction(gamma)) ** m <= 1 - Fraction(0.99)
+    assert operating_point(gamma=gamma).m == m
     point = operating_point(gamma=gamma, **DKW)
     with mpmath.workdps(50):
         rho = mpmath.mpf(point.rho)
