@@ -380,7 +380,7 @@ def privatize(
     sampled = sensitivity.records
     program = None if sampled is None else _same_program(target, sampled, sensitivity)
     check_maker(target, sensitivity)
-    return PrivateFunction(target, mechanism, ledger, program, _accepting_values(mechanism))
+    return PrivateFunction(target, mechanism, ledger, program, accepting_values(mechanism))
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
@@ -394,7 +394,7 @@ def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
     return DrawOfAnother(mechanism, value)
 
 
-def _accepting_values(mechanism: Mechanism) -> Mechanism:
+def accepting_values(mechanism: Mechanism) -> Mechanism:
     """The mechanism without the check that records were clamped, because the target does it."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:

@@ -12,12 +12,12 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, PyTree, Value
-from dpjax._core._values import Mechanism, Oracle, Target
+from dpjax._core._values import Inside, Mechanism, Oracle, Target
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
 from dpjax.mechanisms._selection import SelectionMechanism
 from dpjax.random._keys import check_key
 from dpjax.release._known_sensitivity import covering, needed, plan_of
-from dpjax.release._privatize import privatize
+from dpjax.release._privatize import accepting_values, as_released, privatize
 from dpjax.sweeps._axes import REPEAT
 from dpjax.sweeps._sweep import sweep
 
@@ -51,7 +51,8 @@ def rehearse(
         oracle: draws plausible databases, `oracle(key, n)`.
         n: number of records of a database.
         mechanisms: one or several with additive noise, calibrated to the sensitivity of the target.
-            A dict names them. In a list, each has the name of its noise. They may also be
+            A dict names them. In a list, each has the name of its noise. A proved sensitivity
+            clamps records, and the noise then includes the effect of the clamp. They may also be
             selections. Then the answers are the best scores, the releases are the scores of the
             selected options, and the noise is their difference. Next to selections, a mechanism
             with additive noise selects the options with the largest noisy scores.
@@ -76,8 +77,9 @@ def rehearse(
         ModuleNotFoundError: if xarray is not installed.
         TypeError: if the key, the target or the oracle is of another type, or a mechanism neither
             adds noise to the value nor selects by it.
-        ValueError: if a mechanism is for another target, n, or value; if no mechanism is given, or
-            two have the same name; if draws or n are out of range.
+        ValueError: if a mechanism is for another target, n, or value, or for a proof about other
+            records; if no mechanism is given, or two have the same name; if draws or n are out of
+            range.
 
     Formal guarantees:
         None are needed: no private data are used, so you may look at all results before you choose.
@@ -112,7 +114,7 @@ def rehearse(
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
-    inside = {name: plan_of(target, mechanism) for name, mechanism in named.items()}
+    inside = {name: _plan(target, mechanism) for name, mechanism in named.items()}
     selecting = [name for name, one in named.items() if isinstance(one, SelectionMechanism)]
 
     def release_all(key: Key) -> dict[str, PyTree]:
@@ -176,7 +178,21 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     of = mechanism.sensitivity.n
     if of is not None and of != n:
         raise ValueError(f"mechanism {name!r} is for databases of n={of} records, got n={n}")
+    proved = mechanism.sensitivity.bounds is not None
+    if proved and drawn != (records := mechanism.sensitivity.records):
+        raise ValueError(
+            f"oracle must draw records like those of the proof of mechanism {name!r}, {records},"
+            f" got {drawn}"
+        )
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
+
+
+def _plan(target: Target, mechanism: Mechanism) -> Inside:
+    """How a release computes the value, and which mechanism adds noise to it."""
+    sensitivity = mechanism.sensitivity
+    if sensitivity.bounds is None:
+        return plan_of(target, mechanism)
+    return Inside(as_released(target, sensitivity), accepting_values(mechanism))
 
 
 def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
@@ -224,10 +240,9 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
     selects = any(isinstance(one, SelectionMechanism) for one in named.values())
-    what = "the score that noise costs" if selects else "noise"
     verdicts = [
-        f"{name}: {_verdict(what, ratio, ratios, finite)}"
-        for name, ratio, ratios in zip(named, together.tolist(), each, strict=True)
+        f"{name}: {_verdict(_measured(one, selects), ratio, ratios, finite)}"
+        for (name, one), ratio, ratios in zip(named.items(), together.tolist(), each, strict=True)
     ]
     guarantees = [mechanism.guarantee for mechanism in named.values()]
     return xarray.Dataset(
@@ -253,6 +268,14 @@ def _numbers(
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)
+
+
+def _measured(mechanism: Mechanism, selects: bool) -> str:
+    """What is compared with the spread."""
+    if selects:
+        return "the score that noise costs"
+    clamps = mechanism.sensitivity.bounds is not None
+    return "the error by noise and by the clamp" if clamps else "noise"
 
 
 def _verdict(what: str, ratio: float, each: np.ndarray, finite: np.ndarray) -> str:

@@ -181,6 +181,38 @@ def test_what_cannot_be_rehearsed_is_refused(key):
             rehearse(**{"key": key, **settings})
 
 
+def test_a_proved_mechanism_releases_clamped_records(key):
+    """The bias of a clamp counts as an error, and the records must be those of the proof."""
+    records = jax.ShapeDtypeStruct((N,), jnp.float32)
+    proved = [
+        dpjax.prove_sensitivity(jnp.mean, records, bounds=(0, high), norm="l1") for high in (1, 0.5)
+    ]
+    mechanisms = {f"up to {x.bounds.leaves[0].high}": dpjax.laplace(x, 1e6) for x in proved}
+    found = rehearse(key, mechanisms=mechanisms, draws=20)
+    wide, narrow = found.released.values.mean(1)
+    assert abs(wide - 1 / 2) < 0.02  # Uniform numbers, averaged over N: 20 times 5 sigma.
+    assert abs(narrow - 3 / 8) < 0.02
+    assert "the error by noise and by the clamp is" in found.verdict.values[1]
+    others = {"oracle": lambda key, n: uniform(key, 2 * n).reshape(n, 2), "target": jnp.max}
+    for name, other in others.items():
+        message = "records like those of the proof" if name == "oracle" else "not the one that was"
+        with pytest.raises(ValueError, match=message):
+            rehearse(key, mechanisms=mechanisms, **{name: other})
+
+
+def test_a_sweep_releases_by_a_proved_mechanism(key):
+    """A private function clamps the records, so it can be swept over epsilon."""
+    records = jax.ShapeDtypeStruct((N,), jnp.float32)
+    proved = dpjax.prove_sensitivity(jnp.mean, records, bounds=(0, 0.5), norm="l1")
+
+    def released(key, epsilon):
+        private = dpjax.privatize(jnp.mean, dpjax.laplace(proved, epsilon))
+        return private(key, jnp.ones(N)).value
+
+    found = dpjax.sweep(key, released, traced={"epsilon": jnp.array([1e5, 1e6])}, repeats=2)
+    np.testing.assert_allclose(found.value, 0.5, atol=0.01)  # Scale at most 1e-7.
+
+
 def letters(key, n):
     return jax.random.choice(key, 3, (n,), p=jnp.array([0.5, 0.3, 0.2]))
 
