@@ -44,7 +44,7 @@ from dpjax.proving._value import (
     norm_of,
     over,
 )
-from dpjax.proving._walk import Step, Walk, source_line
+from dpjax.proving._walk import Step, Walk
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
@@ -130,7 +130,7 @@ class PaddedWalk(Walk):
             place = reduced(applied._replace(parameters={"axes": kind.axes}))
         else:
             place, found = scattered(applied), tight_exact_sums(applied)
-        self.steps.append(Step(self.depth, kind.title, source_line(equation), found, self.path))
+        self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
         return [_within_rows(Tracked(found, row, place))]
 
 

@@ -331,9 +331,11 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
 
     Let l be the least |b|. If |b - b'| <= d, then |1/b - 1/b'| <= 1/l - 1/(l + d).
     """
-    if first.dtype.kind != "f":
-        raise RefusalError("a quotient of integers has no rule: convert to float first")
     a, b = aligned(first, second)
+    if first.dtype.kind != "f":
+        _check_divisor(b)
+        ends = np.trunc(a.low / b.low), np.trunc(a.high / b.low)
+        return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / over(b.low, a.axis)))
     least = _nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RangeRefusalError(
@@ -357,6 +359,44 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
         return np.where((x.each > 0) | (y.each > 0), moved, 0.0)
 
     return _capped(found, (a, b), curved)
+
+
+def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
+    """The remainder of integers, with the sign of the first one: smaller than the public divisor.
+
+    A number smaller than the divisor is its own remainder. Others may move to any remainder.
+    """
+    a, b = aligned(first, second)
+    if first.dtype.kind == "f":
+        raise RefusalError("a remainder of floats has no rule: subtract a multiple by jnp.floor")
+    _check_divisor(b)
+    most, still = b.low - 1, a.magnitude < b.low
+    low = np.where(still, a.low, np.where(a.low < 0, np.maximum(a.low, -most), 0.0))
+    high = np.where(still, a.high, np.where(a.high > 0, np.minimum(a.high, most), 0.0))
+    width, still = over(high - low, a.axis), -over(-1.0 * still, a.axis) > 0
+    return _of_whole_numbers((a, b), (low, high), lambda d: np.where(still, d, width))
+
+
+def _check_divisor(b: Abstract) -> None:
+    """Refuses divisors of integers that are private, or not above 0."""
+    if not b.is_known or not (b.low > 0).all():
+        raise RefusalError(
+            "a quotient or remainder of integers needs a public divisor above 0: convert to float"
+        )
+
+
+def _of_whole_numbers(
+    operands: tuple[Abstract, Abstract], ends: tuple[Array, Array], moved: Callable[[Array], Array]
+) -> Abstract:
+    """An exact function of an integer and a public divisor: a move of d becomes moved(d)."""
+    a, _ = operands
+
+    def moves(d: Difference, _: Difference) -> Moves:
+        return np.where(d.each > 0, moved(d.each), 0.0), math.inf, math.inf
+
+    apart = math.inf if a.apart else 0.0
+    low, high = np.broadcast_arrays(*ends)
+    return result_of(operands, low, high, moves, dtype=a.dtype, whole=True, apart=apart)
 
 
 def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:

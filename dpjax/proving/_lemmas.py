@@ -8,15 +8,26 @@ softmax, log_softmax and logsumexp first subtract the largest operand. So the op
 error of exp grows with W.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
 from dpjax.proving import _rounding as rounding
+from dpjax.proving._elementwise import lipschitz
 from dpjax.proving._pending import flattened
 from dpjax.proving._reductions import axes_after
-from dpjax.proving._value import Abstract, Difference, Moves, as_dense, make, over, result_of
+from dpjax.proving._value import (
+    Abstract,
+    Difference,
+    Moves,
+    Pending,
+    as_dense,
+    make,
+    over,
+    result_of,
+)
 
 # The lemmas do not apply if the relative error of exponentials, or of means, exceeds these numbers.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
@@ -195,6 +206,32 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
     apart = math.inf if x.apart or levels.apart else 0.0
     kept: Any = {"dtype": np.dtype(np.int32), "whole": True, "apart": apart}
     return result_of(x, 0 * top, top, moved, **kept)
+
+
+def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstract | None:
+    """Linear interpolation between public points, as by `jnp.interp`; constant outside of them.
+
+    The function is continuous, and its slopes are those between two points in a row. A device
+    computes h + (x - p) / (p' - p) (h' - h) with fewer than 16 roundings. The quotient is at most 1
+    up to rounding. Differences of powers of two are limited, so that no order of the factors
+    overflows, and a number that is flushed to 0 is multiplied by at most 2^42.
+    """
+    sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
+    widths, rises = np.diff(places), np.diff(heights)
+    # Earlier roundings of x might differ between its uses, or merge with the difference x - p.
+    if x.pending != Pending() or x.apart or not sizes.max() <= 2.0**20:
+        return None
+    if not widths.min(initial=math.inf) >= 2.0**-20 or not widths.size:
+        return None
+    units = 32 * np.abs(rises).max() + 4 * np.abs(heights).max()
+    absolute = float(rounding.up(units * rounding.unit(x.dtype) + 2.0**42 * rounding.tiny(x.dtype)))
+    slope = float(rounding.up(np.abs(rises / widths).max()))
+    ends = (np.full((1,) * len(x.shape), end) for end in (heights.min(), heights.max()))
+    found = lipschitz((x,), (*ends,), (np.asarray(slope),), absolute=absolute)
+    factors = np.abs(np.log2([*widths, *np.abs(rises[rises != 0]), 1.0])).max()
+    shift = float(np.abs(heights).max() + slope * np.abs(places).max())
+    pending = Pending(shift=shift, bits=2 * float(factors), hidden=True)
+    return dataclasses.replace(found, pending=pending)
 
 
 def _error(x: Abstract, count: int) -> float:

@@ -19,7 +19,7 @@ from dpjax.proving import _windows as windows
 from dpjax.proving._choices import compare, equal, less
 from dpjax.proving._pending import PRODUCT, Merging
 from dpjax.proving._slots import Rule as SlotRule
-from dpjax.proving._slots import Tightening, at_one_place, compared
+from dpjax.proving._slots import Tightening, at_one_place
 from dpjax.proving._value import Abstract
 
 ANY = Merging()
@@ -56,7 +56,7 @@ class Operation(NamedTuple):
     tighter: Tightening | None = None
     narrow: bool = False
     cpu_only: bool = False
-    remedy: str = "clip per record, write it in other operations, or sample it"
+    remedy: str = "write it in other operations"
     instead: str = "clip what each record adds to the sum, with jnp.clip or by its norm"
 
 
@@ -68,11 +68,14 @@ _DIVISION = (
 )
 _BOTH = "multiply by public numbers, or clip both factors first"
 _ROOT = "add a number before the root, or use jnp.std"
-_STEPS = "clip what each step carries, take fewer steps, or sample it"
+_STEPS = "clip what each step carries, or take fewer steps"
 _FEWER = "take fewer steps, or clip after each of them"
-_WHILE = "sample it, or unroll a loop of a fixed number of steps in Python"
-_TAKEN = "take rows by jax.lax.scan over them, or at public places, or sample it"
-_KERNEL = "convolve records, as the batch, with a public kernel, or sample it"
+_WHILE = "unroll a loop of a fixed number of steps in Python"
+_TAKEN = "take rows by jax.lax.scan over them, or at public places"
+_KERNEL = "convolve records, as the batch, with a public kernel"
+_MATRIX = "release the matrix, for example x.T @ x, and decompose or solve what was released"
+_WAVES = "multiply by a public matrix, for example x @ numpy.cos(angles) and x @ numpy.sin(angles)"
+_LOGARITHMS = "add up logarithms, as by jnp.exp(jnp.log(x).sum())"
 _SCORES = "release the scores, or use dpjax.exponential"
 _TOTAL_ORDER = COMPARISON._replace(undone=True)
 _LOOKUP = PLACES._replace(dropped=True)
@@ -86,6 +89,7 @@ OPERATIONS: dict[str, Operation] = {
     "sub": Operation(partial(elementwise.add, sign=-1), at_one_place, SUM, instead=_CENTERED),
     "mul": Operation(elementwise.multiply, at_one_place, PRODUCT, instead=_BOTH),
     "div": Operation(elementwise.quotient, at_one_place, QUOTIENT, instead=_DIVISION),
+    "rem": Operation(elementwise.remainder, at_one_place),
     "neg": Operation(elementwise.negative, at_one_place, MOVES),
     "abs": Operation(elementwise.absolute, at_one_place),
     "square": Operation(elementwise.SQUARE, at_one_place, POWER, instead=_CENTERED),
@@ -113,13 +117,13 @@ OPERATIONS: dict[str, Operation] = {
     "ceil": Operation(partial(elementwise.steps, np.ceil), at_one_place, NEVER_UNDONE),
     "round": Operation(partial(elementwise.steps, np.round), at_one_place, NEVER_UNDONE),
     "sign": Operation(partial(elementwise.steps, np.sign), at_one_place, NEVER_UNDONE),
-    "lt": Operation(partial(compare, less), compared, COMPARISON),
-    "gt": Operation(partial(compare, less, swapped=True), compared, COMPARISON),
-    "le": Operation(partial(compare, less, swapped=True, negated=True), compared, COMPARISON),
-    "ge": Operation(partial(compare, less, negated=True), compared, COMPARISON),
-    "lt_to": Operation(partial(compare, less, total_order=True), compared, _TOTAL_ORDER),
-    "eq": Operation(partial(compare, equal), compared, COMPARISON),
-    "ne": Operation(partial(compare, equal, negated=True), compared, COMPARISON),
+    "lt": Operation(partial(compare, less), at_one_place, COMPARISON),
+    "gt": Operation(partial(compare, less, swapped=True), at_one_place, COMPARISON),
+    "le": Operation(partial(compare, less, swapped=True, negated=True), at_one_place, COMPARISON),
+    "ge": Operation(partial(compare, less, negated=True), at_one_place, COMPARISON),
+    "lt_to": Operation(partial(compare, less, total_order=True), at_one_place, _TOTAL_ORDER),
+    "eq": Operation(partial(compare, equal), at_one_place, COMPARISON),
+    "ne": Operation(partial(compare, equal, negated=True), at_one_place, COMPARISON),
     "and": Operation(partial(choices.logic, np.minimum), at_one_place),
     "or": Operation(partial(choices.logic, np.maximum), at_one_place),
     "xor": Operation(partial(choices.logic, None), at_one_place, XOR),
@@ -184,7 +188,11 @@ OPERATIONS: dict[str, Operation] = {
     "cond": Operation(remedy="choose with jnp.where"),
     "platform_index": Operation(layout.platform_index, slots.platform),
     # No rule.
-    "pure_callback": Operation(remedy="write it in JAX, or sample it"),
+    "pure_callback": Operation(remedy="write it in JAX"),
+    "fft": Operation(remedy=_WAVES),
+    "reduce_prod": Operation(remedy=_LOGARITHMS),
+    **dict.fromkeys(("lu", "cholesky", "qr", "svd", "eigh", "eig", "triangular_solve"),
+                    Operation(remedy=_MATRIX)),
 }
 # fmt: on
 

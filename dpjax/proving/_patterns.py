@@ -137,6 +137,9 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Fou
     if name == "searchsorted":
         places = _searched(inner, operands)
         return Found(name, places) if places else None
+    if name == "_interp":
+        found = _interpolated(inner, operands)
+        return Found("interpolation", found) if found else None
     if name not in _CALLED or not operands:
         return None
     x, *public = operands
@@ -172,6 +175,20 @@ def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
         if digest(reference.eqns[0].params["jaxpr"]) == digest(inner):
             return lemmas.place_among(x, levels)
     return None
+
+
+def _interpolated(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
+    """`jnp.interp` of numbers between public points."""
+    if len(operands) != 3 or len({x.dtype for x in operands}) != 1:
+        return None
+    x, places, heights = operands
+    if not x.is_finite or x.nan or not (places.is_known and heights.is_known):
+        return None
+    reference = _traced(jnp.interp, x, places, heights)
+    if len(reference.eqns) != 1 or digest(reference.eqns[0].params["jaxpr"]) != digest(inner):
+        return None
+    points = (np.broadcast_to(p.low, p.shape) for p in (places, heights))
+    return lemmas.interpolated(x, *points)
 
 
 def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:

@@ -186,7 +186,8 @@ def _bits(
     bits = sum(own)
     if bits + sum(tops) > rounding.most_bits(dtype):
         raise OverflowRefusalError(
-            "the factors of a product may overflow if a compiler combines them: rescale the records"
+            "the factors of a product may overflow if a compiler combines them: take fewer steps,"
+            " or rescale the records"
         )
     return bits
 

@@ -128,14 +128,6 @@ def at_one_place(op: Applied) -> Slots:
     return Slots(axis)
 
 
-def compared(op: Applied) -> Slots:
-    """An elementwise comparison. Two uses of a rounded number may differ, depending on the slot."""
-    values = [x.value for x in op.operands]
-    if len(values) == 2 and values[0] is values[1] and values[0].apart:
-        raise RefusalError("a rounded number is compared with itself: leave it out")
-    return at_one_place(op)
-
-
 def broadcast(op: Applied) -> Slots:
     places, old = op.parameters["broadcast_dimensions"], op.first.slots
     if old.axis is not None and op.found.shape[places[old.axis]] != op.shape[old.axis]:

@@ -391,7 +391,7 @@ def make(
     low, high = np.asarray(low, float), np.asarray(high, float)
     # Extrema over no entries would be infinite.
     if math.prod(shape) == 0:
-        raise RefusalError("an empty array has no rule")
+        raise RefusalError("an empty array has no rule: leave out parts without entries")
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)

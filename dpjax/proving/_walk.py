@@ -18,10 +18,10 @@ from dpjax.proving import _nan as nans
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._elementwise import vanishing
 from dpjax.proving._exact_programs import Sums, VarianceOf, exponent_of, kind_of, value_of
-from dpjax.proving._operations import operation_of
+from dpjax.proving._operations import Operation, operation_of
 from dpjax.proving._patterns import Found, Program, improved, of_call
 from dpjax.proving._pending import carried
-from dpjax.proving._slots import at_one_place, compared
+from dpjax.proving._slots import at_one_place
 from dpjax.proving._value import (
     Abstract,
     OverflowRefusalError,
@@ -79,6 +79,9 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
+    # The user's line of the current operation, or of the call that it is in: JAX's own functions
+    # have no line of the user inside.
+    line: str = ""
     # Float sums over records, and variances of records, that can be made exact.
     sums: Sums = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program that were found by splitting the box of a record.
@@ -100,7 +103,7 @@ class Walk:
         """The same, where inputs and outputs may also be known in some cells only."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
-        program, outer = Program(jaxpr), self.path
+        program, outer, line = Program(jaxpr), self.path, self.line
         refused: dict[Atom, RefusalError] = {}
         partly: dict[Atom, Any] = {}
 
@@ -122,7 +125,8 @@ class Walk:
 
         # Operations that no output depends on are skipped, because they need no proof.
         for count, equation in enumerate(live(jaxpr)):
-            self.path = (*outer, count)
+            self.path, self.line = (*outer, count), source_line(equation) or line
+            name, place = equation.primitive.name, self.line
             outputs: list[Any] | None = None
             try:
                 if equation.effects:
@@ -139,18 +143,18 @@ class Walk:
                 # The refusal is raised only if the value is used, because a lemma may bound later
                 # results without it.
                 outputs = None
-                reason = located(refusal, equation)
+                reason = located(refusal, equation, place)
                 refused.update(dict.fromkeys(equation.outvars, reason))
                 # A side effect is visible outside the program, and an overflow violates the
                 # assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
-            name, place = equation.primitive.name, source_line(equation)
+            self.line = place
             walked = outputs[0] if outputs and not self.shown(outputs[0]).refusal else None
             try:
                 lemma = self.improved(program, equation, values, walked)
             except RefusalError as refusal:
-                raise located(refusal, equation) from None
+                raise located(refusal, equation, place) from None
             if lemma:
                 name, outputs = f"{name}: lemma {lemma.name}", [lemma.value]
                 self.note(jaxpr, lemma)
@@ -169,19 +173,19 @@ class Walk:
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
-        self.path = outer
+        self.path, self.line = outer, line
         return [
             partly[x] if isinstance(x, jex.Var) and x in partly else read(x) for x in jaxpr.outvars
         ]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
         """The same values as from `run`, without recording the steps."""
-        shown, path = len(self.steps), self.path
+        shown, path, line = len(self.steps), self.path, self.line
         try:
             return self.run(jaxpr, consts, inputs)
         finally:
             del self.steps[shown:]
-            self.path = path
+            self.path, self.line = path, line
 
     def known(self, array: object) -> Any:
         """The abstract value of a constant."""
@@ -207,7 +211,7 @@ class Walk:
         If its rule refuses, but some cells are known, the result has the refusal.
         """
         operation = operation_of(equation.primitive.name)
-        elementwise = operation.rule is not None and operation.slots in (at_one_place, compared)
+        elementwise = operation.rule is not None and operation.slots is at_one_place
         # In the total order, an answer may move though no number does: 0 and -0 differ.
         if (
             equation.primitive.name == "lt_to"
@@ -268,12 +272,11 @@ class Walk:
             return self.chosen(equation, operands)
         if not (inner := called(equation)):
             return self.ruled(equation, operands)
-        place = source_line(equation)
         if (kind := kind_of(equation, inner)) is not None:
             if any(x.refusal for x in operands):
                 raise next(x.refusal for x in operands if x.refusal)
             exact = value_of(kind, operands)
-            self.steps.append(Step(self.depth, kind.title, place, exact, self.path))
+            self.steps.append(Step(self.depth, kind.title, self.line, exact, self.path))
             return [exact]
         coarse = any(x.pending.coarse or x.refusal for x in operands)
         lemma = None if coarse else of_call(equation, inner, operands)
@@ -282,7 +285,7 @@ class Walk:
         if lemma is not None and (found := lemma.value) is not None:
             flags = Pending.flags(x.pending for x in (found, *operands))
             found = dataclasses.replace(found, pending=found.pending.having(**flags))
-            self.steps.append(Step(self.depth, f"lemma {lemma.name}", place, found, self.path))
+            self.steps.append(Step(self.depth, f"lemma {lemma.name}", self.line, found, self.path))
             return [found]
         return self.inner_outputs(inner, operands)
 
@@ -347,7 +350,7 @@ class Walk:
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
             # -0 and 0 are equal, and only `lt_to` tells them apart.
-            if operation.slots in (at_one_place, compared) and equation.primitive.name != "lt_to":
+            if operation.slots is at_one_place and equation.primitive.name != "lt_to":
                 found = counted(found, operands)
             if may_be_nan and of_nan is not None:
                 found = of_nan(equation.params, operands, found)
@@ -360,15 +363,19 @@ def _runs(platforms: Sequence[str]) -> bool:
     return not {"cpu", "gpu", "cuda", "rocm"}.isdisjoint(platforms)
 
 
-def located(refusal: RefusalError, equation: Equation) -> RefusalError:
+def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalError:
     """The refusal with its operation, source line and remedy. A located refusal stays as it is."""
     if refusal.args[1:]:
         return refusal
-    name = equation.primitive.name
+    name, reason = equation.primitive.name, str(refusal)
     shapes = [f"{x.dtype}{list(x.shape)}" for x in map(aval, equation.invars)]
+    remedy = operation_of(name).remedy
+    # Most reasons end with a remedy of their own.
+    if ": " not in reason or remedy != Operation().remedy:
+        reason = f"{reason}. Remedy: {remedy}"
     text = (
-        f"no proof for {name}({', '.join(shapes)}){source_line(equation)}: {refusal}. Remedy:"
-        f" {operation_of(name).remedy} (dpjax.sample_sensitivity)"
+        f"no proof for {name}({', '.join(shapes)}){line}: {reason}. Or sample it"
+        " (dpjax.sample_sensitivity)"
     )
     return type(refusal)(text, "located")
 
@@ -382,7 +389,7 @@ def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
                 " jnp.where(jnp.isnan(x), 0, x)"
             )
             made = Program(jaxpr).definition(atom)
-            raise located(refusal, made) if made else refusal
+            raise located(refusal, made, source_line(made)) if made else refusal
 
 
 def _check_type(expected: Any, found: Abstract) -> None:

@@ -114,7 +114,7 @@ def rehearse(
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
-    inside = {name: _plan(target, mechanism) for name, mechanism in named.items()}
+    inside = {name: _plan_of_release(target, mechanism) for name, mechanism in named.items()}
     selecting = [name for name, one in named.items() if isinstance(one, SelectionMechanism)]
 
     def release_all(key: Key) -> dict[str, PyTree]:
@@ -187,7 +187,7 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
     covering(mechanism, needed(target, mechanism.sensitivity, drawn))
 
 
-def _plan(target: Target, mechanism: Mechanism) -> Inside:
+def _plan_of_release(target: Target, mechanism: Mechanism) -> Inside:
     """How a release computes the value, and which mechanism adds noise to it."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:

@@ -101,6 +101,8 @@ PROVED = {
     "gram": lambda d: (d.records[:, None] * TABLE).T @ (d.records[:, None] * TABLE),
     "gram plus one": lambda d: (d.records[:, None] + TABLE).T @ (d.records[:, None] + TABLE),
     "gram of one-hot": lambda d: jax.nn.one_hot(codes(d), 3).T @ jax.nn.one_hot(codes(d), 3),
+    "equals itself": lambda d: ((x := jnp.exp(d.records)) == x).sum() + d.present.sum(),
+    "losses": lambda d: (jnp.logaddexp(0.0, -d.records) * d.present).sum(),
     "is exp large": lambda d: (jnp.exp(d.records) > 1.5).sum(),
     "maximum": lambda d: d.records.max(),
     "minimum": lambda d: jnp.where(d.present, d.records, 2.0).min(),
@@ -148,7 +150,6 @@ REFUSED = {
     "the index of the largest": lambda d: jnp.argmax(d.records),
     "smoothed": lambda d: jnp.convolve(d.records, LEVELS).max(),
     "sixteen bits": lambda d: d.records.astype(jnp.bfloat16).astype(jnp.float32).sum(),
-    "equals itself": lambda d: ((x := jnp.exp(d.records)) == x).sum() + d.present.sum(),
     "subnormal": lambda d: (d.records > 1e-40).sum(),
 }
 
