@@ -25,7 +25,7 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.mechanisms._additive import AdditiveMechanism, discrete_laplace
 from dpjax.queries._groups import integer_keys
 from dpjax.queries._padded_records import check_capacity
-from dpjax.random._keys import check_key
+from dpjax.random._keys import check_key, split_on_host
 from dpjax.random._release import add_noise
 from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
@@ -291,10 +291,10 @@ def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.nda
     calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
     chunk = _CHUNK if len(counts) <= _MANY * _CHUNK else _LARGE_CHUNK
     padded = np.pad(counts, (0, -len(counts) % chunk)).reshape(-1, chunk)
-    keys = jax.random.split(key, len(padded))
+    keys = split_on_host(key, len(padded))
     noisy = [
-        add_noise(keys[i], jnp.asarray(x), calibration, mechanism.noise)
-        for i, x in enumerate(padded)
+        add_noise(one, jax.device_put(x), calibration, mechanism.noise)
+        for one, x in zip(keys, padded, strict=True)
     ]
     return np.concatenate(noisy)[: len(counts)]
 

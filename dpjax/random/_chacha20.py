@@ -156,16 +156,22 @@ def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
     return _block_on_host(_one_state(child, 0, _BITS))
 
 
+def children_on_host(key_data: np.ndarray, count: int) -> np.ndarray:
+    """The words of `split(key, count)`, shape (count, 8), computed without compilation."""
+    blocks = [_one_state(key_data, block, _SPLIT) for block in range(-(-count // 2))]
+    return _block_on_host(np.stack(blocks, axis=1)).T.reshape(-1, KEY_WORDS)[:count]
+
+
 def _one_state(key_data: np.ndarray, counter: int, nonce: int) -> np.ndarray:
     return np.concatenate([_CONSTANTS, key_data, np.array([counter, nonce, 0, 0], np.uint32)])
 
 
-def _block_on_host(state: np.ndarray) -> np.ndarray:
-    """The block function on one state, shape (16,)."""
-    words: PyTree = tuple(state[:, None])
+def _block_on_host(states: np.ndarray) -> np.ndarray:
+    """The block function on one state, shape (16,), or on several, shape (16, blocks)."""
+    words: PyTree = tuple(states.reshape(BLOCK_WORDS, -1))
     for _ in range(10):
         words = _double_round(words)
-    return np.concatenate(words) + state
+    return np.stack(words).reshape(states.shape) + states
 
 
 # The rules for `vmap` that `for_all_keys` has made. `generates_words` recognizes operations by

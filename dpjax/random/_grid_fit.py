@@ -18,7 +18,6 @@ docs/proofs/exact-noise.md has the proofs.
 """
 
 import dataclasses
-import functools
 import math
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -30,7 +29,6 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from dpjax._core._checks import any_traced
-from dpjax._core._computing_now import computing_now
 from dpjax._core._pytree import frozen_pytree, static, up
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
@@ -38,7 +36,6 @@ from dpjax._exact._grid import power_of_two
 from dpjax._exact._kernels import at_once
 from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
-from dpjax._tracing._programs import QuickJit
 from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
@@ -88,6 +85,7 @@ class GridFit(NamedTuple):
         step: jax.Array,
         ratio: jax.Array,
         usable: jax.Array | bool,
+        numpy: ModuleType = jnp,
     ) -> "GridFit":
         """The fit for noise that is at least as large as a given scale.
 
@@ -97,17 +95,18 @@ class GridFit(NamedTuple):
             step: a grid step, in units of the value.
             ratio: a grid step, divided by the given scale.
             usable: whether the given scale is in range; otherwise the scale of the fit is NaN.
+            numpy: JAX's or NumPy's, which computes numbers on the host without compilation.
         """
-        points = jnp.floor(jnp.minimum(float(lattice.resolution) * ratio, _LARGEST_DIVISOR))
+        points = numpy.floor(numpy.minimum(float(lattice.resolution) * ratio, _LARGEST_DIVISOR))
+        usable &= points >= 1
+        points = numpy.where(usable, points, numpy.ones_like(points))
         # `_limbs.floor_divide` accepts divisors of 16 bits. Rounding down makes the noise larger.
-        shift = jnp.maximum(jnp.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
-        short = jnp.floor(points * power_of_two(-shift, points.dtype))
-        usable &= short >= 1
-        short = jnp.where(usable, short, 1)
-        drawn = float(lattice.resolution) / (short * power_of_two(shift, points.dtype)) * step
+        shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
+        short = numpy.floor(points * _power(-shift, points.dtype, numpy))
+        drawn = float(lattice.resolution) / (short * _power(shift, points.dtype, numpy)) * step
         # A traced number cannot raise an error, so it gives NaN.
-        drawn = jnp.where(usable, drawn, jnp.nan)
-        return cls(exponent, short.astype(jnp.uint32), shift.astype(jnp.uint32), drawn)
+        drawn = numpy.where(usable, drawn, np.nan * drawn)
+        return cls(exponent, short.astype(np.uint32), shift.astype(np.uint32), drawn)
 
     @property
     def points(self) -> Limbs:
@@ -152,45 +151,48 @@ class Calibration:
             dtype: the dtype of the values.
             exponent: the exponent of a known grid, if several noises share it; None finds one.
         """
-        if not any_traced(self, exponent):
-            # One compiled program replaces forty small ones. The number of coordinates becomes a
-            # float, so that it is not a constant of the program. `_OUTWARD` covers its rounding.
-            known = dataclasses.replace(self, coordinates=float(self.coordinates))
-            return _compiled_fit(known, exponent, lattice=lattice, dtype=np.dtype(dtype))
-        return self._fit(lattice, np.dtype(dtype), exponent)
+        if any_traced(self, exponent):
+            return self._fit(lattice, np.dtype(dtype), exponent, jnp)
+        # NumPy needs no compilation. Both round every step alike, except that XLA may fuse a
+        # product into a sum. `_OUTWARD` covers the difference.
+        with np.errstate(all="ignore"):
+            return self._fit(lattice, np.dtype(dtype), exponent, np)
 
-    def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None) -> GridFit:
+    def _fit(
+        self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None, numpy: ModuleType
+    ) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # Integers use float32, not the default float dtype, so that x64 does not change the noise.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
-            exponent = self._in(self.grid_dtype)._exponent(lattice)
-        known, grid = self._in(compute), power_of_two(exponent, compute)
+            exponent = self._in(self.grid_dtype, numpy)._exponent(lattice, numpy)
+        known, grid = self._in(compute, numpy), _power(exponent, compute, numpy)
         # The second condition keeps the denominator of `_needed` above 1/2.
         usable = is_usable(known.scale) & (4 * known._loss(lattice) < known.epsilon)
         # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
         # leaves, because one sensitivity bounds the changes of all leaves together.
-        step = grid if floating else jnp.ones_like(grid)
-        exponent = exponent if floating else jnp.zeros_like(exponent)
-        return GridFit.of(lattice, exponent, step, step / known._needed(lattice, grid), usable)
+        step = grid if floating else numpy.ones_like(grid)
+        exponent = exponent if floating else numpy.zeros_like(exponent)
+        ratio = step / known._needed(lattice, grid)
+        return GridFit.of(lattice, exponent, step, ratio, usable, numpy)
 
     def fits(self, lattice: Lattice, dtype: DTypeLike) -> bool:
         """Whether `fit` finds a divisor, for concrete numbers."""
         if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
-        with computing_now():
-            found = self.fit(lattice, dtype)
-            # A draw may round the same numbers in another way, and its divisor may be 1 less.
-            return bool(found.scale > 0) and int(found.divisor) << int(found.shift) >= 2
+        found = self.fit(lattice, dtype)
+        # A draw may round the same numbers in another way, and its divisor may be 1 less.
+        return bool(found.scale > 0) and int(found.divisor) << int(found.shift) >= 2
 
-    def _in(self, dtype: DTypeLike) -> "Calibration":
+    def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
         """Converts all numbers to arrays of a dtype."""
         names = ("scale", "sensitivity", "epsilon", "rounding")
-        numbers = [jnp.asarray(getattr(self, name)).astype(dtype) for name in names]
-        # XLA folds constants at compile time, and may round differently from a program that gets
-        # these numbers as arguments. Both programs must compute the same grid, so a barrier
-        # prevents folding.
-        numbers = lax.optimization_barrier(numbers)
+        numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
+        if numpy is jnp:
+            # XLA folds constants at compile time, and may round differently from a program that
+            # gets these numbers as arguments. Both programs must compute the same grid, so a
+            # barrier prevents folding.
+            numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
     def _loss(self, lattice: Lattice) -> Scalar:
@@ -205,7 +207,7 @@ class Calibration:
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 
-    def _exponent(self, lattice: Lattice) -> jax.Array:
+    def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
         """The exponent of the grid, which all leaves share.
 
         Every power of two is correct. This one keeps the noise small. A step g increases the scale
@@ -213,13 +215,13 @@ class Calibration:
         """
         # At this step, in units of sensitivity / rounding, both factors are equal.
         ratio = self.scale / self.sensitivity
-        balanced = jnp.sqrt(ratio * (self.rounding / float(lattice.resolution)))
-        ideal = jnp.maximum(balanced, _FINEST) / jnp.maximum(self.rounding, 1)
+        balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
+        ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
         # The power of two nearest to sensitivity * ideal. The product itself may underflow.
-        (x, i), (y, j) = jnp.frexp(self.sensitivity), jnp.frexp(ideal)
-        exponent = i + j + jnp.frexp(x * y * math.sqrt(2))[1] - 1
+        (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
+        exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
         limits = float_limits(self.grid_dtype)
-        return jnp.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
+        return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
         """Whether the margin in delta covers the probability that the tables omit."""
@@ -240,11 +242,11 @@ class Calibration:
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
-@functools.partial(QuickJit, static=("lattice", "dtype"))
-def _compiled_fit(
-    known: Calibration, exponent: jax.Array | None, *, lattice: Lattice, dtype: np.dtype
-) -> GridFit:
-    return known._fit(lattice, dtype, exponent)
+def _power(exponent: Any, dtype: DTypeLike, numpy: ModuleType) -> Any:
+    """2^exponent, for exponents of normal numbers."""
+    if numpy is np:
+        return np.ldexp(np.ones((), dtype), exponent)
+    return power_of_two(exponent, dtype)
 
 
 def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:

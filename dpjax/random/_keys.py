@@ -18,7 +18,13 @@ from dpjax._core._open_ledgers import OpenLedger, Payment, fingerprint_of_key, r
 from dpjax._core._types import PyTree, Value
 from dpjax._files._durable import database_file
 from dpjax._tracing import _shards
-from dpjax.random._chacha20 import CHACHA20, KEY_WORDS, SEEDED_CHACHA20, bits_of_child_on_host
+from dpjax.random._chacha20 import (
+    CHACHA20,
+    KEY_WORDS,
+    SEEDED_CHACHA20,
+    bits_of_child_on_host,
+    children_on_host,
+)
 
 _THREEFRY = "threefry2x32"
 # The number that is folded into a key to derive the key that draws databases.
@@ -149,8 +155,23 @@ def _one_key(key: object) -> jax.Array:
 
 def _wrap(bits: int, implementation: Hashable) -> jax.Array:
     words = [bits >> 32 * i & 0xFFFFFFFF for i in range(KEY_WORDS)]
-    data = jnp.asarray(np.array(words, np.uint32))
+    data = jax.device_put(np.array(words, np.uint32))  # Needs no compilation.
     return jax.random.wrap_key_data(data, impl=implementation)
+
+
+def split_on_host(key: jax.Array, count: int) -> list[jax.Array]:
+    """The keys of `jax.random.split`, for a chacha20 key that is not traced.
+
+    NumPy computes the same words without compilation.
+    """
+    data = jax.random.key_data(key)
+    children = children_on_host(np.asarray(data), count)
+    place = data.sharding if data.committed else None
+    implementation = jax.random.key_impl(key)
+    return [
+        jax.random.wrap_key_data(jax.device_put(child, place), impl=implementation)
+        for child in children
+    ]
 
 
 class KeyLedger(OpenLedger):

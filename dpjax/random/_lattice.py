@@ -204,16 +204,8 @@ PAIR_BOUND = Certificate(2 * EXPONENTIAL_BOUND.loss, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
 
-def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
-    _, _, drawn = _drawn(_EXPONENTIAL, key, shape)
-    return drawn
-
-
-def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
-    _, sign, magnitude = _drawn(_EXPONENTIAL, key, shape)
-    return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
+SignedExponentials: TypeAlias = tuple[jax.Array, Limbs]
+"""Random bits, and variables floor(EXPONENTIAL_RESOLUTION * E) for standard exponential E."""
 
 
 class Pair(NamedTuple):
@@ -227,15 +219,47 @@ LatticeNoise: TypeAlias = Limbs | Pair
 """Noise on the lattice, which `_grid_fit.divided` converts to integers on the grid."""
 
 
-def lattice_pair(key: jax.Array, shape: tuple[int, ...]) -> Pair:
-    """Two independent variables of `lattice_exponential` for each number."""
-    drawn = lattice_exponential(key, (*shape, 2))
-    return Pair(*(Limbs(drawn.high[..., i], drawn.low[..., i]) for i in range(2)))
+def signed_exponentials(key: jax.Array, shape: tuple[int, ...]) -> SignedExponentials:
+    """Exponential variables, each with an independent random bit."""
+    _, sign, magnitude = _drawn(_EXPONENTIAL, key, shape)
+    return sign, magnitude
+
+
+def exponential_of(drawn: SignedExponentials) -> Limbs:
+    """The exponential variables."""
+    return drawn[1]
+
+
+def laplace_of(drawn: SignedExponentials) -> Limbs:
+    """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
+    sign, magnitude = drawn
+    return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
+
+
+def pair_of(drawn: SignedExponentials) -> Pair:
+    """Two exponential variables for each number, from variables of shape (2 count,)."""
+    _, (high, low) = drawn
+    return Pair(*(Limbs(high[i::2], low[i::2]) for i in range(2)))
+
+
+def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """Exponential variables on the lattice."""
+    return exponential_of(signed_exponentials(key, shape))
+
+
+def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
+    """Laplace variables on the lattice."""
+    return laplace_of(signed_exponentials(key, shape))
 
 
 def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
     """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
     return _drawn(_GAUSSIAN, key, shape)
+
+
+def unchanged(drawn: Limbs) -> Limbs:
+    """The variables themselves."""
+    return drawn
 
 
 def exponential_rounds(

@@ -14,7 +14,7 @@ from jax.scipy.special import log_ndtr
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import Scalar
+from dpjax._core._types import PyTree, Scalar
 from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
 
@@ -29,7 +29,10 @@ class Lattice:
     """Noise that is drawn exactly, in integer multiples of 1 / resolution.
 
     Attributes:
-        sample: `sample(key, shape)` draws a lattice point, or a pair, for each number.
+        variables: `variables(key, shape)` draws independent variables. Lattices that share it share
+            a compiled program.
+        each: the number of variables for each lattice point, or for each pair.
+        combined: maps these variables to lattice points or pairs.
         resolution: the number of lattice points per unit.
         certificate: bounds on the difference from the ideal distribution, for every coordinate.
 
@@ -37,9 +40,16 @@ class Lattice:
         As for the certificate.
     """
 
-    sample: Callable[[jax.Array, tuple[int, ...]], _lattice.LatticeNoise]
+    variables: Callable[[jax.Array, tuple[int, ...]], PyTree]
+    each: int
+    combined: Callable[[PyTree], _lattice.LatticeNoise]
     resolution: float
     certificate: _lattice.Certificate
+
+    def sample(self, key: jax.Array, shape: tuple[int, ...]) -> _lattice.LatticeNoise:
+        """Draws a lattice point, or a pair, for each number."""
+        drawn = self.combined(self.variables(key, (self.each * math.prod(shape),)))
+        return jax.tree.map(lambda x: x.reshape(shape), drawn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +186,11 @@ def _gaussian_event(noise_multiplier: float) -> object:
 
 
 LAPLACE_LATTICE = Lattice(
-    _lattice.lattice_laplace, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+    _lattice.signed_exponentials,
+    1,
+    _lattice.laplace_of,
+    _lattice.EXPONENTIAL_RESOLUTION,
+    _lattice.EXPONENTIAL_BOUND,
 )
 LAPLACE = Noise(
     name="laplace",
@@ -195,7 +209,13 @@ DISCRETE_LAPLACE = DiscreteLaplace(
     log_density=_laplace_log_density,
     log_cdf=_laplace_log_cdf,
     tail_quantile=_laplace_quantile,
-    lattice=Lattice(_lattice.lattice_pair, _lattice.EXPONENTIAL_RESOLUTION, _lattice.PAIR_BOUND),
+    lattice=Lattice(
+        _lattice.signed_exponentials,
+        2,
+        _lattice.pair_of,
+        _lattice.EXPONENTIAL_RESOLUTION,
+        _lattice.PAIR_BOUND,
+    ),
 )
 
 GAUSSIAN = Noise(
@@ -207,11 +227,19 @@ GAUSSIAN = Noise(
     dp_event=_gaussian_event,
     event_norm="l2",
     lattice=Lattice(
-        _lattice.lattice_gaussian, _lattice.GAUSSIAN_RESOLUTION, _lattice.GAUSSIAN_BOUND
+        _lattice.lattice_gaussian,
+        1,
+        _lattice.unchanged,
+        _lattice.GAUSSIAN_RESOLUTION,
+        _lattice.GAUSSIAN_BOUND,
     ),
 )
 
 # The exact noise that selections use.
 EXPONENTIAL = Lattice(
-    _lattice.lattice_exponential, _lattice.EXPONENTIAL_RESOLUTION, _lattice.EXPONENTIAL_BOUND
+    _lattice.signed_exponentials,
+    1,
+    _lattice.exponential_of,
+    _lattice.EXPONENTIAL_RESOLUTION,
+    _lattice.EXPONENTIAL_BOUND,
 )

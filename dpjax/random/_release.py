@@ -6,17 +6,17 @@ floats is for sweeps, which publish nothing.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from dpjax._core import _checks
-from dpjax._core._types import TreeDef, Value
+from dpjax._core._types import PyTree, Value
 from dpjax._core._values import Scalar
 from dpjax._exact import _limbs
 from dpjax._exact._grid import WIDE_BOUND_BITS, power_of_two, round_to_grid, round_widely
@@ -24,7 +24,6 @@ from dpjax._exact._limbs import Limbs
 from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax._tracing._programs import QuickJit
 from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable
-from dpjax.random._keys import key_for_each
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
@@ -65,29 +64,38 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
 
 
 class PaddedNoise:
-    """Adds noise to padded arrays, so that values of many shapes share a compiled program.
+    """Adds noise to padded arrays, so that values of many shapes share compiled programs.
 
+    One program draws a block of noise, which depends on nothing but the key. Another one adds it.
     The noise of an entry does not depend on the number of entries, so padding does not change a
     release.
     """
 
     def __init__(self, calibration: Calibration, lattice: Lattice):
-        """Flattens the calibration once, to save time. It must not contain tracers."""
+        """Takes a calibration without tracers."""
         self._calibration, self._lattice = calibration, lattice
-        self._numbers, self._structure = jax.tree.flatten(calibration)
+        self._fits = dict[np.dtype, GridFit]()
 
     def __call__(self, key: jax.Array, value: Value) -> Value:
         """The noisy value, for a key and a value that are not traced."""
         leaves, structure = jax.tree.flatten(value)
         starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
-        kept = {"structure": self._structure, "lattice": self._lattice}
-        released = _add_to_padded(key, [_padded(x) for x in leaves], starts, self._numbers, **kept)
+        padded = [_padded(x) for x in leaves]
+        count = self._lattice.each * sum(x.size for x in leaves)
+        drawn = _block(key, count=_padded_size(count), variables=self._lattice.variables)
+        fits = [self._fit(x.dtype) for x in leaves]
+        released = _add_block(drawn, padded, starts, fits, combined=self._lattice.combined)
         pairs = zip(released, leaves, strict=True)
         noisy = [resized(y, size=x.size, shape=x.shape) for y, x in pairs]
         if self._calibration.zero_allowed:
             pairs = zip(noisy, leaves, strict=True)
             noisy = [_unless_zero(y, x, self._calibration) for y, x in pairs]
         return jax.tree.unflatten(structure, noisy)
+
+    def _fit(self, dtype: np.dtype) -> GridFit:
+        if dtype not in self._fits:
+            self._fits[dtype] = self._calibration.fit(self._lattice, dtype)
+        return self._fits[dtype]
 
 
 def add_integer_noise(
@@ -134,15 +142,16 @@ def add_drawn(
 ) -> jax.Array:
     """Adds noise from `noise_ahead` to one array, as `add_noise` does."""
     assert noise.lattice is not None
-    return _unless_zero(_add_to_array(drawn, x, calibration, noise.lattice), x, calibration)
+    released = _add_to_array(drawn, x, calibration.fit(noise.lattice, x.dtype))
+    return _unless_zero(released, x, calibration)
 
 
 def shares_programs(value: Value) -> bool:
     """Whether a value should be padded, to share a compiled program with values of other shapes.
 
-    Scalars are not padded, because they have a smaller program. Large values are not padded,
-    because drawing would be slower, and float32 could not represent their sizes exactly. Sharded
-    values are not padded, because they would be gathered on one device.
+    Scalars are not padded, because they have a smaller and faster program. Large values are not
+    padded, because drawing would be slower, and float32 could not represent their sizes exactly.
+    Sharded values are not padded, because they would be gathered on one device.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
@@ -150,13 +159,20 @@ def shares_programs(value: Value) -> bool:
 
 
 def _padded(x: jax.Array) -> jax.Array:
-    """A flat copy, padded to the next power of two. Its size depends only on the public shape."""
-    size = max(_LEAST_PADDED, 2 ** (x.size - 1).bit_length())
+    """A flat copy, padded to the next power of two."""
+    size = _padded_size(x.size)
     return resized(x, size=size, shape=(size,))
+
+
+def _padded_size(size: int) -> int:
+    """The size of a block, which depends only on public shapes."""
+    return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
 
 
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     """Pads with zeros, or truncates. On a CPU, NumPy does this, because compilation takes .05 s."""
+    if x.shape == shape:
+        return x
     is_known = not _checks.is_traced(x)
     if is_known and all(device.platform == "cpu" for device in x.devices()):
         resized = np.zeros(size, x.dtype)
@@ -170,45 +186,54 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
     return jnp.pad(x.reshape(-1)[:size], (0, max(0, size - x.size))).reshape(shape)
 
 
-@partial(QuickJit, static=("structure", "lattice"))
-def _add_to_padded(
-    key: jax.Array,
+@partial(QuickJit, static=("count", "variables"))
+def _block(key: jax.Array, *, count: int, variables: Callable[..., PyTree]) -> PyTree:
+    """Random variables, in a program that releases of many kinds share."""
+    return variables(key, (count,))
+
+
+@partial(QuickJit, static=("combined",))
+def _add_block(
+    block: PyTree,
     leaves: list[jax.Array],
     starts: jax.Array,
-    numbers: list[Scalar],
+    fits: list[GridFit],
     *,
-    structure: TreeDef,
-    lattice: Lattice,
+    combined: Callable[[PyTree], LatticeNoise],
 ) -> list[jax.Array]:
     """Adds noise. `starts` is not static, so all shapes with the same padding share a program."""
-    calibration = jax.tree.unflatten(structure, numbers)
-    return _add_one_draw(key_for_each(key, leaves), leaves, starts, calibration, lattice)
+    drawn = combined(block)
+
+    def noise_of(start: Any, x: jax.Array) -> LatticeNoise:
+        # Padding may reach beyond the block. It gets some noise, and is dropped.
+        places = start + jnp.arange(x.size).reshape(x.shape)
+        return jax.tree.map(lambda limb: limb.at[places].get(mode="clip"), drawn)
+
+    added = zip(starts, leaves, fits, strict=True)
+    return [_add_to_array(noise_of(start, x), x, fit) for start, x, fit in added]
 
 
 def _add_one_draw(
     key: jax.Array,
     leaves: list[jax.Array],
-    starts: np.ndarray | jax.Array,
+    starts: np.ndarray,
     calibration: Calibration,
     lattice: Lattice,
 ) -> list[jax.Array]:
     """Draws the noise of all leaves as one vector. `starts` has the offset of each leaf."""
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
-    # `starts` may be traced, so the slices are dynamic.
     for start, x in zip(starts, leaves, strict=True):
 
-        def piece(limb: jax.Array, start: Any = start, x: jax.Array = x) -> jax.Array:
-            return lax.dynamic_slice(limb, (start,), (x.size,)).reshape(x.shape)
+        def piece(limb: jax.Array, start: int = start, x: jax.Array = x) -> jax.Array:
+            return limb[start : start + x.size].reshape(x.shape)
 
-        released.append(_add_to_array(jax.tree.map(piece, drawn), x, calibration, lattice))
+        fit = calibration.fit(lattice, x.dtype)
+        released.append(_add_to_array(jax.tree.map(piece, drawn), x, fit))
     return released
 
 
-def _add_to_array(
-    undivided: LatticeNoise, x: jax.Array, calibration: Calibration, lattice: Lattice
-) -> jax.Array:
-    fit = calibration.fit(lattice, x.dtype)
+def _add_to_array(undivided: LatticeNoise, x: jax.Array, fit: GridFit) -> jax.Array:
     drawn = divided(undivided, fit)
     # All arithmetic is in integers until the last step, so no rounding can depend on the value.
     # Values are clamped and noise is below 2^61 steps, so the sums cannot wrap.

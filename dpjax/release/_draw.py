@@ -99,9 +99,10 @@ class Draw:
     def outline(self, key: Key, value: Value) -> Value:
         """The draw, for tracing its operations and shapes; this program never runs.
 
-        It has the same operations as the programs that run, so JAX traces each operation once.
+        It has the same operations as the programs that run, under the same settings, so JAX traces
+        each operation once.
         """
-        with jax.debug_nans(False), jax.debug_infs(False):
+        with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
             return (self if self._pieces is None else self._pieces)(key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:

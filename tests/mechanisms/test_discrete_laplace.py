@@ -18,7 +18,7 @@ from dpjax._exact._limbs import Limbs
 from dpjax.accounting import _hockey_sticks as sticks
 from dpjax.mechanisms import additive
 from dpjax.random._grid_fit import GridFit, divided
-from dpjax.random._lattice import Pair, lattice_exponential, lattice_pair
+from dpjax.random._lattice import Pair, lattice_exponential
 from dpjax.random._noise import DISCRETE_LAPLACE, EXPONENTIAL
 
 FALSE_ALARM = 1e-6
@@ -62,7 +62,7 @@ def test_noise_is_a_difference_of_floors(first, second, divisor, shift):
 
 def test_a_pair_is_two_numbers_of_one_draw(key):
     """At each place the same two, however many are drawn: padding changes no release."""
-    ten, three = (lattice_pair(key, (size,)) for size in (10, 3))
+    ten, three = (DISCRETE_LAPLACE.lattice.sample(key, (size,)) for size in (10, 3))
     flat = lattice_exponential(key, (20,))
     for limb in (0, 1):
         np.testing.assert_array_equal(ten.first[limb], flat[limb][0::2])

@@ -9,6 +9,7 @@ import pytest
 
 import dpjax
 from dpjax.random import _chacha20, _samples
+from dpjax.random._keys import split_on_host
 
 # RFC 8439: section 2.3.2, and the keystream vectors 1 to 5 of appendix A.1.
 _INCREASING = bytes(range(32)).hex()
@@ -224,6 +225,14 @@ def test_a_few_words_are_the_first_of_more(key):
     np.testing.assert_array_equal(many, np.concatenate(stream)[:70])
     for count in (1, 15, 16, 17):
         np.testing.assert_array_equal(jax.random.bits(key, (count,)), many[:count])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_host_splits_keys_alike(count):
+    key = dpjax.random.seeded_key(7)
+    on_host = [jax.random.key_data(one) for one in split_on_host(key, count)]
+    np.testing.assert_array_equal(on_host, jax.random.key_data(jax.random.split(key, count)))
+    assert split_on_host(key, count)[-1].dtype == key.dtype
 
 
 def test_blocks_of_accelerators_have_the_same_bits(key, monkeypatch):
