@@ -126,7 +126,7 @@ def test_the_grid_has_enough_noise(approximate, numbers):
     """Around four roundings follow each other, see `_OUTWARD`: 2^-19 is 16 units."""
     scale, *others = (np.float32(x) for x in numbers)
     made = Calibration(scales(scale), *others, 1)
-    fit = approximate(lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None))()
+    fit = approximate(lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None, jnp))()
     assert shortage(fit, made) <= 0
 
 
@@ -135,10 +135,12 @@ def test_without_the_margin_the_grid_has_too_little(monkeypatch):
     monkeypatch.setattr(_grid_fit, "_OUTWARD", 1.0)
     made = Calibration(scales(0.37), np.float32(0.37), np.float32(1), np.float32(1), 1)
     fit = perturbed(
-        lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None), ways()["up, down"]
+        lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None, jnp), ways()["up, down"]
     )
     found = [shortage(fit(), made)]
-    fit = perturbed(lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None), ways()["up"])
+    fit = perturbed(
+        lambda: made._fit(LAPLACE_LATTICE, np.dtype("float32"), None, jnp), ways()["up"]
+    )
     assert max(*found, shortage(fit(), made)) > 0
 
 
