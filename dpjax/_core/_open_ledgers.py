@@ -142,7 +142,14 @@ class Payment(NamedTuple):
 
 
 class OpenLedger(abc.ABC):
-    """A ledger for `with ledger:`. Each release in the block notifies it before drawing noise."""
+    """A ledger for `with ledger:`. Each release in the block notifies it before drawing noise.
+
+    Attributes:
+        instead_of: the ledger for which this one pays in its block: a part debits the ledger by
+            itself.
+    """
+
+    instead_of: "OpenLedger | None" = None
 
     def __enter__(self) -> Self:
         block = _Block(self)
@@ -233,7 +240,14 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     """
     if simulation() is not None:
         return []
-    own = [block.ledger for block in _AROUND.get()]
+    around = [block.ledger for block in _AROUND.get()]
+    # In a block around the block of its part, a ledger is not notified of the part's releases. But
+    # if somebody opens the ledger inside of the part's block, or gives it, both are meant to pay.
+    own = [
+        one
+        for i, one in enumerate(around)
+        if not any(later.instead_of is one for later in around[i:])
+    ]
     own += [] if given is None else [given]
     has_one = {isinstance(ledger, Account) for ledger in own}
     elsewhere = [block.ledger for block in _PROCESS.blocks if not block.last]

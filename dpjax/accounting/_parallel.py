@@ -73,8 +73,9 @@ class Parts:
     """Accounts for releases on disjoint parts of the records; made by `ledger.parallel`.
 
     In a block `with parts("Fair"):`, the account of the part "Fair" pays for all releases, which
-    must use the records of this part alone. `dpjax.privatize(..., ledger=parts("Fair"))` does the
-    same for the releases of one function. If a release inside the block of `ledger.parallel` does
+    must use the records of this part alone. This block may be inside of a block `with ledger:`.
+    `dpjax.privatize(..., ledger=parts("Fair"))` does the same for the releases of one function. If
+    a release inside the block of `ledger.parallel` does
     not name a part, the ledger pays its full cost, as without the block.
 
     Attributes:
@@ -171,7 +172,7 @@ class Part(Account):
     def __init__(
         self, ledger: Account, column: str, part: str | int, pay: Callable[[Payment], None]
     ) -> None:
-        self.part = part
+        self.part, self.instead_of = part, ledger
         self._ledger, self._column, self._pay = ledger, column, pay
 
     @property

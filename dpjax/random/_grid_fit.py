@@ -158,9 +158,7 @@ class Calibration:
         with np.errstate(all="ignore"):
             return self._fit(lattice, np.dtype(dtype), exponent, np)
 
-    def _fit(
-        self, lattice: Lattice, dtype: np.dtype, exponent: jax.Array | None, numpy: ModuleType
-    ) -> GridFit:
+    def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: Any, numpy: ModuleType) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
         # Integers use float32, not the default float dtype, so that x64 does not change the noise.
         compute = compute_dtype(dtype if floating else jnp.float32)

@@ -280,6 +280,35 @@ def test_an_exception_or_a_refusal_in_the_block_loses_nothing(ledger):
         release(found["Good"], 0.1)
 
 
+def test_parts_pay_inside_of_the_block_of_their_ledger(ledger):
+    found = queries.split_by(SLOTS, column="cut", keys=CUTS)
+    with ledger:
+        release(found["Fair"], 1.0)
+        with ledger.parallel("cut") as part:
+            for cut in CUTS[:2]:
+                with part(cut):
+                    release(found[cut], 2.0)
+            assert ledger.spent.epsilon == 3.0
+            release(found["Fair"], 0.5)
+    assert ledger.spent.epsilon == 3.5
+
+
+def test_a_table_of_a_part_is_paid_by_the_part(ledger):
+    frame = {"cut": np.arange(300) % 3, "price": np.ones(300)}
+    with ledger, ledger.parallel("cut") as part:
+        for cut in range(3):
+            prices = {"price": frame["price"][frame["cut"] == cut]}
+            table = dpjax.PrivateTable(prices, most_rows=300, name=f"cut {cut}")
+            with part(cut):
+                first = table.count(epsilon=1.0)
+                again = table.count(epsilon=1.0)
+            assert first.value == again.value
+            paid = dpjax.PrivateTable(frame, most_rows=300, ledger=ledger, name=f"all {cut}")
+            with part(cut), pytest.raises(ValueError, match="one ledger pays"):
+                paid.count(epsilon=1.0)
+    assert ledger.spent.epsilon == 1.0
+
+
 def test_the_debit_is_on_the_disk_before_the_noise_is_drawn(ledger, monkeypatch):
     """A crash in the draw, in the middle of a block, leaves what it would have published paid."""
     found = queries.split_by(SLOTS, column="cut", keys=CUTS)
@@ -328,7 +357,10 @@ def test_what_is_no_part_is_refused(ledger, monkeypatch):
             count(1.0, REPLACE)(dpjax.random.secure_key(), found["Fair"])
         with part("Fair"), part("Good"), pytest.raises(ValueError, match="one ledger pays"):
             release(found["Fair"], 1.0)
-        with ledger, part("Good"), pytest.raises(ValueError, match="one ledger pays"):
+        with part("Good"), ledger, pytest.raises(ValueError, match="one ledger pays"):
+            release(found["Fair"], 1.0)
+        other = part("Good")
+        with ledger, other, part("Fair"), pytest.raises(ValueError, match="one ledger pays"):
             release(found["Fair"], 1.0)
         for name in (None, 1.5, True):
             with pytest.raises(TypeError, match="part must be"):
