@@ -16,7 +16,7 @@ from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
 from dpjax.population._laws import Law, Releases
 from dpjax.population._model import Model, NumberOfRecords, Population
-from dpjax.population._search import Search, p_value
+from dpjax.population._search import MOST_DIMS, Search, margins, p_value
 from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
@@ -43,7 +43,7 @@ class Simulation:
     like: PyTree
 
     def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The p-value of parameters, and the observed release's distance from simulated ones."""
+        """The p-value of parameters, and the margins that a search compares."""
 
         def simulated(seed: jax.Array) -> jax.Array:
             of_database, *of_noise = jax.random.split(
@@ -53,7 +53,8 @@ class Simulation:
             drawn = zip(self.draws, of_noise, strict=True)
             return self.numbers([draw(one, database) for draw, one in drawn])
 
-        return p_value(observed, jax.vmap(simulated)(jnp.arange(self.seeds)))
+        releases = jax.vmap(simulated)(jnp.arange(self.seeds))
+        return p_value(observed, releases), margins(observed, releases)
 
     def numbers(self, values: Sequence[Value]) -> jax.Array:
         """The statistic of releases, as one vector of floats."""
@@ -64,7 +65,7 @@ class Simulation:
 
     @functools.cached_property
     def evaluate(self) -> Any:
-        """p-values and distances of an array of parameters. Only its first blocks are computed."""
+        """p-values and margins of an array of parameters. Only its first blocks are computed."""
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
             return self.p_value(key, self.tree(theta), observed)
@@ -79,8 +80,10 @@ class Simulation:
                 new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
                 return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
 
+            several = len(observed) if len(observed) > 1 else 0
             nothing = jnp.zeros(thetas.shape[:2], observed.dtype)
-            return lax.fori_loop(0, blocks, step, (nothing, nothing))
+            no_margins = jnp.zeros((*thetas.shape[:2], several + self.seeds), observed.dtype)
+            return lax.fori_loop(0, blocks, step, (nothing, no_margins))
 
         return jax.jit(of_all)
 
@@ -126,17 +129,18 @@ class ConfidenceSet:
         return low, high
 
     def _p_values(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """p-values and distances of rows of parameters."""
+        """p-values and margins of rows of parameters."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for start in range(0, len(rows), _BLOCK * _BLOCKS):
             part = rows[start : start + _BLOCK * _BLOCKS]
             padded = np.resize(part, (_BLOCKS, _BLOCK, rows.shape[1])).astype(self._observed.dtype)
             blocks = jnp.asarray(-(-len(part) // _BLOCK), jnp.int32)
             both = self._simulation.evaluate(self._key, self._observed, jnp.asarray(padded), blocks)
-            p, distance = (np.asarray(x, np.float64).ravel()[: len(part)] for x in both)
-            found.append((np.round(p * (self.seeds + 1)) / (self.seeds + 1), distance))
-        ps, distances = map(np.concatenate, zip(*found, strict=True))
-        return ps, distances
+            p, margins = (np.asarray(x).reshape(-1, *x.shape[2:])[: len(part)] for x in both)
+            p = np.round(p.astype(np.float64) * (self.seeds + 1)) / (self.seeds + 1)
+            found.append((p, margins))
+        ps, every = map(np.concatenate, zip(*found, strict=True))
+        return ps, every
 
     def _search(self, free: np.ndarray, fixed: np.ndarray) -> Search:
         """A search over the free parameters, in units of their bounds."""
@@ -147,7 +151,13 @@ class ConfidenceSet:
             rows[:, free] = low[free] + points * (high - low)[free]
             return self._p_values(rows)
 
-        return Search(evaluate, self._alpha, int(free.sum()))
+        dims = int(free.sum())
+        if dims > MOST_DIMS:
+            raise ValueError(
+                f"a search must have at most {MOST_DIMS} parameters, got {dims}: fix the others, or"
+                " ask contains and p_value about whole thetas"
+            )
+        return Search(evaluate, self._alpha, dims, len(self._observed))
 
     def p_value(self, theta: PyTree) -> float:
         """The p-value of the hypothesis that the population has these parameters.
@@ -157,20 +167,17 @@ class ConfidenceSet:
                 may have any value within the bounds, and the result is the largest p-value.
 
         Returns:
-            A multiple of 1 / (seeds + 1). With nuisance parameters, it is the largest p-value that
-            a search found. There may be a larger one.
+            A multiple of 1 / (seeds + 1). With nuisance parameters, it is an upper bound of the
+            largest p-value, by cells as in `interval`.
 
         Raises:
             TypeError: if a parameter is not a number.
-            ValueError: if theta is not like the bounds.
+            ValueError: if theta is not like the bounds, or has more than 6 nuisance parameters.
         """
         fixed, free = self._read(theta)
         if not free.any():
             return float(self._p_values(fixed[None])[0][0])
-        search = self._search(free, fixed)
-        search.begin()
-        search.climb()
-        return float(search.p_values.max())
+        return self._search(free, fixed).largest()
 
     def contains(self, theta: PyTree) -> bool:
         """Whether parameters belong to the set.
@@ -214,29 +221,42 @@ class ConfidenceSet:
         """The range of every parameter over the set, within the bounds.
 
         All ranges are valid at once: with probability `confidence` they contain the true
-        parameters, unless the search has missed some.
+        parameters.
 
         Returns:
             The lower ends and the upper ends, float64, each with the structure of theta.
 
         Raises:
-            ValueError: if the search found no parameters within the bounds that belong to the set.
-                In this case, the bounds or the model do not fit the release.
+            ValueError: if no parameters within the bounds belong to the set, because the bounds or
+                the model do not fit the release; or if there are more than 6 parameters.
 
         Formal guarantees:
-            Membership in the set is exact, but its ends are found by a search. A single parameter
-            is evaluated on a grid of 65 points. The brackets of the two ends are bisected to 2^-22
-            of the bounds, and their outer ends are returned. Several parameters are evaluated on a
-            grid or a low-discrepancy sequence. From its outermost points the search proceeds
-            outward in shrinking steps, and the last step is added. It can miss regions of the set
-            that are between evaluated points and not connected to the rest.
+            The bounds are cut into cells, and the range of all cells that are not left out is
+            returned. A cell is left out only if no numbers near those at its corners would give a
+            p-value above 1 - confidence. For releases of one number, these numbers are the sorted
+            differences between the simulated releases and the observed one. For several, they are
+            the differences between the observed release and the mean of the simulated ones,
+            standardized by their covariance, and the sorted lengths of simulated ones. Near means
+            between the least and the largest value at the corners, or beyond by half of this range.
+
+            So the range contains the whole set, also parts that are not connected, if inside each
+            cell no such number leaves this enlarged range. For one parameter, it suffices that for
+            each seed the simulated release increases or decreases with theta in each cell; there
+            are 64 first cells. For a model with jumps or sharp bends between the corners of a first
+            cell, narrower bounds make the cells smaller.
+
+            Cells at the ends are halved until an end is within 1/256 of the range (one parameter:
+            2^-16) of a point that belongs, or after 3,000 points. After that, the remaining cells
+            are kept, so that with more than three parameters the range is too wide rather than too
+            narrow. For several released numbers, the bound of a p-value makes the range wider by
+            about 5 / (seeds + 1) of its width.
         """
         search, (low, high) = self._searched
-        if not search.has_found:
+        if np.isnan(low).any():
             raise ValueError(
-                f"no parameters within the bounds were found to belong to the set: the largest"
-                f" p-value was {search.p_values.max():.3g}. The bounds are too narrow, or the model"
-                " does not fit the release"
+                "no parameters within the bounds belong to the set: the largest p-value was"
+                f" {search.p_values.max():.3g}. The bounds are too narrow, or the model does not"
+                " fit the release"
             )
         first, last = self._ends
         ends = (first + x * (last - first) for x in (low, high))
@@ -283,9 +303,8 @@ class ConfidenceSet:
         text = f"{self.confidence:.0%}, {self.seeds} seeds"
         if "_searched" not in vars(self):
             return f"ConfidenceSet({text}; not searched yet, see interval)"
-        search, _ = self._searched
-        if not search.has_found:
-            return f"ConfidenceSet({text}; nothing found within the bounds)"
+        if np.isnan(self._searched[1][0]).any():
+            return f"ConfidenceSet({text}; empty within the bounds)"
         low, high = self.interval()
         paths = jax.tree_util.tree_leaves_with_path(low)
         named = [
@@ -352,8 +371,8 @@ def confidence_set(
         releases that are no more central than the observed one. It is at most alpha with
         probability at most floor(alpha (R + 1)) / (R + 1). The key must be independent of the
         release. Apart from rounding, the depths do not depend on which of the R + 1 releases is the
-        observed one. `contains` and `p_value` are exact if there are no nuisance parameters; the
-        docstring of `interval` says what a search may miss.
+        observed one. `contains` and `p_value` are exact if there are no nuisance parameters.
+        Otherwise, and for `interval`, whole cells of parameters are kept, as its docstring says.
 
     Source:
         Xie and Wang (2022), "Repro Samples Method for Finite- and Large-Sample Inferences"; Awan

@@ -1,13 +1,13 @@
 """p-values of a release among simulated ones, and a search of a box for large p-values."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.linalg import solve_triangular
 
 # The least variance of standardized numbers. It keeps the covariance matrix of equal numbers
 # invertible.
@@ -15,8 +15,8 @@ _LEAST_VARIANCE = 1e-6
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
 
-def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The fraction of points that are no more central than the observed one, and its distance.
+def p_value(observed: jax.Array, simulated: jax.Array) -> jax.Array:
+    """The fraction of points that are no more central than the observed one.
 
     All points are treated alike: the depth of a point is a function of the point and of the set of
     all R + 1 points. So if they are exchangeable, the fraction is at most alpha with probability at
@@ -29,24 +29,86 @@ def p_value(observed: jax.Array, simulated: jax.Array) -> tuple[jax.Array, jax.A
     Args:
         observed: shape (k,).
         simulated: shape (R, k).
-
-    Returns:
-        The fraction, and the distance of the observed point from the center, in units of the
-        spread. The distance guides a search if all fractions are equal.
     """
-    points = jnp.concatenate([observed[None], simulated])
-    # NaN counts as the largest value.
-    points = jnp.where(jnp.isnan(points), jnp.inf, points)
-    standard = _standardized(points)
+    points = _without_nan(jnp.concatenate([observed[None], simulated]))
     if points.shape[1] == 1:
         numbers = points[:, 0]
         below = jnp.sum(numbers[None] <= numbers[:, None], axis=1)
         above = jnp.sum(numbers[None] >= numbers[:, None], axis=1)
         depth = jnp.minimum(below, above)
-        distance = jnp.abs(standard[0, 0])
-        return jnp.mean((depth <= depth[0]).astype(distance.dtype)), distance
-    distances = _mahalanobis(standard)
-    return jnp.mean((distances >= distances[0]).astype(distances.dtype)), distances[0]
+        return jnp.mean((depth <= depth[0]).astype(points.dtype))
+    moved, scatter = _around_the_mean(_standardized(points))
+    with jax.default_matmul_precision("highest"):
+        inverse = jnp.linalg.inv(scatter)
+        away = jnp.sum(moved[:, :, None] * inverse[None], axis=1)
+        distances = jnp.sum(away * moved, axis=1)
+    return jnp.mean((distances >= distances[0]).astype(distances.dtype))
+
+
+def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
+    """Numbers that determine `upper_p_values`, and that change little if theta changes little.
+
+    For releases of one number: the simulated ones minus the observed one, sorted. For releases of k
+    numbers: the vector from the mean of the simulated ones to the observed one, in coordinates in
+    which the simulated ones have unit variances and no correlations; then the lengths of the
+    vectors to the simulated ones, sorted.
+
+    Args:
+        observed: shape (k,).
+        simulated: shape (R, k).
+
+    Returns:
+        Shape (R,) if k is 1, else (k + R,). Finite.
+    """
+    points = _without_nan(jnp.concatenate([observed[None], simulated]))
+    if points.shape[1] == 1:
+        largest = jnp.finfo(points.dtype).max / 8
+        away = jnp.where(points[1:] == points[:1], 0, points[1:] - points[:1])
+        return jnp.sort(jnp.clip(away[:, 0], -largest, largest))
+    standard = _standardized(points)
+    moved, scatter = _around_the_mean(standard[1:])
+    observed = standard[:1] - (standard[1:2] - moved[:1])
+    with jax.default_matmul_precision("highest"):
+        root = jnp.linalg.cholesky(scatter)
+        every = jnp.concatenate([observed, moved]).T
+        white = solve_triangular(root, every, lower=True)
+        lengths = jnp.sqrt(jnp.sum(white[:, 1:] ** 2, axis=0))
+    # What cannot be computed does not exclude theta.
+    return jnp.concatenate(
+        [jnp.nan_to_num(white[:, 0]), jnp.sort(jnp.where(jnp.isnan(lengths), jnp.inf, lengths))]
+    )
+
+
+def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:
+    """Upper bounds of p-values for parameters whose margins lie between two ends.
+
+    For one number: a depth of d, which is the rank from the nearer end, has a p-value of at most 2
+    d / (R + 1), also with ties. For several numbers, let u be the length of the first vector of the
+    margins. `p_value` uses the mean and the scatter of all R + 1 points. By the formula of Sherman
+    and Morrison, a simulated point is no more central than the observed one only if its length is
+    at least (R - 1) / (R + 1) u / sqrt(1 + u^2 / (R + 1)).
+
+    Args:
+        low: margins, with any leading axes.
+        high: the same.
+        numbers: how many numbers a release has.
+    """
+    if numbers == 1:
+        points = low.shape[-1] + 1
+        below, above = ((x <= 0).sum(axis=-1) + 1 for x in (low, -high))
+        return np.minimum(1.0, 2 * np.minimum(below, above) / points)
+    points = low.shape[-1] - numbers + 1
+    nearest = np.clip(0, low[..., :numbers], high[..., :numbers])
+    u = np.linalg.norm(nearest, axis=-1, keepdims=True)
+    least = _ROUNDING * (points - 2) / points * u / np.sqrt(1 + u**2 / points)
+    return (1 + (high[..., numbers:] >= least).sum(axis=-1)) / points
+
+
+_ROUNDING = 0.999  # Covers the rounding of float32, and the least variance.
+
+
+def _without_nan(points: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isnan(points), jnp.inf, points)  # NaN counts as the largest value.
 
 
 def _standardized(points: jax.Array) -> jax.Array:
@@ -62,160 +124,186 @@ def _standardized(points: jax.Array) -> jax.Array:
     return jnp.clip((finite - middle) / spread, -_FURTHEST, _FURTHEST)
 
 
-def _mahalanobis(points: jax.Array) -> jax.Array:
-    """Squared Mahalanobis distances from the mean, of points of shape (R + 1, k)."""
-    k = points.shape[1]
+def _around_the_mean(points: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Points minus their mean, and their covariance matrix, which is made invertible."""
     # Points are sorted, so that sums do not depend on which point is the observed one.
-    columns = lax.sort(tuple(points.T), num_keys=k)
+    columns = lax.sort(tuple(points.T), num_keys=points.shape[1])
     ordered = jnp.stack(columns, axis=1)
     center = jnp.mean(ordered, axis=0, keepdims=True)
     away = ordered - center
     with jax.default_matmul_precision("highest"):
         scatter = jnp.mean(away[:, :, None] * away[:, None, :], axis=0)
-        scale = jnp.diagonal(scatter)
-        scatter = scatter + _LEAST_VARIANCE * jnp.diag(jnp.maximum(scale, _LEAST_VARIANCE))
-        inverse = jnp.linalg.inv(scatter)
-        moved = points - center
-        return jnp.sum(jnp.sum(moved[:, :, None] * inverse[None], axis=1) * moved, axis=1)
+    scale = jnp.diagonal(scatter)
+    scatter = scatter + _LEAST_VARIANCE * jnp.diag(jnp.maximum(scale, _LEAST_VARIANCE))
+    return points - center, scatter
 
 
 Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Computes p-values and distances, shape (count,), of points in [0, 1]^d, shape (count, d)."""
+"""Computes p-values, shape (count,), and margins of points in [0, 1]^d, shape (count, d)."""
 
-# The number of first points: on a line, on each side of a square, and in higher dimensions.
-_LINE, _PLANE, _SPACE = 65, 17, 512
-_CUT, _ROUNDS = 16, 4  # The intervals into which a round cuts a bracket, and the rounds.
-_PROPOSED, _STEPS = 16, 12  # Proposals for each end of a projection, and steps.
-_NARROW = 0.6  # The factor by which a step shrinks if its end did not move.
+_Evaluated: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+MOST_DIMS = 6
+_UNITS = 2**22  # Cells have corners at multiples of 1 / _UNITS.
+_FIRST = (64, 16, 8, 4, 4, 2)  # The number of first cells along each axis, for 1 to 6 axes.
+_POINTS = 3000  # A search evaluates about as many points after the corners of the first cells.
+_CHOSEN = 16  # The number of cells at each end that are split at a time.
+_BATCH = 256
+_BEYOND = 0.5  # How far margins may lie beyond their range at the corners, in ranges.
+_NEAR = 1 / 256  # How far an end may lie beyond a point that belongs, in widths of the set.
 
 
-@dataclasses.dataclass(eq=False)
+class _Cells(NamedTuple):
+    """Boxes with corners at multiples of 1 / _UNITS, and upper bounds of the p-values in them."""
+
+    lows: np.ndarray
+    widths: np.ndarray
+    bounds: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> "_Cells":
+        return _Cells(*(x[chosen] for x in self))
+
+    def and_others(self, others: "_Cells") -> "_Cells":
+        return _Cells(*map(np.concatenate, zip(self, others, strict=True)))
+
+
 class Search:
-    """Points of the unit cube and their p-values; a point *belongs* if its p-value exceeds alpha.
+    """A search of the unit cube by cells that are split, until few of them matter.
 
-    Attributes:
-        evaluate: computes p-values and distances.
-        alpha: the level.
-        dims: the dimension of the cube.
-        points: all points evaluated so far.
-        p_values: the p-values of these points.
+    A point *belongs* if its upper p-value exceeds alpha. A cell is left out only if the upper
+    p-value for all margins near those of its corners is at most alpha. Near means: between their
+    extremes, or at most half of this range beyond.
     """
 
-    evaluate: Evaluate
-    alpha: float
-    dims: int
-
-    def __post_init__(self) -> None:
-        self.points = np.empty((0, self.dims))
-        self.p_values, self._distances = np.empty(0), np.empty(0)
-
-    def look(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates points, and returns whether each point belongs."""
-        found, distances = self.evaluate(points)
-        self.points = np.concatenate([self.points, points])
-        self.p_values = np.concatenate([self.p_values, found])
-        self._distances = np.concatenate([self._distances, distances])
-        return found > self.alpha
+    def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
+        self._evaluate, self._alpha, self._dims, self._numbers = evaluate, alpha, dims, numbers
+        self._places: dict[tuple[int, ...], int] = {}
+        self._found: list[_Evaluated] = []
+        self._corner = np.stack(np.unravel_index(np.arange(2**dims), (2,) * dims), axis=1)
 
     @property
-    def best(self) -> np.ndarray:
-        """The point with the largest p-value; among ties, the one with the least distance."""
-        return self.points[np.lexsort((self._distances, -self.p_values))[0]]
+    def points(self) -> np.ndarray:
+        """All points evaluated so far."""
+        return self._all()[0] / _UNITS
 
     @property
-    def has_found(self) -> bool:
-        """Whether any point belongs."""
-        return bool((self.p_values > self.alpha).any())
+    def p_values(self) -> np.ndarray:
+        """The p-values of these points."""
+        return self._all()[1]
 
-    def begin(self) -> None:
-        """Evaluates points all over the cube, then near the best point, until one point belongs."""
-        self.look(_spread(self.dims))
-        self.climb(until_found=True)
-
-    def climb(self, *, until_found: bool = False) -> None:
-        """Evaluates points around the best point, closer and closer to it."""
-        rng, width = np.random.default_rng(0), 0.25
-        for _ in range(_STEPS):
-            if until_found and self.has_found:
-                return
-            around = self.best + width * rng.uniform(
-                -1, 1, (_PROPOSED * max(2, self.dims), self.dims)
-            )
-            self.look(np.clip(around, 0, 1))
-            width *= _NARROW
+    def _all(self) -> _Evaluated:
+        """The points in units, their p-values, and their margins."""
+        if len(self._found) > 1:
+            points, p_values, margins = map(np.concatenate, zip(*self._found, strict=True))
+            self._found = [(points, p_values, margins)]
+        return self._found[0]
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest coordinates of the points that belong, moved outward.
+        """The least and the largest coordinates of the cells that are not left out.
 
         Returns:
-            Two arrays of shape (d,); NaN where no point belongs.
+            Two arrays of shape (d,); NaN if all cells are left out.
         """
-        self.begin()
-        if not self.has_found:
-            return np.full(self.dims, np.nan), np.full(self.dims, np.nan)
-        return self._ends_on_a_line() if self.dims == 1 else self._projections()
+        cells = self._first()
+        most = len(self._places) + _POINTS
+        while True:
+            cells = cells.where(cells.bounds > self._alpha)
+            if not len(cells.lows):
+                return np.full(self._dims, np.nan), np.full(self._dims, np.nan)
+            reach = np.concatenate([-cells.lows, cells.lows + cells.widths], axis=1)
+            outer = reach.max(axis=0)
+            size = outer[: self._dims] + outer[self._dims :]
+            near = np.tile(size * (_NEAR if self._dims > 1 else _NEAR**2), 2)
+            beyond = np.where(self._can_split(cells)[:, None], reach - self._inner() - near, -1.0)
+            # If no point belongs, cells with the largest bounds are split.
+            beyond = np.where(np.isinf(beyond), cells.bounds[:, None], beyond)
+            if not (beyond > 0).any() or len(self._places) >= most:
+                return -outer[: self._dims] / _UNITS, outer[self._dims :] / _UNITS
+            farthest = np.argsort(-beyond, axis=0)[:_CHOSEN]
+            chosen = np.zeros(len(cells.lows), bool)
+            for end in range(2 * self._dims):
+                rows = farthest[:, end]
+                chosen[rows[beyond[rows, end] > 0]] = True
+            cells = cells.where(~chosen).and_others(self._split(cells.where(chosen)))
 
-    def _ends_on_a_line(self) -> tuple[np.ndarray, np.ndarray]:
-        """Refines the brackets of the outermost points that belong. Returns their outer ends."""
-        for _ in range(_ROUNDS):
-            brackets = [x for x in self._brackets() if x[0] != x[1]]
-            inner = [np.linspace(*x, _CUT + 1)[1:-1] for x in brackets]
-            if not inner:
-                break
-            self.look(np.concatenate(inner)[:, None])
-        (low, _), (high, _) = self._brackets()
-        return np.array([low]), np.array([high])
+    def largest(self) -> float:
+        """An upper bound of the largest p-value."""
+        cells = self._first()
+        most = len(self._places) + _POINTS
+        while True:
+            best = float(self._upper_at_points().max())
+            cells = cells.where(cells.bounds > best)
+            is_open = self._can_split(cells)
+            if not is_open.any() or len(self._places) >= most:
+                return float(max(best, cells.bounds.max(initial=0.0)))
+            chosen = np.zeros(len(cells.lows), bool)
+            chosen[np.argsort(-np.where(is_open, cells.bounds, 0))[: 4 * _CHOSEN]] = True
+            chosen &= is_open
+            cells = cells.where(~chosen).and_others(self._split(cells.where(chosen)))
 
-    def _brackets(self) -> list[tuple[float, float]]:
-        """For each side, the nearest outer point that does not belong, and the last that does."""
-        line = self.points[:, 0]
-        inside = line[self.p_values > self.alpha]
-        low, high = float(inside.min()), float(inside.max())
-        return [
-            (float(max(line[line < low], default=low)), low),
-            (float(min(line[line > high], default=high)), high),
-        ]
+    def _first(self) -> _Cells:
+        count = _FIRST[self._dims - 1]
+        places = np.stack(np.unravel_index(np.arange(count**self._dims), (count,) * self._dims), 1)
+        width = _UNITS // count
+        return self._tested(places * width, np.full_like(places, width))
 
-    def _projections(self) -> tuple[np.ndarray, np.ndarray]:
-        """Moves outward from the outermost points that belong, in shrinking steps."""
-        rng = np.random.default_rng(0)
-        inside = self.points[self.p_values > self.alpha]
-        width = np.maximum(np.ptp(inside, axis=0), 1 / _PLANE)
-        steps = np.tile(width, (2 * self.dims, 1)) / 2
-        for _ in range(_STEPS):
-            before = self._outermost()
-            proposed = [self._beyond(rng, end, steps[end]) for end in range(2 * self.dims)]
-            self.look(np.concatenate(proposed))
-            stays = self._outermost() <= before + 0.1 * np.diagonal(np.tile(steps, (1, 2)))
-            steps[stays] *= _NARROW
-        left = np.diagonal(np.tile(steps, (1, 2)))  # The last step of each end, along its axis.
-        reach = self._outermost() + left
-        return np.maximum(-reach[: self.dims], 0), np.minimum(reach[self.dims :], 1)
+    def _can_split(self, cells: _Cells) -> np.ndarray:
+        return np.asarray(cells.widths.max(axis=1) > 1)
 
-    def _signed(self, points: np.ndarray) -> np.ndarray:
-        """How far out each point is in the direction of each end, low ends first."""
-        return np.concatenate([-points, points], axis=1)
+    def _upper_at_points(self) -> np.ndarray:
+        _, p_values, margins = self._all()
+        return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
-    def _outermost(self) -> np.ndarray:
-        return self._signed(self.points[self.p_values > self.alpha]).max(axis=0)
+    def _inner(self) -> np.ndarray:
+        """How far the points that belong reach toward each end, low ends first."""
+        inside = self._all()[0][self._upper_at_points() > self._alpha]
+        if not len(inside):
+            return np.full(2 * self._dims, -np.inf)
+        return np.concatenate([-inside.min(axis=0), inside.max(axis=0)])
 
-    def _beyond(self, rng: np.random.Generator, end: int, step: np.ndarray) -> np.ndarray:
-        """Points near the outermost ones at an end, most of them farther out."""
-        inside = self.points[self.p_values > self.alpha]
-        first = inside[np.argsort(-self._signed(inside)[:, end])[:4]]
-        moves = step * rng.normal(size=(_PROPOSED, self.dims)) / 2
-        axis, sign = end % self.dims, 1 if end >= self.dims else -1
-        moves[:, axis] = sign * np.abs(moves[:, axis])
-        return np.clip(first[np.arange(_PROPOSED) % len(first)] + moves, 0, 1)
+    def _at_corners(self, lows: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The p-values at the corners of cells, shape (cells, 2^d), and the margins."""
+        corners = lows[:, None] + widths[:, None] * self._corner
+        keys = [tuple(row) for row in corners.reshape(-1, self._dims).tolist()]
+        new = [key for key in dict.fromkeys(keys) if key not in self._places]
+        if new:
+            start = len(self._places)
+            self._places.update((key, start + i) for i, key in enumerate(new))
+            rows = np.array(new)
+            self._found.append((rows, *self._evaluate(rows / _UNITS)))
+        rows = np.array([self._places[key] for key in keys]).reshape(corners.shape[:2])
+        _, p_values, margins = self._all()
+        return p_values[rows], margins[rows]
 
+    def _tested(self, lows: np.ndarray, widths: np.ndarray) -> _Cells:
+        """Cells with their bounds."""
+        bounds: list[np.ndarray] = []
+        for start in range(0, len(lows), _BATCH):
+            part = slice(start, start + _BATCH)
+            p_values, margins = self._at_corners(lows[part], widths[part])
+            low, high = margins.min(axis=1), margins.max(axis=1)
+            more = _BEYOND * (high - low)
+            near = upper_p_values(low - more, high + more, self._numbers)
+            bounds.append(np.maximum(near, p_values.max(axis=1)))
+        return _Cells(lows, widths, np.concatenate(bounds))
 
-def _spread(dims: int) -> np.ndarray:
-    """The first points: a grid on a line or a square, or an additive sequence (Roberts 2018)."""
-    if dims <= 2:
-        side = np.linspace(0, 1, _LINE if dims == 1 else _PLANE)
-        return np.stack(np.meshgrid(*[side] * dims, indexing="ij"), axis=-1).reshape(-1, dims)
-    root = 2.0
-    for _ in range(64):
-        root = (1 + root) ** (1 / (dims + 1))
-    powers = root ** -np.arange(1, dims + 1)
-    return (0.5 + np.arange(1, _SPACE + 1)[:, None] * powers) % 1
+    def _split(self, cells: _Cells) -> _Cells:
+        """Halves cells along the axis along which their margins change most."""
+        _, margins = self._at_corners(cells.lows, cells.widths)
+        several = self._numbers if self._numbers > 1 else 0
+        others = margins.shape[-1] - several
+        weights = np.r_[np.ones(several), np.full(others, 1 / others)]
+        changes = np.stack(
+            [
+                (np.abs(margins[:, bit == 1] - margins[:, bit == 0]) @ weights).mean(axis=1)
+                for bit in self._corner.T
+            ],
+            axis=1,
+        )
+        changes = np.where(cells.widths > 1, changes, -1.0)
+        # Equal changes: the longest axis.
+        axis = np.argmax(changes + 1e-9 * cells.widths / _UNITS, axis=1)
+        is_halved = np.arange(self._dims) == axis[:, None]
+        widths = np.where(is_halved, cells.widths // 2, cells.widths)
+        lows = np.concatenate([cells.lows, cells.lows + np.where(is_halved, widths, 0)])
+        return self._tested(lows, np.concatenate([widths, widths]))

@@ -11,7 +11,7 @@ import pytest
 import dpjax
 from dpjax import queries
 from dpjax._exact._numerics import clopper_pearson_upper
-from dpjax.population._search import Search, p_value
+from dpjax.population._search import Search, margins, p_value, upper_p_values
 from tables import for_each
 
 N = 20
@@ -44,31 +44,52 @@ KINDS = (
 
 
 P_VALUES = jax.jit(jax.vmap(p_value))
+MARGINS = jax.jit(jax.vmap(margins))
+
+
+def turns(kind):
+    """Each point in turn as the observed one, and the others."""
+    points = jnp.asarray(pool(kind), jnp.float32)
+    each = [(points[i], jnp.delete(points, i, axis=0)) for i in range(len(points))]
+    observed, others = (jnp.stack(x) for x in zip(*each, strict=True))
+    return observed, others
 
 
 @for_each("kind", KINDS)
 def test_at_most_a_share_alpha_of_points_has_a_p_value_of_alpha(kind):
-    """Each point in turn is the observed one: this is all that coverage needs, for every alpha."""
-    points = jnp.asarray(pool(kind), jnp.float32)
-    size = len(points)
-    turns = [(points[i], jnp.delete(points, i, axis=0)) for i in range(size)]
-    observed, others = (jnp.stack(x) for x in zip(*turns, strict=True))
-    found, distances = P_VALUES(observed, others)
-    ordered = np.sort(np.round(np.asarray(found) * size).astype(int))
+    """This is all that coverage needs, for every alpha."""
+    observed, others = turns(kind)
+    size = len(observed)
+    ordered = np.sort(np.round(np.asarray(P_VALUES(observed, others)) * size).astype(int))
     assert (ordered >= np.arange(1, size + 1)).all()
-    assert np.isfinite(distances).all()
     if kind == "two numbers":  # And no larger than it must be.
         assert (ordered == np.arange(1, size + 1)).all()
     if kind == "a number":
         assert (ordered == 2 * np.repeat(np.arange(1, size // 2 + 1), 2)).all()
 
 
+@for_each("kind", KINDS)
+def test_the_bound_of_a_p_value_is_not_below_it(kind):
+    """Also for observed points farther out. Two numbers: it is less than .05 above."""
+    observed, others = turns(kind)
+    k = observed.shape[1]
+    for factor in (1.0, 3.0, 30.0):
+        given = observed * factor
+        exact, found = (np.asarray(f(given, others)) for f in (P_VALUES, MARGINS))
+        assert np.isfinite(found[..., : k if k > 1 else None]).all()
+        bound = upper_p_values(found, found, k)
+        if kind not in ("a line", "an outlier"):  # In float32 their covariances are not exact.
+            assert (bound >= exact - 1e-6).all()
+        if kind == "two numbers":
+            assert np.mean(bound - exact) < 0.05
+
+
 def test_the_least_central_points_have_the_smallest_p_values():
     line = jnp.linspace(0, 1, 99)[:, None]
-    near, far = p_value(jnp.array([0.5]), line)[0], p_value(jnp.array([1.01]), line)[0]
+    near, far = p_value(jnp.array([0.5]), line), p_value(jnp.array([1.01]), line)
     assert (near, far) == (1.0, pytest.approx(0.02))
     plane = jax.random.normal(jax.random.key(0), (99, 2)) * jnp.array([[1.0, 1e3]])
-    near, far = p_value(jnp.array([0.1, 0.0]), plane)[0], p_value(jnp.array([0.0, 1e4]), plane)[0]
+    near, far = p_value(jnp.array([0.1, 0.0]), plane), p_value(jnp.array([0.0, 1e4]), plane)
     assert near > 0.9
     assert far == pytest.approx(0.01)
 
@@ -159,27 +180,67 @@ def test_nuisance_parameters_have_the_largest_p_value(keys):
     assert "mean in [" in repr(found)
 
 
-def test_a_search_finds_a_small_set_and_its_ends():
-    """A disk of radius .03, between the first points; the ends of its projections."""
-    center = np.array([0.37, 0.71])
+def world(statistic, observed, *, spread=0.01, seeds=39):
+    """Evaluates points whose simulated releases are a statistic of theta plus fixed errors."""
+    errors = spread * np.random.default_rng(0).normal(size=(seeds, len(observed)))
+    both = jax.jit(jax.vmap(lambda x: (p_value(observed, x), margins(observed, x))))
 
     def evaluate(points):
-        distance = np.linalg.norm(points - center[: points.shape[1]], axis=1)
-        return np.where(distance < 0.03, 1.0, 0.01), distance
+        whole = np.resize(points, (-(-len(points) // 64) * 64, points.shape[1]))
+        simulated = np.array([statistic(point) for point in whole])[:, None] + errors
+        p_values, found = both(jnp.asarray(simulated, jnp.float32))
+        p_values = np.round(np.asarray(p_values, np.float64) * (seeds + 1)) / (seeds + 1)
+        return p_values[: len(points)], np.asarray(found)[: len(points)]
 
-    for dims in (1, 2):
-        low, high = Search(evaluate, 0.05, dims).ends()
-        error = 1e-4 if dims == 1 else 0.01
-        assert (np.abs(center[:dims] - 0.03 - low) < error).all()
-        assert (np.abs(center[:dims] + 0.03 - high) < error).all()
-        if dims == 1:  # Outer ends.
-            assert low[0] <= center[0] - 0.03
-            assert high[0] >= center[0] + 0.03
+    return evaluate, errors
+
+
+def test_an_interval_contains_parts_of_the_set_between_the_first_points():
+    """Two parts of width 1 / 4,000, far from each other: |500 theta - 150| is near 100."""
+    evaluate, errors = world(lambda x: [abs(500 * x[0] - 150)], jnp.array([100.0]), spread=0.04)
+    low, high = Search(evaluate, 0.05, 1).ends()
+    # One error of 39 is left out on each side.
+    reach = 100 - np.sort(errors[:, 0])[[-1, 0]]
+    assert low[0] == pytest.approx((150 - reach[1]) / 500, abs=1e-5)
+    assert high[0] == pytest.approx((150 + reach[1]) / 500, abs=1e-5)
+    assert low[0] <= (150 - reach[1]) / 500
+    assert high[0] >= (150 + reach[1]) / 500
+
+
+def test_an_interval_of_two_parameters_contains_the_set_and_little_more():
+    """Against a fine sample: two ellipses of radius .02, at opposite places."""
+    truth = np.array([0.15, 0.1])
+
+    def statistic(x):  # The same for a point and for its mirror image.
+        x = x - 0.5
+        return [x[0] * x[1], x[0] ** 2 - x[1] ** 2]
+
+    evaluate, _ = world(statistic, jnp.array(statistic(0.5 + truth), jnp.float32), spread=0.003)
+    low, high = Search(evaluate, 0.05, 2, 2).ends()
+    rng = np.random.default_rng(1)
+    near = 0.5 + truth + rng.uniform(-0.06, 0.06, (4000, 2))
+    inside = near[evaluate(near)[0] > 0.05]
+    assert len(inside) > 300
+    both = np.concatenate([inside, 1 - inside])
+    assert (low <= both.min(axis=0)).all()
+    assert (high >= both.max(axis=0)).all()
+    # The bound of a p-value adds a few percent of each part at 39 seeds.
+    slack = 0.2 * np.ptp(inside, axis=0)
+    assert (both.min(axis=0) - low < slack).all()
+    assert (high - both.max(axis=0) < slack).all()
+
+
+def test_the_largest_p_value_is_not_missed():
+    """It is 1 at a point between the first points; around it, p-values are at their least."""
+    evaluate, _ = world(lambda x: [500 * x[0]], jnp.array([101.0]))
+    assert Search(evaluate, 0.05, 1).largest() == 1.0
+    evaluate, _ = world(lambda x: [x[0]], jnp.array([2.0]))
+    assert Search(evaluate, 0.05, 1).largest() == 0.05
 
 
 def test_an_empty_set_says_so():
-    search = Search(lambda x: (np.full(len(x), 0.01), np.ones(len(x))), 0.05, 1)
-    assert np.isnan(search.ends()).all()
+    evaluate, _ = world(lambda x: [x[0]], jnp.array([2.0]))
+    assert np.isnan(Search(evaluate, 0.05, 1).ends()).all()
 
 
 def test_a_model_that_does_not_fit_is_told(keys):
@@ -193,7 +254,7 @@ def test_a_model_that_does_not_fit_is_told(keys):
         seeds=19,
         confidence=0.9,
     )
-    with pytest.raises(ValueError, match="no parameters within the bounds"):
+    with pytest.raises(ValueError, match="no parameters within the bounds belong"):
         found.interval()
 
 
@@ -222,3 +283,13 @@ def test_keys_releases_and_parameters_of_another_kind_are_refused(found, keys):
         dpjax.confidence_set(keys(1), jnp.zeros(2), PRIVATE, **GOOD)
     with pytest.raises(ValueError, match="theta must be like the bounds"):
         found.p_value({"mean": 0.5})
+    many = dpjax.confidence_set(
+        keys(1),
+        jnp.float32(0.5),
+        PRIVATE,
+        model=lambda key, theta, n: located(key, jnp.sum(theta), n),
+        n=N,
+        bounds=(np.zeros(7), np.ones(7)),
+    )
+    with pytest.raises(ValueError, match="at most 6 parameters, got 7"):
+        many.interval()
