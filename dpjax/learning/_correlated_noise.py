@@ -211,6 +211,11 @@ def _step(
     """The update of a step, and the state after it, as one program."""
     strategy = state.strategy
     check_step(state.noise, value, state.noise.noise)
+    if any(x.dtype != jnp.int32 for x in jax.tree.leaves(state._noise)):
+        raise ValueError(
+            "state must hold the noise of updates as int32, got"
+            f" {_checks.described(state._noise)}: a cast would change it; cast parameters only"
+        )
     refuse_unpaid_steps()
     step = state.noise.step
     next_key, step_key = jax.random.split(key_of_each_lane(state.noise.key))

@@ -323,6 +323,18 @@ def test_equal_strategies_share_a_state():
     assert np.isfinite(flat(found)).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int16", "uint32"])
+def test_a_state_in_another_dtype_is_refused(dtype):
+    """A cast may wrap around, and so move the noise of an update further than its sum moves."""
+    noise = learning.correlated_noise(
+        dpjax.random.seeded_key(6), strategy=PAIRS, noise_multiplier=1.0, batch_size=1
+    )
+    state = noise.init(PARAMETERS)
+    cast = jax.tree.map(lambda x: x.astype(dtype), state._noise)
+    with pytest.raises(ValueError, match="as int32"):
+        noise.update(total(np.ones(DIMS)), dataclasses.replace(state, _noise=cast))
+
+
 def test_the_numbers_of_a_strategy_do_not_change():
     with pytest.raises(ValueError, match="read-only"):
         PAIRS.numerators[0, 0] = 0
