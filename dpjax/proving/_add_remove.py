@@ -24,6 +24,7 @@ from dpjax.proving._exact_programs import kind_of, value_of
 from dpjax.proving._exact_sums import ExactSum
 from dpjax.proving._exact_variances import ExactVariance
 from dpjax.proving._operations import operation_of
+from dpjax.proving._patterns import of_call
 from dpjax.proving._slots import (
     Applied,
     Slots,
@@ -37,6 +38,7 @@ from dpjax.proving._slots import (
 from dpjax.proving._value import (
     Abstract,
     Difference,
+    Pending,
     RefusalError,
     Tighter,
     constant,
@@ -45,6 +47,9 @@ from dpjax.proving._value import (
     over,
 )
 from dpjax.proving._walk import Step, Walk
+
+# Functions of single entries with a lemma, and the place of the array of entries.
+_LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
@@ -76,7 +81,7 @@ class PaddedWalk(Walk):
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
             raise RefusalError("a subnormal constant has no rule here: use 0")
-        return Tracked(value, value, Slots())
+        return Tracked(value, value, Slots(), fixed=True)
 
     def shown(self, value: Tracked) -> Abstract:
         return value.value
@@ -98,7 +103,9 @@ class PaddedWalk(Walk):
     ) -> list[Tracked]:
         """The values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
-            return self._exact_sum(equation, inner, operands) or self.inner_outputs(inner, operands)
+            found = self._exact_sum(equation, inner, operands)
+            found = found or self._looked_up(equation, inner, operands)
+            return found or self.inner_outputs(inner, operands)
         walk = Walk(path=self.path, sums=self.sums)
         values = walk.ruled(equation, [x.value for x in operands])
         try:
@@ -112,8 +119,36 @@ class PaddedWalk(Walk):
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
-            made.append(_within_rows(Tracked(tighter, row, slots)))
+            # Equal numbers at equal places give equal results. Sums of integers are exact.
+            exact = value.dtype.kind in "iub" and value.apart == 0
+            fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
+            made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
         return made
+
+    def _looked_up(
+        self, equation: Equation, inner: Any, operands: list[Tracked]
+    ) -> list[Tracked] | None:
+        """The value of `searchsorted` or `interp` of each entry, or in records that were sorted.
+
+        Both treat each entry of their array alike, and all other operands are public.
+        """
+        name = str(equation.params.get("name"))
+        moving = [x for x in operands if not x.value.is_known]
+        if name not in _LOOK_UPS or len(moving) != 1 or moving[0].value.pending.coarse:
+            return None
+        ((x,), values) = moving, [x.value for x in operands]
+        by_entry = x is operands[_LOOK_UPS[name]]
+        found = of_call(equation, inner, values)
+        if found is None or found.value is None or not (by_entry or x.slots.axis is None):
+            return None
+        flags = Pending.flags(y.pending for y in (found.value, *values))
+        value = dataclasses.replace(found.value, pending=found.value.pending.having(**flags))
+        self.steps.append(Step(self.depth, f"lemma {found.name}", self.line, value, self.path))
+        emptied = of_call(equation, inner, [y.empty for y in operands])
+        row = emptied.value if emptied and emptied.value else value
+        slots = x.slots if by_entry else Slots()
+        fixed = slots.axis is None and (x.fixed or value.apart == 0)
+        return [_within_rows(Tracked(value, row, slots, fixed))]
 
     def _exact_sum(
         self, equation: Equation, inner: Any, operands: list[Tracked]
@@ -131,7 +166,9 @@ class PaddedWalk(Walk):
         else:
             place, found = scattered(applied), tight_exact_sums(applied)
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
-        return [_within_rows(Tracked(found, row, place))]
+        # Equal terms have equal integers, whose exact sum is rounded once.
+        fixed = place.axis is None and all(not x.value.apart for x in operands)
+        return [_within_rows(Tracked(found, row, place, fixed))]
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
@@ -156,7 +193,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
     if any(x.slots.axis is not None for x in outputs):
         raise RefusalError("the value lists records by their slots: sum over the records")
     values = [x.value for x in outputs]
-    sizes = [(x.apart, math.prod(x.shape)) for x in values]
+    sizes = [(0.0 if x.fixed else x.value.apart, math.prod(x.value.shape)) for x in outputs]
     if norm == "l1":
         slots = sum(apart * size for apart, size in sizes)
     elif norm == "l2":
@@ -170,7 +207,7 @@ def _within_rows(x: Tracked) -> Tracked:
     """A tighter bound: if a row is emptied or filled, it moves by at most the sum of two norms."""
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is no row of an empty slot.
-        return Tracked(value, value, x.slots)
+        return dataclasses.replace(x, empty=value)
     if value.axis != axis or value.nan:
         return x
     apart = np.maximum(value.high - x.empty.low, x.empty.high - value.low)

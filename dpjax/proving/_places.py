@@ -263,8 +263,9 @@ def scatter_extremum(
     count = math.prod(start.shape) * flush
     moved = each, float(rounding.up(l1 + count)), float(rounding.up(l2 + count))
     single = Pending(single=updates.shape[0] == 1)
+    apart = math.inf if places.apart else max(start.apart, updates.apart) + flush
     return make(
-        start.shape, start.dtype, *ends, None, moved, moved,
+        start.shape, start.dtype, *ends, None, moved, moved, apart=apart,
         whole=start.whole and updates.whole, pending=single, counts=[2.0 * math.prod(size)] * 2,
     )  # fmt: skip
 

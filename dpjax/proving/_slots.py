@@ -54,11 +54,13 @@ class Tracked:
             how much a permutation of records may change an entry.
         empty: an abstract value whose range contains the row of an empty slot.
         slots: how the array depends on slots.
+        fixed: whether a permutation of records changes no bit of an array that stays.
     """
 
     value: Abstract
     empty: Abstract
     slots: Slots
+    fixed: bool = False
 
     def is_alike(self, axis: int) -> bool:
         """Whether an array that stays is constant along an axis."""

@@ -54,6 +54,10 @@ def every_pair():
 DATABASES, PAIRS = every_pair()
 
 
+def entropy(p):
+    return -(p * jnp.log(jnp.maximum(p, 1e-6))).sum()
+
+
 def codes(d):
     return jnp.floor(d.records).astype(int) + 1  # Floors of records are exact, sums are not.
 
@@ -103,6 +107,11 @@ PROVED = {
     "gram of one-hot": lambda d: jax.nn.one_hot(codes(d), 3).T @ jax.nn.one_hot(codes(d), 3),
     "equals itself": lambda d: ((x := jnp.exp(d.records)) == x).sum() + d.present.sum(),
     "losses": lambda d: (jnp.logaddexp(0.0, -d.records) * d.present).sum(),
+    "entropy": lambda d: entropy(jnp.bincount(codes(d), d.present.astype(int), length=3) / N),
+    "histogram by searching": lambda d: jnp.histogram(d.records, LEVELS)[0],
+    "searched in sorted records": lambda d: jnp.searchsorted(jnp.sort(d.records), LEVELS),
+    "interpolated": lambda d: (jnp.interp(d.records, LEVELS, LEVELS**2) * d.present).sum(),
+    "extrema by group": lambda d: jnp.zeros(3).at[codes(d)].max(d.records),
     "is exp large": lambda d: (jnp.exp(d.records) > 1.5).sum(),
     "maximum": lambda d: d.records.max(),
     "minimum": lambda d: jnp.where(d.present, d.records, 2.0).min(),
