@@ -1,8 +1,10 @@
 """Confidence intervals of private statistics, from intervals of their noisy sums or by simulation.
 
-The distance of a noisy sum from the true sum is bounded by noise and rounding. The extremes of a
-quotient or a product of sums are at the ends of the sums' intervals. If a number depends on k sums,
-it uses k intervals that are simultaneously correct at the given confidence.
+The distance of a noisy sum from the true sum is bounded by noise and rounding. An average of a
+private number of records is a quotient of two noisy sums; its interval inverts a test of each
+possible average (Fieller 1954). The extremes of another quotient or product of sums are at the ends
+of the sums' intervals. If a number depends on k sums, it uses k intervals that are simultaneously
+correct at the given confidence.
 
 Other statistics use a parametric bootstrap. The released sums replace the true sums, and simulated
 noise shows how far the statistic of noisy sums is from the statistic of the sums. This is valid if
@@ -22,10 +24,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from dpjax._core._accuracy import Ends, intervals_of
 from dpjax._core._types import PyTree, Value
-from dpjax.mechanisms._noisy_arrays import as_floats, noise_bounds
+from dpjax.mechanisms._noisy_arrays import OUTWARD_QUANTILE, as_floats, noise_bounds
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments, averages
 
@@ -42,16 +45,77 @@ def _of_mean(
     """
     lower, upper, n = facts["lower"], facts["upper"], measured["n"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
-    together = facts["coordinates"] if simultaneous else 1 + (n is None)
-    low, high = _sums(measured["sums"], facts, confidence, together)
-    count = (low[..., :1], high[..., :1]) if n is None else (n[..., None] * half,) * 2
-    ratio = _quotient((low[..., 1:], high[..., 1:]), count)
+    together = facts["coordinates"] if simultaneous else 1
+    if n is None:
+        ratio = _ratio(measured["sums"], facts, (1 - confidence) / together)
+    else:
+        low, high = _sums(measured["sums"], facts, confidence, together)
+        ratio = _quotient((low[..., 1:], high[..., 1:]), (n[..., None] * half,) * 2)
     spared = _FLOATS * max(abs(lower), abs(upper))
     first, last = (
         np.clip(middle + half * end + side, lower, upper).reshape(np.shape(value))
         for end, side in zip(ratio, (-spared, spared), strict=True)
     )
     return first, last
+
+
+# Ratios are rounded up to a multiple of 1 / 64 before the quantile of their noise is looked up.
+_RATIOS = 64
+
+
+def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
+    """The quotients r in [-1, 1] of true sums by a true count that noisy sums do not reject.
+
+    Let S and C be the noisy sum and count, and Y and Z their noise and rounding. For the true r,
+    S - r C = Y - r Z. So r is kept if |S - r C| is at most a quantile of |Y - r Z|, which grows
+    with |r|. The quantile is taken at a bound on all |r| that are kept. Each step begins with such
+    a bound, finds the r that this bound keeps, and gets a bound that is no larger.
+    """
+    count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
+    bounds = _bounds_of_differences(facts, tail)
+    low, high = -np.ones_like(sums), np.ones_like(sums)
+    # A count at or below 0 says nothing about a quotient.
+    unknown = count <= 0
+    divisor = np.where(unknown, 1, count)
+    for _ in range(_RATIOS):
+        largest = np.nan_to_num(np.maximum(np.abs(low), np.abs(high)), nan=1)
+        reach = bounds[np.ceil(largest * _RATIOS).astype(int)]
+        before = low, high
+        low = np.where(unknown, -1, np.clip((sums - reach) / divisor, -1, 1))
+        high = np.where(unknown, 1, np.clip((sums + reach) / divisor, -1, 1))
+        if np.array_equal(before, (low, high), equal_nan=True):
+            break
+    return low, high
+
+
+def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
+    """Bounds on |Y - r Z| for r = 0, 1/64, ..., 1, each exceeded with at most this probability.
+
+    Y and Z are the noise and rounding of two sums, in units of the sums.
+    """
+    ratios = np.arange(_RATIOS + 1) / _RATIOS
+    if facts["noise"] == "gaussian":
+        bound = -scipy.special.ndtri(tail / 2) * np.hypot(1, ratios)
+    else:
+        bound = _laplace_difference(ratios, tail)
+    # Integer noise is real noise, rounded.
+    rounding = (facts["rounding"] + 0.5) * (1 + ratios)
+    return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
+
+
+def _laplace_difference(ratios: np.ndarray, tail: float) -> np.ndarray:
+    """The t with P(|Y - r Z| > t) = tail, for independent Y and Z with density exp(-|x|) / 2.
+
+    The probability is (exp(-t) - r^2 exp(-t / r)) / (1 - r^2), and (1 + t / 2) exp(-t) for r = 1.
+    """
+    least, most = np.zeros_like(ratios), np.full_like(ratios, 2 * math.log(2 / tail))
+    r = ratios[1:-1]
+    for _ in range(100):
+        t = (least + most) / 2
+        inside = (np.exp(-t[1:-1]) - r**2 * np.exp(-t[1:-1] / r)) / (1 - r**2)
+        beyond = np.concatenate([[np.exp(-t[0])], inside, [(1 + t[-1] / 2) * np.exp(-t[-1])]])
+        least, most = np.where(beyond > tail, t, least), np.where(beyond > tail, most, t)
+    return most
 
 
 @intervals_of("moments")

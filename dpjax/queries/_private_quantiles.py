@@ -37,6 +37,8 @@ _USUAL_CELLS = 2**12
 # A search does not go closer than this many scales of its noise to the lowest and highest ranks.
 # This distance is at most a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
+# The nearest thresholds fit this density, as a multiple of the average; the others fit lower ones.
+_DENSEST = 8
 _TRUSTED = 0.8  # Estimates are clipped to their intervals at this confidence.
 _FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the larger bound.
 
@@ -56,11 +58,12 @@ def private_quantiles(
 ) -> Release:
     """Quantiles of numbers that are clamped to public bounds, each with an interval.
 
-    A third of epsilon finds the quantiles on a fine grid by exponential mechanisms: the middle
-    quantile first, then the quantiles on each side of it. A record affects only one search at each
-    level of this recursion, so epsilon is split by the number of levels, not by the number of
-    quantiles. The rest of epsilon counts the records between thresholds around the numbers that
-    were found. These counts correct the numbers and give the intervals.
+    Half of epsilon for one quantile, and a third for several, finds the quantiles on a fine grid by
+    exponential mechanisms: the middle quantile first, then those on each side of it. A record
+    affects only one search at each level of this recursion, so epsilon is split by the number of
+    levels, not by the number of quantiles. The rest of epsilon counts the records between
+    thresholds around the numbers that were found. These counts correct the numbers and give the
+    intervals.
 
     Args:
         key: a typed key from `dpjax.random.secure_key`, used for nothing else.
@@ -128,7 +131,9 @@ def private_quantiles(
 
     query = _histogram(low, high, cells)
     query = integers_by(of_complete(query) if drops else query, by)
-    mechanism, ask = _private(query, epsilon, searched, capacity, NeighboringRelation(found))
+    nearest = _nearest(cells, capacity / groups, epsilon, len(searched))
+    relation = NeighboringRelation(found)
+    mechanism, ask = _private(query, epsilon, searched, capacity, relation, nearest)
     release = ask(key, database, name=name)
     facts = mechanism.facts(cells) | {
         "asked": [float(p) for p in wanted],
@@ -176,6 +181,15 @@ def _searched(
     return tuple(sorted({min(max(p, margin), 1 - margin) for p in wanted}))
 
 
+def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
+    """The distance of the nearest thresholds from a selected edge, in cells.
+
+    At the highest density, as many records are within it as the noise of the counts is wide.
+    """
+    noise = 3 * math.sqrt(10 * quantiles) / epsilon
+    return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))
+
+
 def _inside(p: Fraction, searched: tuple[Fraction, ...]) -> Fraction:
     return min(max(p, searched[0]), searched[-1])
 
@@ -209,9 +223,12 @@ def _private(
     searched: tuple[Fraction, ...],
     capacity: int,
     relation: NeighboringRelation,
+    nearest: int,
 ) -> tuple[RankSearch, PrivateFunction]:
     sensitivity = query.sensitivity("l1", relation=relation)
-    mechanism = rank_search(sensitivity, epsilon, probabilities=searched, capacity=capacity)
+    mechanism = rank_search(
+        sensitivity, epsilon, probabilities=searched, capacity=capacity, nearest=nearest
+    )
     return mechanism, privatize(Unchanging("quantiles", query), mechanism)
 
 
@@ -222,7 +239,7 @@ def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
     seconds.
     """
     edges, counts = map(np.asarray, ranks)
-    bounds, below, before = _known(edges, counts, facts["cells"])
+    bounds, below, before = _known(edges, counts, facts)
     below = (np.maximum.accumulate(below, -1) + _least_after(below)) / 2
     flat = (x.reshape(-1, x.shape[-1]) for x in (edges, bounds, below, before))
     found = np.array([_of_group(*group, facts=facts) for group in zip(*flat, strict=True)])
@@ -240,10 +257,10 @@ def _least_after(below: np.ndarray) -> np.ndarray:
 
 
 def _known(
-    edges: np.ndarray, counts: np.ndarray, cells: int
+    edges: np.ndarray, counts: np.ndarray, facts: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The thresholds, and for each the noisy number of records and the number of cells below it."""
-    bounds = thresholds(edges, cells)
+    bounds = thresholds(edges, facts["cells"], facts["nearest"])
     # If two thresholds are the same edge, no record is between them.
     real = np.diff(bounds, axis=-1) > 0
     none = np.zeros((*edges.shape[:-1], 1))
@@ -302,7 +319,7 @@ def _of_ranks(
     edges, counts = measured["edges"], measured["counts"]
     together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
     normal = -scipy.special.ndtri((1 - confidence) / (2 * together))
-    bounds, below, before = _known(edges, counts, facts["cells"])
+    bounds, below, before = _known(edges, counts, facts)
     real = np.diff(bounds, axis=-1) > 0
     ends = []
     for p in facts["asked"]:

@@ -31,15 +31,17 @@ from dpjax.random._release import add_noise
 from dpjax.random._selected_index import permute_and_flip_index
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The fraction of epsilon that pays for finding positions. The rest pays for the counts around these
-# positions. In simulations with 1 to 9 quantiles, a third gives the least error, and nearly the
-# narrowest intervals.
-_SEARCH = 1 / 3
+# The fraction of epsilon that pays for finding positions, for one quantile and for several. The
+# rest pays for the counts around these positions. docs/proofs/quantiles.md compares fractions.
+_SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
 # This factor covers the rounding of scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
 # Scores, in units of 1 / b ranks, are clamped here. This is at least 10^6 ranks from the best edge.
 _WORST = 2**30
 _LEAST_LARGEST = 1000  # A denominator b of up to this is allowed in a table of any size.
+# Thresholds near a selected edge are at distances that double, this many on each side. Beyond
+# them, distances grow by a factor of 4.
+_NEAR, _GROWTH = 5, 4
 
 
 class Node(NamedTuple):
@@ -84,6 +86,7 @@ class RankSearch(SensitivityMechanism):
         epsilon: the epsilon of the guarantee.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
+        nearest: the distance of the nearest thresholds from a selected edge, in cells.
 
     Formal guarantees:
         See `rank_search`.
@@ -93,6 +96,7 @@ class RankSearch(SensitivityMechanism):
     epsilon: Scalar = up()
     probabilities: tuple[Fraction, ...] = static()
     capacity: int = static()
+    nearest: int = static(default=1)
 
     @property
     def norm(self) -> Norm:
@@ -119,6 +123,10 @@ class RankSearch(SensitivityMechanism):
         return found
 
     @property
+    def _search(self) -> float:
+        return _SEARCH_ONE if len(self.probabilities) == 1 else _SEARCH
+
+    @property
     def _depth(self) -> int:
         return 1 + max(node.depth for node in self.nodes)
 
@@ -127,12 +135,12 @@ class RankSearch(SensitivityMechanism):
         a, b = node.share.numerator, node.share.denominator
         reach = self.sensitivity.value * max(a, b - a)
         of_scores = dataclasses.replace(self.sensitivity, norm="linf", value=reach)
-        return permute_and_flip(of_scores, self.epsilon * (_SEARCH / self._depth))
+        return permute_and_flip(of_scores, self.epsilon * (self._search / self._depth))
 
     @property
     def measurement(self) -> AdditiveMechanism:
         """Adds noise to the counts between thresholds."""
-        return laplace(self.sensitivity, self.epsilon * (1 - _SEARCH))
+        return laplace(self.sensitivity, self.epsilon * (1 - self._search))
 
     def _check_value(self, value: Value) -> None:
         one_array = jax.tree_util.all_leaves([value]) and value.ndim >= 1 and value.shape[-1] >= 2
@@ -164,7 +172,7 @@ class RankSearch(SensitivityMechanism):
         search, count = jax.random.split(key)
         keys = jax.random.split(search, len(below))
         edges = jax.vmap(self._found)(keys, below)
-        between = _between(below, thresholds(edges, cells))
+        between = _between(below, thresholds(edges, cells, self.nearest))
         like = jax.ShapeDtypeStruct(between.shape, jnp.int32)
         noisy = add_noise(count, between, self.measurement._calibration(like), LAPLACE)
         shape = counts.shape[:-1]
@@ -202,7 +210,7 @@ class RankSearch(SensitivityMechanism):
         below = _counts_below(counts).reshape(-1, counts.shape[-1] + 1)
         edges = jnp.asarray(output.edges).reshape(len(below), -1)
         noisy = jnp.asarray(output.counts).reshape(len(below), -1)
-        between = _between(below, thresholds(edges, counts.shape[-1]))
+        between = _between(below, thresholds(edges, counts.shape[-1], self.nearest))
         found = jax.vmap(self._log_prob_of_edges)(edges, below)
         return jnp.sum(found) + self.measurement.log_prob(noisy, between)
 
@@ -233,6 +241,7 @@ class RankSearch(SensitivityMechanism):
             "searched": [float(p) for p in self.probabilities],
             "spread": spread[1:-1],
             "cells": cells,
+            "nearest": self.nearest,
         }
 
     def _rank_scale(self, node: Node) -> float:
@@ -247,6 +256,7 @@ def rank_search(
     *,
     probabilities: tuple[Fraction, ...],
     capacity: int,
+    nearest: int = 1,
 ) -> RankSearch:
     """Finds quantiles in a histogram by selections, then counts the records around them.
 
@@ -255,6 +265,7 @@ def rank_search(
         epsilon: finite, above 0.
         probabilities: the probabilities of the quantiles, increasing, in (0, 1).
         capacity: a bound on the number of records, public.
+        nearest: the distance of the nearest thresholds from a selected edge, in cells.
 
     Returns:
         A `RankSearch`, which releases `Ranks`.
@@ -273,28 +284,37 @@ def rank_search(
     sensitivity, epsilon = begin("l1", sensitivity, epsilon)
     # Counts and their sums are int32.
     capacity = _checks.integer("capacity", capacity, least=1, most=2**29)
-    return RankSearch(sensitivity, epsilon, probabilities, capacity)
+    return RankSearch(sensitivity, epsilon, probabilities, capacity, nearest)
 
 
-def thresholds(edges: Any, cells: int) -> Any:
-    """Both ends, and edges at distances of powers of two around the selected edges, sorted.
+def thresholds(edges: Any, cells: int, nearest: int) -> Any:
+    """Both ends, the selected edges, and edges at growing distances around them, sorted.
 
     Args:
         edges: shape (..., quantiles), NumPy or JAX.
         cells: the number of cells, which is the index of the last edge.
+        nearest: the smallest distance, in cells.
 
     Returns:
         An array of the same kind, shape (..., thresholds), in increasing order, which may repeat a
         number.
     """
     xp = np if isinstance(edges, np.ndarray) else jnp
-    away = 2 ** np.arange((cells - 1).bit_length())
+    away = _distances(cells, nearest)
     offsets = np.concatenate([-away, [0], away]).astype(np.int32)
     offsets = offsets.reshape((1,) * edges.ndim + (-1,))
     near = xp.clip(edges[..., None] + offsets, 0, cells)
     near = near.reshape(*edges.shape[:-1], -1)
     ends = xp.zeros((*edges.shape[:-1], 1), np.int32)
     return xp.sort(xp.concatenate([ends, near, ends + np.int32(cells)], axis=-1), axis=-1)
+
+
+def _distances(cells: int, nearest: int) -> np.ndarray:
+    """The distances of thresholds from a selected edge, in cells, below the number of cells."""
+    found = nearest * 2 ** np.arange(_NEAR)
+    while found[-1] * _GROWTH < cells:
+        found = np.append(found, found[-1] * _GROWTH)
+    return found[found < cells]
 
 
 def _counts_below(counts: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ def log_probs():
     """Log probabilities of extreme outputs on all small histograms of two cells."""
     histograms = np.array(list(itertools.product(range(4), repeat=2)))
     outputs = [
-        Ranks(np.array(edges, "int32"), np.full(thresholds(np.zeros(3, int), 2).size - 1, count))
+        Ranks(np.array(edges, "int32"), np.full(thresholds(np.zeros(3, int), 2, 1).size - 1, count))
         for edges in itertools.combinations_with_replacement(range(3), 3)
         for count in (-99, 99)
     ]
