@@ -14,6 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import shown_number
 from dpjax._core._pair_loss import LossFamily, PairLoss
 from dpjax._core._pytree import TreeSpec
+from dpjax._core._risk import Risk
 from dpjax._core._values import (
     Guarantee,
     Mechanism,
@@ -37,6 +38,7 @@ from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
 # The epsilons in the printed table, as multiples of the total epsilon.
 _MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
+_POINTS = 1000  # The number of epsilons in the risk. More of them only tighten it.
 # The gamma for probing the target if no sensitivity was sampled.
 _GAMMA = 0.05
 
@@ -123,6 +125,16 @@ class PrivacyProfile:
     def advantage(self) -> float:
         """The mean total variation distance: the advantage of an attacker who knows the pair."""
         return float(self.delta(0.0))
+
+    @property
+    def risk(self) -> Risk:
+        """What an attacker can learn about a random pair: which of its two databases was released.
+
+        The bounds are averages over pairs, and hold with the confidence of the profile.
+        """
+        epsilons = np.linspace(0.0, 8 * self.epsilon + 1, _POINTS)
+        replaced = NeighboringRelation.REPLACE_ONE
+        return Risk(epsilons, np.asarray(self.delta(epsilons)), "losses", replaced)
 
     def guarantee(self, epsilon: float, delta: float | None = None) -> Guarantee:
         """The guarantee of all releases together at an epsilon of your choice.

@@ -3,6 +3,8 @@
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import laplace, norm
@@ -10,7 +12,9 @@ from scipy.stats import laplace, norm
 import dpjax
 from dpjax import accounting
 from dpjax.mechanisms import gaussian_for_advantage
+from mechanism_table import TABLE
 
+GRID = (np.arange(1000) + 0.5) / 1000
 RATES = np.array([0.0, 1e-6, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
 
 
@@ -100,6 +104,40 @@ def test_a_guarantee_has_the_curve_of_epsilon_and_delta():
     nothing = accounting.risk(dpjax.Guarantee(math.inf))
     assert nothing.advantage == 1
     assert np.all(nothing.tradeoff(RATES) == 0)
+
+
+def test_every_mechanism_and_composition_has_a_risk_that_its_epsilon_allows():
+    """At most what epsilon and delta allow, and at least what a guess finds; two releases add."""
+    for name, (factory, arguments) in TABLE.items():
+        sensitivity = arguments.get("sensitivity", 1.0)
+        given = () if sensitivity is None else (sensitivity,)
+        mechanism = factory(*given, arguments.get("epsilon", 1.0))
+        allowed = accounting.risk(mechanism.guarantee)
+        kept, curve = mechanism.risk, mechanism.tradeoff(RATES)
+        assert kept.basis in ("losses", "epsilon and delta"), name
+        assert 0 < mechanism.advantage <= allowed.advantage + 1e-4 < 1, name
+        assert np.all(curve >= allowed.tradeoff(RATES) - 1e-4), name
+        assert np.all(curve <= 1 - RATES + 1e-12), name
+        assert np.all(np.diff(curve) <= 0), name
+        assert 1 - curve[-2] <= mechanism.reconstruction_bound(0.9) <= 1, name
+        assert mechanism.reconstruction_bound(0.1) > 0.1, name
+        both = accounting.risk(mechanism, mechanism)
+        assert np.all(both.tradeoff(RATES) <= curve + 1e-9), name
+        assert both.advantage >= mechanism.advantage - 1e-9, name
+
+
+def test_a_profile_has_the_risk_of_a_random_pair(keys):
+    """Smaller than that of the pair which the noise was calibrated to."""
+    oracle = dpjax.oracles.independent(jax.random.uniform)
+    mechanism = dpjax.gaussian(1.0, 1.0, 1e-5)
+    profile = dpjax.privacy_profile(keys(0), (jnp.sum, mechanism), oracle, n=20, m=20_000)
+    risk = profile.risk
+    assert risk.advantage == profile.advantage < mechanism.advantage
+    assert np.all(risk.tradeoff(RATES) >= mechanism.tradeoff(RATES) - 1e-3)
+    # Distances of two uniform numbers, as a fraction of the sensitivity.
+    mean = np.mean([of_gaussian(d / mechanism.scale, RATES) for d in 1 - np.sqrt(GRID)], axis=0)
+    assert np.all(risk.tradeoff(RATES) <= mean + 1e-3)
+    assert 0.01 < risk.reconstruction_bound(0.01) < mechanism.reconstruction_bound(0.01)
 
 
 def test_the_numbers_of_the_guide():

@@ -51,7 +51,15 @@ def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
     restored = dpjax.Release.from_dict(json.loads(json.dumps(release.to_dict())))
     assert restored.training == facts
     assert restored.card() == card
-    assert release.to_dict()["training"]["steps"] == 8
+    written = release.to_dict()
+    stated = {name: written["training"][name] for name in ("steps", "batch_size", "sampling")}
+    assert stated == {"steps": 8, "batch_size": 16.0, "sampling": "poisson"}
+    assert list(written["training"]["clip_norm"]) == ["0.5"]
+    assert written["training"]["noise_multiplier"] == 3.0
+    assert len(written["training"]["optimizer"]) == len(written["training"]["loss"]) == 64
+    assert {"dpjax", "jax", "optax", "dp-accounting"} <= set(written["training"]["versions"])
+    assert written["guarantee"]["relation"] == "add-or-remove-one"
+    assert "privacy_unit" not in written["guarantee"]  # It is a record.
     changed = release.to_dict()
     changed["training"]["steps"] = 1
     with pytest.raises(ValueError, match="was changed after"):
