@@ -56,7 +56,7 @@ def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
     assert stated == {"steps": 8, "batch_size": 16.0, "sampling": "poisson"}
     assert list(written["training"]["clip_norm"]) == ["0.5"]
     assert written["training"]["noise_multiplier"] == 3.0
-    assert len(written["training"]["optimizer"]) == len(written["training"]["loss"]) == 64
+    assert len(written["training"]["optimizer"]) == len(written["training"]["loss"]) == 32
     assert {"dpjax", "jax", "optax", "dp-accounting"} <= set(written["training"]["versions"])
     assert written["guarantee"]["relation"] == "add-or-remove-one"
     assert "privacy_unit" not in written["guarantee"]  # It is a record.
