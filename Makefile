@@ -81,7 +81,7 @@ nightly: export DPJAX_SEED = $(SEED)
 nightly: export DPJAX_PROGRAMS ?= 2000
 nightly: .venv/test .venv/frameworks
 	@echo "SEED=$(SEED)"
-	$(BIN)/python -m pytest -m slow -n 2 tests/proving/test_random_programs.py tests/proving/test_tight_thresholds.py tests/proving/test_programs_of_others.py tests/proving/test_add_remove.py
+	$(BIN)/python -m pytest -m slow -n 2 tests/proving/test_random_programs.py tests/proving/test_tight_thresholds.py tests/proving/test_programs_of_others.py tests/proving/test_add_remove.py tests/proving/test_missing.py
 
 bench: .venv/bench
 	$(BIN)/python bench/run.py $(JOBS)

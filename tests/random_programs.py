@@ -25,6 +25,32 @@ def clipped_gradient(row):
     return gradient / jnp.maximum(0.3, jnp.sqrt(jnp.sum(gradient**2)))
 
 
+def shares(v):
+    """The mean of each bucket, and the bucket of each record."""
+    chosen = jax.nn.one_hot(buckets(v, 3), 3, dtype=v.dtype)
+    return chosen.T @ v / jnp.maximum(chosen.sum(0), 1)[:, None], chosen
+
+
+def nearest(v):
+    """Which of the rows of a matrix is the nearest one."""
+    return jnp.argmin(((v[:, None] - MATRIX.astype(v.dtype)) ** 2).sum(-1), axis=1)
+
+
+def by_number(v):
+    cases = [lambda x: x, lambda x: -x, jnp.tanh]
+    return lax.switch(jnp.clip((v.sum() * 2).astype(int), 0, 2), cases, v)
+
+
+def entropy(v):
+    share = jnp.zeros(4, v.dtype).at[buckets(v, 4)].add(1) / N
+    return -(share * jnp.log(jnp.maximum(share, 1e-12))).sum()
+
+
+def guarded_clip(v):
+    norm = jnp.sqrt((v * v).sum(1, keepdims=True))
+    return jnp.where(norm > 0.5, v / jnp.where(norm > 0.5, norm, 1) * 0.5, v)
+
+
 def smoothed(v, convolve):
     """Two kernels of the columns of each record, which are one feature."""
     kernels = jnp.array([[[0.5, -1.0]], [[1.5, 0.25]]], v.dtype)
@@ -152,6 +178,32 @@ STEPS = {
         v.astype(jnp.bfloat16), MATRIX.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     ),
     "chosen": lambda v: jnp.where(v.mean(0) > 0.1, v, -v),
+    "nearest rows": lambda v: MATRIX.astype(v.dtype)[nearest(v)],
+    "one-hot of the nearest": lambda v: jax.nn.one_hot(nearest(v), DIMS, dtype=v.dtype),
+    "one-hot of the largest": lambda v: v * jax.nn.one_hot(v.argmax(1), DIMS, dtype=v.dtype),
+    "chosen records": lambda v: v[jnp.clip((jnp.abs(v[:, 0]) * 4).astype(int), 0, N - 1)],
+    "guarded quotient": lambda v: jnp.where(v > 0.1, 0.2 / jnp.where(v > 0.1, v, 1), 0.5),
+    "guarded log": lambda v: jnp.where(v > 0.2, jnp.log(jnp.where(v > 0.2, v, 1)), 0),
+    "guarded clip": guarded_clip,
+    "by a condition": lambda v: lax.cond(v.mean() > 0.1, lambda x: x, lambda x: 1 - x, v),
+    "by a number": by_number,
+    "by a condition of each": jax.vmap(
+        lambda r: lax.cond(r[0] > 0, lambda x: 2 * x, lambda x: -x[::-1], r)
+    ),
+    "ranks": lambda v: jnp.argsort(jnp.argsort(v, axis=0), axis=0),
+    "winsorized": lambda v: jnp.clip(v, *jnp.quantile(v, jnp.array([0.2, 0.8], v.dtype), axis=0)),
+    "between quantiles": lambda v: v * jnp.subtract(*jnp.percentile(v[:, 0], LEVELS[1:] * 90)),
+    "running maximum": lambda v: lax.cummax(v, axis=0),
+    "running minimum": lambda v: lax.cummin(v, axis=0, reverse=True) + v,
+    "differences": lambda v: jnp.diff(v, axis=0, prepend=v[:1]),
+    "lag products": lambda v: jnp.concatenate([v[1:] * v[:-1], v[:1]]),
+    "running mean": lambda v: jnp.cumsum(v, axis=0) / (PLACES.astype(v.dtype) + 1),
+    "averages that forget": lambda v: lax.scan(
+        lambda c, r: (0.9 * c + 0.1 * r, 0.9 * c + 0.1 * r), jnp.zeros(DIMS, v.dtype), v
+    )[1],
+    "minus the mean of a group": lambda v: v - shares(v)[1] @ shares(v)[0],
+    "residuals": lambda v: v - v[:, :1] * (v[:, :1] * v).sum(0) / ((v[:, 0] ** 2).sum() + 0.5),
+    "attention": lambda v: jax.nn.softmax(v @ v.T, axis=1) @ v,
 }
 ENDS = {
     "logsumexp": lambda v: jax.nn.logsumexp(jnp.clip(v, -4, 4), axis=0),
@@ -194,6 +246,28 @@ ENDS = {
     "pairs": lambda v: jnp.tanh(v[:, None, 0] - v[None, :, 1]).mean((0, 1)),
     "joined": lambda v: jnp.concatenate([v.mean(0), v.max(0)]),
     "any": lambda v: (v > 0.9).any(0),
+    "group means": lambda v: shares(v)[0],
+    "slope": lambda v: (v[:, 0] * v[:, 1]).sum() / ((v[:, 0] ** 2).sum() + 0.5),
+    "precision": lambda v: (
+        ((v > 0).all(1).sum() / jnp.maximum((v[:, 0] > 0).sum(), 1)).astype(v.dtype)
+    ),
+    "entropy": entropy,
+    "distinct": lambda v: (jnp.zeros(5, v.dtype).at[buckets(v, 5)].add(1) > 0).sum(),
+    "seen": lambda v: jnp.zeros(5, v.dtype).at[buckets(v, 5)].set(1),
+    "two indices": lambda v: (
+        jnp.zeros((3, 2), v.dtype).at[buckets(v, 3), buckets(v[:, ::-1], 2)].add(1)
+    ),
+    "contingency": lambda v: shares(v)[1].T @ shares(v[:, ::-1])[1],
+    "top two": lambda v: lax.top_k(v[:, 0], 2)[0],
+    "quartiles": lambda v: jnp.percentile(v[:, 0], jnp.array([25, 50, 75], v.dtype)),
+    "ecdf of sorted": lambda v: (
+        jnp.searchsorted(jnp.sort(v[:, 0]), LEVELS.astype(v.dtype), side="right") / N
+    ),
+    "mean distance": lambda v: jnp.abs(v[:, None, 0] - v[None, :, 0]).mean(),
+    "auc": lambda v: (v[:, None, 0] > v[None, :, 1]).mean(),
+    "highest cumulative": lambda v: jnp.cumsum(v, axis=0).max(0),
+    "autocorrelation": lambda v: (v[1:] * v[:-1]).sum(0) / ((v * v).sum(0) + 0.5),
+    "sums of nearest": lambda v: jax.ops.segment_sum(v, nearest(v), 2),
 }  # fmt: skip
 NORMS = ("l1", "l2", "linf")
 

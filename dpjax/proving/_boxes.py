@@ -9,6 +9,7 @@ threshold. docs/proofs/boxes.md has the proof.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -39,8 +40,11 @@ Array = np.ndarray
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
 # Numbers that a device computes in one call: about a second of work; and a few GB, where it stops.
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
-# The search stops when the bound is this close to the distance of two records.
-CLOSE = 1.001
+# Coordinates that are moved to their ends, to find values that are far apart.
+_MOST_MOVED = 16
+# Boxes are dropped when they are this close to the distance of two records, and the search stops
+# when all are nearly as close.
+CLOSE, ENOUGH = 1.001, 1.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +154,12 @@ class Enclosure:
     ) -> None:
         self.coordinates, self.n = coordinates, n
         self.lanes = max(1, min(_AT_ONCE // n, _MANY_NUMBERS // numbers))
+        self.size = self.lanes * n  # The boxes of one call.
         self.run, self.count = jax.jit(jax.vmap(ends)), 0
 
     def __call__(self, low: Array, high: Array) -> Boxes:
         """Boxes with the ends of g over each of them."""
-        found, size = [], self.lanes * self.n
+        found, size = [], self.size
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
                 rows = min(size, len(low) - start)
@@ -209,13 +214,13 @@ def norms(moves: Array, norm: str) -> Array:
     return found * (1 + 2.0**-40)
 
 
-def farthest(enclose: Enclosure, norm: str, seconds: float, fixed: Boxes | None = None) -> Diameter:
+def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
     """The largest distance of two rows of g; of one row and the fixed one, if there is one.
 
-    It halves boxes until the bound is close to the distance of two records, or time is up.
+    It halves the worst boxes until the bound is close to the distance of two records, or until the
+    clock `time.monotonic` shows `end`.
     """
     alive = enclose(*enclose.coordinates.whole_box())
-    end = time.monotonic() + seconds  # The first call has compiled the program.
     low, high = _hull(alive if fixed is None else alive.joined(fixed))
     each, reach = high - low, (np.full_like(low, np.inf), np.full_like(high, -np.inf))
     pair, threshold = _Farthest(norm, fixed, (alive.low[0], alive.high[0])), 0.0
@@ -226,10 +231,13 @@ def farthest(enclose: Enclosure, norm: str, seconds: float, fixed: Boxes | None 
         kept = ~(scores <= threshold)
         reach = _hull(alive[~kept], *reach)
         alive, scores = alive[kept], scores[kept]
+        most = scores.max(initial=0.0)
         room = max(0, min(_MOST_BOXES, _MOST_NUMBERS // len(low)) - len(alive))
-        worst = np.argsort(-scores)[:room]
+        bad = np.count_nonzero(~(scores <= (threshold + most) / 2))
+        worst = np.argsort(-scores)[: min(room, max(bad, enclose.size // 2))]
         chosen = np.sort(worst[_can_halve(alive[worst])])
-        if not len(chosen) or time.monotonic() > end:
+        near = most <= ENOUGH * pair.distance
+        if near or not len(chosen) or time.monotonic() > end:
             break
         halves = _halved(enclose, alive[chosen], scores[chosen], norm, end)
         alive = alive[np.delete(np.arange(len(alive)), chosen)].joined(*halves)
@@ -264,7 +272,7 @@ def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
         a, b = boxes.least[rows, None], boxes.most[rows, None]
         moves = np.maximum(b - least, most - a)
         found[rows] = norms(moves * (1 + 2.0**-40), norm).max(1)
-    return found
+    return np.where(found >= 0, found, np.inf)  # NaN would be dropped by a maximum.
 
 
 def _can_halve(boxes: Boxes) -> Any:
@@ -283,7 +291,7 @@ def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: flo
         parents = np.repeat(parents, 2)
     inside = enclose.coordinates.inside(low, high)
     low, high, parents = low[inside], high[inside], parents[inside]
-    found, size = [], enclose.lanes * enclose.n
+    found, size = [], enclose.size
     for start in range(0, len(low), size):
         if time.monotonic() > end:
             found.append(boxes[np.unique(parents[start:])])
@@ -304,7 +312,7 @@ def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tupl
 def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
     """The axes, from the one along which halves of the worst boxes are bounded best."""
     count = boxes.low.shape[1]
-    rows = max(1, enclose.lanes * enclose.n // (2 * count))
+    rows = max(1, enclose.size // (2 * count))
     some = boxes[np.argsort(-scores)[:rows]]
     low, high = _hull(boxes)
     lows, highs = [], []
@@ -380,7 +388,7 @@ def split(
     inputs: Sequence[Abstract],
     public: RecordBounds,
     norm: str,
-    seconds: float,
+    end: float,
 ) -> list[Split]:
     """Splits the box of a record, for each part of the program that is computed by record.
 
@@ -390,14 +398,16 @@ def split(
         inputs: the abstract values of the clamped records.
         public: bounds on the records.
         norm: the norm of the proof.
-        seconds: the time for all parts together.
+        end: when `time.monotonic` reaches it, the search stops.
     """
     found = list[Split]()
     known = enclosures(jaxpr, consts, inputs, public)
-    for part, enclose in known:
+    for k, (part, enclose) in enumerate(known):
+        now = time.monotonic()
+        share = (end - now) / (len(known) - k)
         padded = isinstance(public, PaddedRecordBounds)
         fixed = enclose(*_empty(public, enclose.coordinates)) if padded else None
-        diameter = farthest(enclose, norm, seconds / len(known), fixed)
+        diameter = farthest(enclose, norm, now + share, fixed)
         found.append(Split(part, diameter, dict.fromkeys(part.keys, _facts(part, diameter, norm))))
     return found
 
@@ -413,10 +423,7 @@ def enclosures(
     # What it combines over the records may be refused here, because it uses no lemmas.
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
-    bounds = list(public.leaves)
-    if isinstance(public, PaddedRecordBounds):  # The record is in its slot.
-        bounds[-1] = Interval(1.0, 1.0)
-    coordinates = Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
+    coordinates = coordinates_of(inputs, public)
     shapes = [x.value.shape for x, _ in walk.made.values() if x.value.axis is not None]
     numbers = max(1, sum(map(math.prod, shapes)) * (1 + slopes_of(jaxpr)))
     if numbers > _TOO_MANY_NUMBERS:
@@ -430,6 +437,14 @@ def enclosures(
         for part, ends in known
         if ends is not None
     ]
+
+
+def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordinates:
+    """The coordinates of a record."""
+    bounds = list(public.leaves)
+    if isinstance(public, PaddedRecordBounds):  # The record is in its slot.
+        bounds[-1] = Interval(1.0, 1.0)
+    return Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
 
 
 def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
@@ -457,23 +472,33 @@ def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
 def farthest_apart(
     program: Program,
     specs: Database,
-    public: RecordBounds,
+    coordinates: Coordinates,
     pairs: Sequence[tuple[Array, Array]],
     norm: str,
 ) -> float:
-    """The largest distance of the values of two databases that differ in one of these records."""
+    """The distance of the values of two databases that differ in one record, far apart if it can.
+
+    It begins with the records of the pairs, and moves one coordinate at a time to an end or to the
+    middle: of one of both records, or of all others.
+    """
     leaves = jax.tree.leaves(specs)
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
-    reached = 0.0
-    for pair in pairs:
-        for other in (*pair, (pair[0] + pair[1]) / 2):
-            values = [run(*_with_others(leaves, record, other)) for record in pair]
-            moves = [
-                np.abs(np.asarray(a, float) - np.asarray(b, float)).ravel()
-                for a, b in zip(*values, strict=True)
-            ]
-            distance = norms(np.concatenate(moves), norm) * (1 - 2.0**-30)
-            reached = max(reached, float(np.nan_to_num(distance, posinf=0.0)))
+
+    def apart(first: Array, second: Array, other: Array) -> float:
+        values = [run(*_with_others(leaves, record, other)) for record in (first, second)]
+        rows = [np.concatenate([np.ravel(x).astype(float) for x in value]) for value in values]
+        distance = norms(np.abs(rows[0] - rows[1]), norm) * (1 - 2.0**-30)
+        return float(np.nan_to_num(distance, posinf=0.0))
+
+    starts = [(*pair, other) for pair in pairs for other in (*pair, (pair[0] + pair[1]) / 2)]
+    best = max(starts, key=lambda x: apart(*x))
+    reached, (low, high) = apart(*best), coordinates.whole_box()
+    for k, axis in itertools.product(range(3), range(min(low.shape[1], _MOST_MOVED))):
+        for place in {float(a * low[0, axis] + (1 - a) * high[0, axis]) for a in (0, 0.5, 1)}:
+            moved = [x.copy() for x in best]
+            moved[k][axis] = place
+            if (found := apart(*moved)) > reached:
+                reached, best = found, tuple(moved)
     return reached
 
 

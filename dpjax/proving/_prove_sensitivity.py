@@ -3,6 +3,7 @@
 import dataclasses
 import decimal
 import math
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
@@ -35,7 +36,7 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import JITS
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk, inputs_of, moves, whole_norm
-from dpjax.proving._boxes import farthest_apart, split
+from dpjax.proving._boxes import coordinates_of, farthest_apart, split
 from dpjax.proving._exact_programs import Sums, with_sums
 from dpjax.proving._losses import Losses
 from dpjax.proving._value import Abstract, RefusalError, Source, Tighter, make, norm_of
@@ -87,10 +88,11 @@ def prove_sensitivity(
         relation: which databases are neighbors. None takes the relation of an open ledger, or else
             replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n is
             the number of slots, and `bounds` are bounds on the records alone.
-        effort: seconds in which the box of one record is split, to tighten the bound of a function
-            that is computed for each record alone, before its values are added up or combined in
-            another way. More time may give a smaller bound, which is right in any case. None splits
-            nothing.
+        effort: seconds, compilation included, in which the box of one record is split. This
+            tightens the bound of a function that is computed for each record alone, before its
+            values are added up or combined in another way. More time may give a smaller bound,
+            which is right in any case. The split ends early if the function has a bound within 1.01
+            of the distance of two records. None splits nothing.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`. With `effort`, it also says
@@ -134,14 +136,15 @@ def prove_sensitivity(
         >>> weights = jnp.array([[1.0, -1.0], [1.0, -2.0]])
         >>> network = lambda x: jnp.tanh(x @ weights).sum(1).mean()
         >>> records = jax.ShapeDtypeStruct((100, 2), jnp.float32)
-        >>> found = dpjax.prove_sensitivity(network, records, bounds=(0, 1), norm="l1", effort=5)
+        >>> found = dpjax.prove_sensitivity(network, records, bounds=(0, 1), norm="l1", effort=60)
         >>> round(found.value, 3)
         0.003
     """
     _checks.function("target", target)
     _checks.choice("norm", norm, get_args(ProvedNorm))
+    end = None
     if effort is not None:
-        effort = _checks.positive("effort", effort)
+        end = time.monotonic() + _checks.positive("effort", effort)
     specs, relation = _specs(records, n), relation_or_inherited(relation)
     size = jax.tree.leaves(specs)[0].shape[0]
     padded = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -152,8 +155,8 @@ def prove_sensitivity(
     proof = Proof((f"the proof of {type(target).__name__} itself: at most {bound:.4g} in {norm}",))
     try:
         found = _smallest(target, program, specs, public, norm)
-        if effort is not None:
-            found = _split(found, specs, norm, effort)
+        if end is not None:
+            found = _split(found, specs, norm, end)
         if found.bound <= bound:
             bound, proof, program, public = found
     except RefusalError as refusal:
@@ -216,13 +219,13 @@ def _smallest(
     return found
 
 
-def _split(found: _Proved, specs: Database, norm: ProvedNorm, effort: float) -> _Proved:
-    """The bound of the same program after the box of a record is split."""
+def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Proved:
+    """The bound of the same program after the box of a record is split, until a time."""
     _, _, program, public = found
     jaxpr = _after_the_clamp(program, specs, public)
     with np.errstate(all="ignore"):
         inputs = _inputs(program, public)
-        splits = split(jaxpr, program.jaxpr.consts, inputs, public, norm, effort)
+        splits = split(jaxpr, program.jaxpr.consts, inputs, public, norm, end)
     if not splits:
         raise RefusalError(
             "effort= splits the box of one record, and nothing is computed for each record alone"
@@ -232,7 +235,7 @@ def _split(found: _Proved, specs: Database, norm: ProvedNorm, effort: float) -> 
     again = _proved(program, specs, public, norm, {}, tighter)
     best = min((found, again), key=lambda x: x.bound)
     pairs = [one.diameter.pair for one in splits]
-    reached = farthest_apart(program, specs, public, pairs, norm)
+    reached = farthest_apart(program, specs, coordinates_of(inputs, public), pairs, norm)
     boxes = sum(one.diameter.boxes for one in splits)
     least, most = shown_number(reached, decimal.ROUND_FLOOR), shown_number(best.bound)
     said = f"after a split into {boxes:,} boxes, the truth is between {least} and {most}"

@@ -22,7 +22,16 @@ from dpjax._tracing._walks import Equation, aval, called, live, names, parts
 from dpjax.proving import _rounding as rounding
 from dpjax.proving._add_remove import PaddedWalk
 from dpjax.proving._exact_programs import kind_of
-from dpjax.proving._slopes import Ends, Form, constant, rounded_outward, sloped, tightened
+from dpjax.proving._slopes import (
+    Ends,
+    Form,
+    constant,
+    hull,
+    largest,
+    rounded_outward,
+    sloped,
+    tightened,
+)
 from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
@@ -30,7 +39,7 @@ from dpjax.proving._walk import Walk
 # The indices that locate a result, as in `Step.key`.
 Key = tuple[int, ...]
 # With more coordinates of a record, no slopes are computed.
-_MOST_SLOPES = 8
+_MOST_SLOPES = 16
 
 # Operations that grow with each operand, so their ends are their values at the ends.
 _GROWING = names(
@@ -51,9 +60,11 @@ class Fact:
         low: lower bounds on the computed result.
         high: upper bounds.
         relative: a charge for each unit of the result, or of the magnitudes that a sum adds up.
-        absolute: a charge in addition. The charges are twice the largest distance of the computed
-            result from the exact result for the same computed operands. So half of them covers the
-            error of the same operation in float64.
+        absolute: a charge in addition. Both cover the largest distance of the computed result from
+            the exact result for the same computed operands, and the error of the same operation
+            in float64.
+        merging: a charge for each unit of the largest magnitude among operands and results,
+            because a compiler may merge the operations of an evaluation.
         gap: numbers that are closer than this may compare as equal, because a device flushes them.
         axis: the axis of records.
         of_nan: whether an operand may be NaN. Ends cover its numbers in a box, and NaN.
@@ -63,6 +74,7 @@ class Fact:
     high: np.ndarray
     relative: float
     absolute: float
+    merging: float
     gap: float
     axis: int | None
     of_nan: bool
@@ -136,10 +148,11 @@ class RecordWalk(PaddedWalk):
                 continue
             tiny = max((rounding.tiny(z.value.dtype) for z in operands), default=0.0)
             relative, absolute = (0.0, max(x.apart, y.apart)) if x.off is None else x.off
-            if relative or absolute + more > 2.0**-100:  # A compiler may merge the evaluation, too.
-                sizes = [z.magnitude[np.isfinite(z.magnitude)] for z in (*once.values(), x)]
-                more += 2.0**-44 * max(float(z.max(initial=0.0)) for z in sizes)
-            charges = 2 * relative, 2 * (absolute + more)
+            merging = 2.0**-43 if relative or absolute + more > 2.0**-100 else 0.0
+            # The error of the evaluation itself, which is in float64.
+            double = np.dtype(float) in (x.dtype, *(z.value.dtype for z in operands))
+            own = 2.0 if double else 1 + 2.0**-16
+            charges = own * relative, own * (absolute + more), merging
             of_nan = any(z.value.nan for z in operands)
             self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
@@ -171,8 +184,6 @@ def enclosed(
     Row i of each input is a box of its own, and so row i of the part encloses g over that box. To
     be called with x64 enabled.
     """
-    wanted = part.keys
-
     axes, count = jaxpr.invars[len(jaxpr.invars) // 2 :], slopes_of(jaxpr)
 
     def run(
@@ -195,7 +206,7 @@ def enclosed(
             else:
                 outputs = _forms(equation, given, here, facts, radii)
             values.update(zip(equation.outvars, outputs, strict=True))
-            found += [x.ends for k, x in enumerate(outputs) if x and (*here, k) in wanted]
+            found += [x.ends for k, x in enumerate(outputs) if x and (*here, k) in part.keys]
         return [read(x) for x in jaxpr.outvars]
 
     def ends(records: Sequence[Ends]) -> Ends:
@@ -242,10 +253,6 @@ def _radii(records: Sequence[Ends]) -> Any:
     return halves + jnp.abs(largest) * 2.0**-52
 
 
-def _constant(value: Any, count: int) -> Form:
-    return constant(_point(value), count)
-
-
 def _forms(
     equation: Equation, given: list[Form | None], path: Key, facts: dict[Key, Fact], radii: Any
 ) -> list[Form | None]:
@@ -283,10 +290,10 @@ def _in_float64(dtype: Any) -> Any:
     return np.dtype(float) if rounding.is_float(np.dtype(dtype)) else dtype
 
 
-def _point(number: Any) -> Ends:
+def _constant(number: Any, count: int) -> Form:
     array = np.asarray(number)
     array = array.astype(_in_float64(array.dtype))
-    return array, array
+    return constant((array, array), count)
 
 
 def _ends(
@@ -298,26 +305,38 @@ def _ends(
     rule = _RULES.get(name)
     if rule is None or not all(key in facts for key in keys):
         return [None] * len(keys)
-    found = rule(equation, operands, facts[keys[0]])
-    if found is None:
+    result = rule(equation, operands, facts[keys[0]])
+    if result is None:
         return [None] * len(keys)
-    results = [found] if isinstance(found, tuple) else found
-    if name in _SUMS and facts[keys[0]].relative:
-        sizes = [_bound(equation, *(jnp.maximum(abs(a), abs(b)) for a, b in operands))]
-    else:
-        sizes = [jnp.maximum(abs(a), abs(b)) if a.dtype.kind == "f" else 0 for a, b in results]
-    return [
-        _outward(x, size, facts[key]) for x, size, key in zip(results, sizes, keys, strict=True)
-    ]
+    results = [result] if isinstance(result, tuple) else result
+    magnitudes = [_magnitude(x) for x in operands]
+    sizes = [_magnitude(x) for x in results]
+    if name in _SUMS:
+        sizes = [_bound(equation, *magnitudes)]
+    found: list[tuple[Ends, Any] | None] = []
+    for ends, size, key in zip(results, sizes, keys, strict=True):
+        alike = [x for x in magnitudes if np.shape(x) in ((), size.shape)]
+        most: Any = functools.reduce(jnp.maximum, alike, size)
+        found.append(_outward(ends, size, most, facts[key]))
+    return found
 
 
-def _outward(ends: Ends, size: Any, fact: Fact) -> tuple[Ends, Any]:
+def _magnitude(x: Ends) -> Any:
+    """Bounds on magnitudes; 0 for integers and booleans, which are exact."""
+    return largest(x) if x[0].dtype.kind == "f" else jnp.zeros(x[0].shape)
+
+
+def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
     """Ends, widened by the rounding of their operation, within the range over the whole box."""
     (low, high), charge = ends, 0.0
     if low.dtype == bool:
         return (low | (fact.low > 0), high & (fact.high > 0)), charge
     if low.dtype.kind == "f":
-        charge = fact.relative * size + fact.absolute
+        charge = fact.absolute
+        if fact.relative:
+            charge = charge + fact.relative * size
+        if fact.merging:
+            charge = charge + fact.merging * most
         low, high = low - charge, high + charge
         # A number that is not far from 0 may be flushed to 0.
         low = jnp.where((low > 0) & (low < fact.gap), 0.0, low)
@@ -355,23 +374,19 @@ def _difference(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
     return a - d, b - c
 
 
-def _hull(candidates: Sequence[Any]) -> Ends:
-    return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
-
-
 def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
     """An operation that is monotone in each of its two operands while the other one is fixed."""
     first, second = operands
     if equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]:
         return _power(first, 2)
-    return _hull([_bound(equation, x, y) for x in first for y in second])
+    return hull([_bound(equation, x, y) for x in first for y in second])
 
 
 def _power(x: Ends, y: int) -> Ends:
     """x^y for an integer y."""
     low, high = x
     if y < 0:
-        return _hull([1 / end for end in _power(x, -y)])
+        return hull([1 / end for end in _power(x, -y)])
     ends = low**y, high**y
     if y % 2:
         return ends
@@ -392,7 +407,7 @@ def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> 
     def meets(place: float) -> Any:
         return place + turn * jnp.ceil((low - slack - place) / turn) <= high + slack
 
-    least, most = _hull(sides)
+    least, most = hull(sides)
     return jnp.where(meets(peak + np.pi), -1.0, least), jnp.where(meets(peak), 1.0, most)
 
 
@@ -446,18 +461,13 @@ def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | No
 def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
     """`dot_general` with a public factor, whose positive and negative parts take opposite ends."""
     (a, b), (c, d) = operands
+    times = functools.partial(_bound, equation)
     if c is d:
         up, down = jnp.maximum(c, 0), jnp.minimum(c, 0)
-        return (
-            _bound(equation, a, up) + _bound(equation, b, down),
-            _bound(equation, b, up) + _bound(equation, a, down),
-        )
+        return times(a, up) + times(b, down), times(b, up) + times(a, down)
     if a is b:
         up, down = jnp.maximum(a, 0), jnp.minimum(a, 0)
-        return (
-            _bound(equation, up, c) + _bound(equation, down, d),
-            _bound(equation, up, d) + _bound(equation, down, c),
-        )
+        return times(up, c) + times(down, d), times(up, d) + times(down, c)
     return None
 
 

@@ -24,25 +24,35 @@ Bind = Callable[..., Any]
 _SLACK = 2.0**-40
 
 
+def hull(candidates: Sequence[Any]) -> Ends:
+    """The least and the largest of several arrays, entry by entry."""
+    return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
+
+
+def largest(ends: Ends) -> Any:
+    """Bounds on magnitudes."""
+    return jnp.maximum(abs(ends[0]), abs(ends[1]))
+
+
 class Form(NamedTuple):
     """Bounds on one array over a box.
 
     Attributes:
         ends: ends of the computed value.
         middle: ends of the exact value, in the middle of the box.
-        slopes: ends of the slopes, of shape (coordinates, *shape); None if they are unknown.
+        slopes: ends of the slopes, of shape (coordinates, *shape). None if they are unknown.
         off: a bound on the distance of the computed value from the exact one.
     """
 
     ends: Ends
     middle: Ends
-    slopes: Ends | None
+    slopes: Any
     off: Any
 
     @property
     def size(self) -> Any:
         """The largest magnitude."""
-        return jnp.maximum(abs(self.ends[0]), abs(self.ends[1]))
+        return largest(self.ends)
 
     def ranked(self, rank: int) -> "Form":
         """A scalar as an array of axes of length 1."""
@@ -100,57 +110,37 @@ def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
     return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
 
 
-def _hull(candidates: Sequence[Any]) -> Ends:
-    return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
-
-
-def _largest(ends: Ends) -> Any:
-    return jnp.maximum(abs(ends[0]), abs(ends[1]))
-
-
 def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
     """Sums and moves of entries, which apply to slopes in the same way."""
     each = jax.vmap(bind)
     slopes = [f.slopes for f in forms if f.slopes is not None]
-    down, up, size = (each(*xs) for xs in zip(*((*s, _largest(s)) for s in slopes), strict=True))
+    down, up, size = (each(*xs) for xs in zip(*((*s, largest(s)) for s in slopes), strict=True))
     return down, up, size, bind(*(f.off for f in forms))
 
 
-def _minus(form: Form) -> Form:
-    assert form.slopes is not None
-    (a, b), (c, d), (down, up) = form.ends, form.middle, form.slopes
-    return Form((-b, -a), (-d, -c), (-up, -down), form.off)
-
-
-def _sum(first: Form, second: Form) -> Sloped:
-    assert first.slopes is not None
-    assert second.slopes is not None
-    (a, b), (c, d) = first.slopes, second.slopes
-    return a + c, b + d, _largest((a, b)) + _largest((c, d)), first.off + second.off
-
-
-def _difference(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Any:
+def _difference(
+    equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
+) -> Sloped:
     first, second = (f.ranked(out[0].ndim) for f in forms)
-    return _sum(first, _minus(second))
+    (a, b), (c, d) = first.slopes, second.slopes
+    return a - d, b - c, largest(first.slopes) + largest(second.slopes), first.off + second.off
 
 
 def _negative(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
-    (form,) = map(_minus, forms)
-    assert form.slopes is not None
-    return *form.slopes, 0.0, form.off
+    (form,) = forms
+    down, up = form.slopes
+    return -up, -down, 0.0, form.off
 
 
 def _scaled(factor: Ends, slopes: Ends) -> Ends:
-    return _hull([x * s for x in factor for s in slopes])
+    return hull([x * s for x in factor for s in slopes])
 
 
 def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
     """a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c))."""
     a, b = (f.ranked(out[0].ndim) for f in forms)
-    assert a.slopes is not None
-    assert b.slopes is not None
     first, second = _scaled(a.ends, b.slopes), _scaled(b.middle, a.slopes)
-    size = _largest(first) + _largest(second)
+    size = largest(first) + largest(second)
     return first[0] + second[0], first[1] + second[1], size, a.size * b.off + b.size * a.off
 
 
@@ -159,14 +149,12 @@ def _quotient(
 ) -> Sloped:
     """a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) / b(x), for q = a(c) / b(c)."""
     a, b = (f.ranked(out[0].ndim) for f in forms)
-    assert a.slopes is not None
-    assert b.slopes is not None
     less = _scaled(middle, b.slopes)
     top = a.slopes[0] - less[1], a.slopes[1] - less[0]
-    inverse = _hull([1 / end for end in b.ends])
-    found, most = _scaled(inverse, top), _largest(inverse)
-    size = most * (_largest(a.slopes) + _largest(less))
-    return *found, size, most * (a.off + _largest(out) * b.off)
+    inverse = hull([1 / end for end in b.ends])
+    found, most = _scaled(inverse, top), largest(inverse)
+    size = most * (largest(a.slopes) + largest(less))
+    return *found, size, most * (a.off + largest(out) * b.off)
 
 
 def _contraction(
@@ -178,14 +166,13 @@ def _contraction(
         return None
     place = constants.index(False)
     form, matrix = forms[place], forms[1 - place].ends[0]
-    assert form.slopes is not None
 
     def times(factor: Any) -> Bind:
         return lambda x: bind(x, factor) if place == 0 else bind(factor, x)
 
     above, below = (jax.vmap(times(x)) for x in (jnp.maximum(matrix, 0), jnp.minimum(matrix, 0)))
     down, up = form.slopes
-    size = jax.vmap(times(abs(matrix)))(_largest(form.slopes))
+    size = jax.vmap(times(abs(matrix)))(largest(form.slopes))
     off = times(abs(matrix))(form.off)
     return above(down) + below(up), above(up) + below(down), size, off
 
@@ -193,28 +180,57 @@ def _contraction(
 def _curve(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """A function of one number, whose derivative is monotone on both sides of 0."""
+    """A function of one number, whose derivative is monotone on both sides of 0.
+
+    So it is convex or concave there, and its slopes between two points grow with both points, or
+    fall with both.
+    """
     form, *others = forms
     if any(x.ends[0] is not x.ends[1] for x in others):  # The exponent of a power.
         return None
     form, exponents = form.ranked(out[0].ndim), [x.ends[0] for x in others]
 
+    def function(x: Any) -> Any:
+        return bind(x, *exponents)
+
     def derivative(x: Any) -> Any:
-        return jax.jvp(lambda y: bind(y, *exponents), (x,), (jnp.ones_like(x),))[1]
+        return jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
 
     low, high = form.ends
-    inside = jnp.clip(0.0, low, high)
-    return _by(_hull([derivative(x) for x in (low, inside, high)]), form)
+    down, up = hull([derivative(x) for x in (low, jnp.clip(0.0, low, high), high)])
+    centers = [jnp.clip(x, low, high) for x in form.middle]
+    pairs = zip((low, high), centers, strict=True)
+    below, above = hull([x for pair in pairs for x in _between(function, *pair)])
+    bent = jnp.zeros(low.shape, bool) if _is_convex(equation) else (low < 0) & (high > 0)
+    # NaN, as between two equal points, leaves the derivatives.
+    down = jnp.where(~bent & (below > down), below, down)
+    return _by((down, jnp.where(~bent & (above < up), above, up)), form)
+
+
+def _is_convex(equation: Equation) -> bool:
+    """Whether a function, or its negative, is convex on all numbers at which it has a value."""
+    if equation.primitive.name == "integer_pow":
+        return equation.params["y"] in (2, 4)
+    return equation.primitive.name in _CONVEX
+
+
+def _between(function: Bind, x: Any, y: Any) -> Ends:
+    """The slope of a function between two points, and its rounding."""
+    first, second, width = function(x), function(y), x - y
+    slope = (first - second) / width
+    # As if each point moved by its rounding, and each value by its own.
+    values = largest((first, second)) + abs(slope) * largest((x, y))
+    slack = _SLACK * (abs(slope) + values / abs(width))
+    return slope - slack, slope + slack
 
 
 def _by(factor: Ends, form: Form) -> Sloped:
     """The slopes of a function of one array whose derivative lies in an interval."""
-    assert form.slopes is not None
     # The derivative itself is rounded.
-    slack = 2.0**-36 * (1 + _largest(factor))
+    slack = 2.0**-36 * (1 + largest(factor))
     factor = factor[0] - slack, factor[1] + slack
     found = _scaled(factor, form.slopes)
-    return *found, _largest(found), _largest(factor) * form.off
+    return *found, largest(found), largest(factor) * form.off
 
 
 def _wave(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
@@ -236,12 +252,10 @@ def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
 def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
     """A maximum or minimum moves like a mean of both operands, or like the one that it is."""
     a, b = (f.ranked(out[0].ndim) for f in forms)
-    assert a.slopes is not None
-    assert b.slopes is not None
     first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]
     if equation.primitive.name == "min":
         first, second = second, first
-    both = _hull([*a.slopes, *b.slopes])
+    both = hull([*a.slopes, *b.slopes])
     down, up = (
         jnp.where(first, x, jnp.where(second, y, z))
         for x, y, z in zip(a.slopes, b.slopes, both, strict=True)
@@ -257,23 +271,26 @@ def _selected(
     if surely.dtype != bool or len(cases) != 2:
         return None
     a, b = cases
-    assert a.slopes is not None
-    assert b.slopes is not None
     unknown = (-jnp.inf, jnp.inf, jnp.inf)
     pairs = zip((*a.slopes, a.off), (*b.slopes, b.off), unknown, strict=True)
     down, up, off = (jnp.where(surely, y, jnp.where(maybe, z, x)) for x, y, z in pairs)
     return down, up, 0.0, off
 
 
-def _extremum(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
+def _extremum(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
+    """A maximum or minimum over axes. Entries that are surely not the extreme one do not matter."""
     (form,) = forms
-    assert form.slopes is not None
     axes = equation.params["axes"]
+    low, high = (jnp.expand_dims(x, axes) for x in out)
+    may_be = (form.ends[1] >= low) & (form.ends[0] <= high)
     later = tuple(k + 1 for k in axes)
-    return form.slopes[0].min(later), form.slopes[1].max(later), 0.0, form.off.max(axes)
+    down = jnp.where(may_be, form.slopes[0], jnp.inf).min(later)
+    up = jnp.where(may_be, form.slopes[1], -jnp.inf).max(later)
+    return down, up, 0.0, form.off.max(axes)
 
 
 _CURVES = names("square integer_pow exp exp2 expm1 log log1p tanh atan logistic erf sqrt rsqrt pow")
+_CONVEX = names("square exp exp2 expm1 log log1p sqrt rsqrt")
 _LINEAR = names(
     "add add_any broadcast_in_dim reshape squeeze transpose slice rev reduce_sum copy copy_p",
     "stop_gradient convert_element_type cumsum concatenate",

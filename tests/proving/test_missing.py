@@ -11,12 +11,11 @@ from jax import lax
 from jax.extend.core.primitives import lt_to_p
 
 import dpjax
-from all_pairs import N, all_pairs, bounds_of, traced
-from dpjax.proving import Ball, Interval, NoProofError, _prove_sensitivity
-from dpjax.proving._losses import _evaluate
-from dpjax.proving._value import RefusalError
+from all_pairs import N, all_pairs, bounds_of
+from dpjax.proving import Ball, Interval, NoProofError
 from dpjax.queries import PaddedRecords
 from random_programs import distance
+from white_box import check_every_step
 
 # `make nightly` takes another seed every day.
 SEED = int(os.environ.get("DPJAX_SEED", "1"))
@@ -273,44 +272,6 @@ STEPS = {
 }
 
 
-def check_every_step(target, database, neighbor):
-    """Whether a program is proved. Every value of every step lies within its bounds."""
-    spec = jax.ShapeDtypeStruct(database.shape[1:], jnp.float32)
-    jaxpr, program, public = traced(target, spec, BOUNDS)
-    try:
-        walk, _ = _prove_sensitivity._walk(jaxpr, program, public)
-    except RefusalError:
-        return False
-    keys = [step.key for step in walk.steps]
-
-    @jax.jit
-    @jax.vmap
-    def values(x):
-        found = {}
-        inputs = [(x, None)] * len(jaxpr.invars)
-        _evaluate(jaxpr, program.jaxpr.consts, inputs, (), found, {})
-        return [found.get(key) for key in keys]
-
-    for step, a, b in zip(walk.steps, values(database), values(neighbor), strict=True):
-        if a is None:
-            continue
-        a, b, x = np.asarray(a, float), np.asarray(b, float), step.value
-        for one in (a, b):
-            numbers = np.nan_to_num(one, nan=np.broadcast_to(x.low, one.shape))
-            assert (x.low <= numbers).all(), step
-            assert (numbers <= x.high).all(), step
-            assert x.nan or not np.isnan(one).any(), step
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        each = np.maximum(x.changed.each, x.others.each)
-        assert (same | (each > 0)).all(), step
-        apart = np.nan_to_num(np.abs(a - b))
-        assert (apart <= each).all(), step
-        l1 = apart.reshape(len(a), -1).sum(1).max(initial=0)
-        n = 1 if x.axis is None else x.n - 1
-        assert l1 <= x.changed.l1 + n * x.others.l1, step
-    return True
-
-
 def attack(seed, count):
     rng, proved = np.random.default_rng(seed), 0
     for _ in range(count):
@@ -321,14 +282,14 @@ def attack(seed, count):
                 x = STEPS[name](x)
             return jnp.nansum(jnp.where(jnp.isnan(x), 0.25, x))
 
-        proved += check_every_step(target, FIRST, SECOND)
+        proved += check_every_step(target, SPEC, BOUNDS, FIRST, SECOND)
     return proved
 
 
 def test_every_step_of_random_programs_stays_within_its_bounds():
     assert attack(0, 12) >= 8
-    assert check_every_step(lambda x: jnp.isnan(0.5 * x - 1).sum(), FIRST, SECOND)
-    assert not check_every_step(lambda x: jnp.isnan(0 * x).sum(), FIRST, SECOND)
+    assert check_every_step(lambda x: jnp.isnan(0.5 * x - 1).sum(), SPEC, BOUNDS, FIRST, SECOND)
+    assert not check_every_step(lambda x: jnp.isnan(0 * x).sum(), SPEC, BOUNDS, FIRST, SECOND)
 
 
 @pytest.mark.slow
