@@ -75,8 +75,9 @@ def posterior(
             real arrays.
         ValueError: if a size is out of range, the release or the databases of the model are not
             like those of the private function, the release shows another scale, bound or public
-            number of records, no simulated database comes near the release, the effective size is
-            below 100, or prior or model use their keys in a way that tempering does not support.
+            number of records, one release is given twice, no simulated database comes near the
+            release, the effective size is below 100, or prior or model use their keys in a way that
+            tempering does not support.
 
     Formal guarantees:
         Post-processing: prior, model, target and mechanism are public, and only the release comes

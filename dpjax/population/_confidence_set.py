@@ -14,7 +14,7 @@ from dpjax._core import _checks
 from dpjax._core._open_ledgers import untold_programs
 from dpjax._core._types import Database, Key, PyTree, Value
 from dpjax._core._values import Release
-from dpjax.population._laws import Law, Releases
+from dpjax.population._laws import Law, Releases, check_distinct, fits
 from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.population._search import MOST_DIMS, Search, margins, p_value
 from dpjax.random._keys import check_key, sampling_key, seeded_key
@@ -29,6 +29,7 @@ class Simulation:
     """Releases of simulated databases, under seeds that are the same for all parameters.
 
     Attributes:
+        privates: the private functions.
         draws: for each private function, its `draw(key, database)` of the value of a release.
         population: draws databases.
         statistic: computes the compared numbers from the values of the releases.
@@ -36,6 +37,7 @@ class Simulation:
         like: an example of theta, a pytree of numbers.
     """
 
+    privates: tuple[Releases, ...]
     draws: tuple[Callable[[Key, Database], Value], ...]
     population: Population
     statistic: Callable[[Any], PyTree]
@@ -414,7 +416,12 @@ def confidence_set(
     spec = jax.eval_shape(sampling_key, key)
     draws = tuple(_draw_of(one, key, population, spec, like) for one in privates)
     simulation = Simulation(
-        draws, population, _checks.function("statistic", statistic or _all), seeds, ends[0]
+        privates,
+        draws,
+        population,
+        _checks.function("statistic", statistic or _all),
+        seeds,
+        ends[0],
     )
     observed = _observed(simulation, release)
     return ConfidenceSet(confidence, ends, seeds, simulation, key, observed)
@@ -453,7 +460,11 @@ def _observed(simulation: Simulation, release: Any) -> jax.Array:
     wanted = jax.eval_shape(simulated, jax.eval_shape(lambda: seeded_key(0)), theta)
     given = [x.value if isinstance(x, Release) else x for x in values]
     given = [jax.tree.map(lambda x: _checks.host_numbers("release", x), x) for x in given]
-    if [jax.tree.map(np.shape, x) for x in given] != [jax.tree.map(jnp.shape, x) for x in wanted]:
+    check_distinct(simulation.privates, values)
+    leaves = zip(jax.tree.leaves(given), jax.tree.leaves(wanted), strict=False)
+    if [jax.tree.map(np.shape, x) for x in given] != [
+        jax.tree.map(jnp.shape, x) for x in wanted
+    ] or not all(fits(x, like.dtype) for x, like in leaves):
         raise ValueError(
             "release must be like the private function's releases about databases of the model,"
             f" {_checks.described(wanted)}, got {_checks.described(given)}"

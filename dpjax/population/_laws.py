@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -132,8 +133,7 @@ class Law:
 
         def converted(leaf: Value, like: jax.ShapeDtypeStruct) -> jax.Array:
             array = _checks.host_numbers(name, leaf)
-            whole = np.issubdtype(array.dtype, np.integer) or bool(np.all(array == np.round(array)))
-            if array.shape != like.shape or (jnp.issubdtype(like.dtype, jnp.integer) and not whole):
+            if array.shape != like.shape or not fits(array, like.dtype):
                 raise ValueError(_unlike(name, wanted, held))
             if np.isnan(array).any():
                 raise ValueError(f"{name} is NaN: a parameter of its mechanism was bad")
@@ -323,6 +323,39 @@ def _lost(name: str) -> str:
         " them, and the release does not keep them: pass the function that draws the numbers, and"
         " its release, or use dpjax.confidence_set"
     )
+
+
+def fits(array: np.ndarray, dtype: Any) -> bool:
+    """Whether numbers can be converted to a dtype: integers only from whole numbers in range."""
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return True
+    ends = jnp.iinfo(dtype)
+    if np.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.float64)
+    return bool(np.all((array >= ends.min) & (array <= ends.max) & (array == np.round(array))))
+
+
+def check_distinct(privates: Sequence[Releases], releases: Sequence[Any]) -> None:
+    """Refuses one release that is given twice, as a ledger gives it: it would count twice."""
+    for i, j in itertools.combinations(range(len(releases)), 2):
+        one, other = releases[i], releases[j]
+        both = isinstance(one, Release) and isinstance(other, Release)
+        if not both or not _is_same_function(privates[i], privates[j]):
+            continue
+        numbers = [_numbers_in(x) for x in (one, other)]
+        alike = jax.tree.structure(numbers[0]) == jax.tree.structure(numbers[1])
+        if one is other or (alike and jax.tree.all(jax.tree.map(np.array_equal, *numbers))):
+            raise ValueError(
+                f"release[{i}] and release[{j}] must be two draws of noise, but their numbers are"
+                " equal: if a ledger repeated an answer, pass it once; if the noise was drawn"
+                " twice, pass release.value of each"
+            )
+
+
+def _is_same_function(one: Releases, other: Releases) -> bool:
+    if isinstance(one, PrivateFunction) and isinstance(other, PrivateFunction):
+        return one.target is other.target and one.mechanism is other.mechanism
+    return one is other
 
 
 def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:

@@ -13,7 +13,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Key, PyTree, Value
 from dpjax._tracing._programs import needs_no_values
 from dpjax.mechanisms._noisy_arrays import CoordinatewiseMechanism
-from dpjax.population._laws import Law, OneOrSeveral, as_several
+from dpjax.population._laws import Law, OneOrSeveral, as_several, check_distinct
 from dpjax.population._model import Model, NumberOfRecords, Population
 from dpjax.random._keys import sampling_key, seeded_key
 
@@ -122,5 +122,6 @@ class World:
                 f"release must be a list of {len(self.laws)}, with one release of each private"
                 f" function, got {len(given)}"
             )
+        check_distinct([law.private for law in self.laws], given)
         read = zip(self.laws, given, strict=True)
         return tuple(law.read(f"release[{i}]", one) for i, (law, one) in enumerate(read))

@@ -256,6 +256,68 @@ def test_several_releases_about_one_database_are_weighed_together(keys):
     assert not agrees(posterior, exact_shares(N, lambda c: np.exp(-abs(12 - c) / 2)))
 
 
+def test_a_release_that_a_ledger_repeats_does_not_count_twice(keys):
+    """Two draws may be equal by chance: then their values are given, and count as two."""
+    bank = dpjax.simulation_bank(
+        keys(1), [PRIVATE, PRIVATE], prior=jax.random.uniform, model=bernoulli, n=N, draws=2000
+    )
+    database = bernoulli(jax.random.key(0), 0.4, N)
+    release, same, other = (PRIVATE(keys(i), database) for i in (2, 2, 3))
+    assert int(release.value) == int(same.value) != int(other.value)
+    for twice in ([release, release], [release, same]):
+        with pytest.raises(ValueError, match=r"release\[0\] and release\[1\] must be two draws"):
+            bank.posterior(twice)
+    assert bank.posterior([release, other]).effective_size > 100
+    assert bank.posterior([release.value, same.value]).effective_size > 100
+    with pytest.raises(ValueError, match="must be two draws"):
+        dpjax.confidence_set(
+            keys(4), [release, same], [PRIVATE, PRIVATE], model=bernoulli, n=N, bounds=(0.0, 1.0)
+        )
+
+
+def test_a_sampled_sensitivity_counts_as_any_other(keys):
+    """The posterior is that of the noise that was drawn; the guarantee of the release stays."""
+
+    def mean(records):
+        return jnp.mean(records.astype(float))
+
+    sampled = dpjax.sample_sensitivity(
+        keys(3), mean, lambda key, n: bernoulli(key, 0.5, n), n=N, m=1000, gamma=0.02, norm="l1"
+    )
+    privates = [
+        dpjax.privatize(mean, dpjax.laplace(sensitivity, epsilon=1.0))
+        for sensitivity in (sampled, float(sampled.value))
+    ]
+    release = privates[0](keys(5), bernoulli(jax.random.key(3), 0.5, N))
+    assert release.guarantee.gamma == 0.02
+    found = [
+        dpjax.posterior(
+            keys(6), release.value, one, prior=jax.random.uniform, model=bernoulli, n=N, draws=5000
+        )
+        for one in privates
+    ]
+    np.testing.assert_allclose(found[0].weights, found[1].weights, rtol=1e-4, atol=1e-9)
+    assert release.guarantee.gamma == 0.02
+
+
+def test_numbers_that_no_release_holds_are_refused(bank, keys):
+    """Also whole numbers that would wrap around in the integers of the release."""
+    for number in (np.nan, np.inf, -np.inf, 2**32 + 12, 1e12, np.float32(2.0**31), 12.5):
+        with pytest.raises(ValueError, match="release must be like"):
+            bank.posterior(number)
+        with pytest.raises(ValueError, match="release must be like"):
+            dpjax.confidence_set(keys(4), number, PRIVATE, model=bernoulli, n=N, bounds=(0.0, 1.0))
+    zeros = [bank.posterior(x).weights for x in (0.0, -0.0)]
+    np.testing.assert_array_equal(*zeros)
+    mean = dpjax.privatize(lambda x: jnp.mean(x.astype(float)), dpjax.laplace(1 / N, 1.0))
+    of_floats = dpjax.simulation_bank(
+        keys(1), mean, prior=jax.random.uniform, model=bernoulli, n=N, draws=500
+    )
+    for number in (np.inf, -np.inf, 1e38):
+        with pytest.raises(ValueError, match="none of the 500 simulated databases"):
+            of_floats.posterior(number)
+
+
 def test_a_private_number_of_records_is_a_part_of_theta(keys):
     counting = queries.counting_query()
     relation = dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE
