@@ -20,6 +20,7 @@ import numpy as np
 from dpjax._tracing._fingerprints import digest
 from dpjax._tracing._walks import Atom, Equation, aval, called, equations, live, parts
 from dpjax.proving import _lemmas as lemmas
+from dpjax.proving import _rounding as rounding
 from dpjax.proving._exact_variances import ExactVariance, planned
 from dpjax.proving._norm_clips import (
     Scope,
@@ -32,7 +33,8 @@ from dpjax.proving._norm_clips import (
 from dpjax.proving._operations import OPERATIONS
 from dpjax.proving._pending import carried
 from dpjax.proving._ratios import ratio
-from dpjax.proving._value import Abstract, Difference, Moves, Pending, make
+from dpjax.proving._reductions import outer
+from dpjax.proving._value import Abstract, Difference, Moves, Pending, make, meet
 
 _DEPTH = 16
 Values = Mapping[jex.Var, Abstract | None]
@@ -237,6 +239,9 @@ def improved(
         operands = [x for x in operands if x is not None]
         pending = carried(OPERATIONS["select_n"].merging, {}, operands, found)
         return Found("clip by norm", _meet(walked, dataclasses.replace(found, pending=pending)))
+    if name == "mul" and walked is not None:
+        found = _outer_products(program, equation, values, walked)
+        return Found("outer products", found) if found is not None else None
     if name == "div" and walked is not None:
         search = Search(equation.outvars[0], Scope(program.made, {}), values)
         if (found := ratio(equation, search, walked)) is not None:
@@ -251,6 +256,45 @@ def improved(
         if found is not None:
             return Found(lemma.name, _meet(walked, found))
     return None
+
+
+def _outer_products(
+    program: Program, equation: Equation, values: Values, walked: Abstract
+) -> Abstract | None:
+    """The product of two arrays whose rows are repeated along different axes: a b^T for each row.
+
+    The l1 and the l2 norm of such a row are products of norms. The rounding of each entry is added.
+    """
+    made = [program.definition(x) for x in equation.invars]
+    if any(e is None or e.primitive.name != "broadcast_in_dim" for e in made):
+        return None
+    a, b = (values.get(e.invars[0]) for e in made if e and isinstance(e.invars[0], jex.Var))
+    if a is None or b is None or a.axis is None or b.axis is None or walked.axis is None:
+        return None
+    places = [e.params["broadcast_dimensions"] for e in made if e]
+    for x, at in zip((a, b), places, strict=True):
+        whole = all(walked.shape[k] == size for k, size in zip(at, x.shape, strict=True))
+        if not whole or at[x.axis] != walked.axis:
+            return None
+    if set(places[0]) & set(places[1]) != {walked.axis}:
+        return None
+    moves = outer(a, b, [a.axis], [b.axis])
+    if moves is None or len(set(places[0]) | set(places[1])) != len(walked.shape):
+        return None
+    entries, size = math.prod(walked.shape) // walked.n, float(walked.magnitude.max())
+    tiny = 8 * rounding.tiny(walked.dtype) * (1 + float(a.magnitude.max() + b.magnitude.max()))
+    slip = rounding.ARITHMETIC * rounding.unit(walked.dtype) * size + tiny
+    slips = slip * entries, slip * math.sqrt(entries)
+    l1, l2 = (
+        float(rounding.up((d + 2 * off) * (1 + 2.0**-30)))
+        for d, off in zip(moves, slips, strict=True)
+    )
+    rows = (a.l1_of_row * b.l1_of_row, a.l2_of_row * b.l2_of_row)
+    kept = [
+        float(rounding.up((x + off) * (1 + 2.0**-30))) for x, off in zip(rows, slips, strict=True)
+    ]
+    changed = np.asarray(math.inf), l1, l2
+    return meet(walked, changed=changed, l1_of_row=kept[0], l2_of_row=kept[1])
 
 
 def _meet(first: Abstract | None, second: Abstract) -> Abstract:

@@ -489,9 +489,9 @@ def contract(
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
     slip = units * sizes + 8 * rounding.tiny(dtype) * terms
     found = meet(found, *_within_norms((first, x, ca), (second, y, cb), summed, slip))
-    outer = None if batch else _outer(first, second, ca, cb)
+    outer_moves = None if batch else outer(first, second, ca, cb)
     public = None if batch else _public_factor(first, second, ca, cb)
-    if outer is None and public is None:
+    if outer_moves is None and public is None:
         return found
     short = over(slip, found.axis)
     entries = math.prod(s for k, s in enumerate(found.shape) if k != found.axis)
@@ -505,8 +505,8 @@ def contract(
         each = np.where(d.each > 0, linf * (1 + 2.0**-30) + 2 * short, 0.0)
         return rounding.up(each), float(rounding.up(l1)), float(rounding.up(l2))
 
-    if outer is not None:
-        moved = moves(found.changed, outer[1], *outer)
+    if outer_moves is not None:
+        moved = moves(found.changed, outer_moves[1], *outer_moves)
         found = meet(found, changed=moved, others=moved)
     if public is not None:
         x, most, column, norm = public
@@ -563,7 +563,7 @@ def _public_factor(
     return None
 
 
-def _outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
+def outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
     """How far a sum of a b^T over the records moves in l1 and in l2.
 
     It moves by at most |a| |b - b'| + |b'| |a - a'|, and by at most |a| |b| + |a'| |b'|.

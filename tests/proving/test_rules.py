@@ -299,6 +299,9 @@ OF_VECTORS = {
     "sum of a row": lambda x: x.sum(1),
     "sort": lambda x: jnp.sort(x, axis=0),
     "squared length": lambda x: jnp.einsum("ni,ni->n", x, x),
+    "outer products": lambda x: jnp.multiply(
+        *(lax.broadcast_in_dim(x, (N, 2, 2), (0, k)) for k in (1, 2))
+    ),
     "covariance": lambda x: (x - x.mean(0)[None]).T @ (x - x.mean(0)[None]),
     "quotient": lambda x: x / (1 + jnp.abs(x).sum(1, keepdims=True)),
 }
