@@ -384,6 +384,9 @@ def test_an_object_that_claims_a_bound_is_not_believed():
         def _bound(self, norm, relation, n, dtype):
             return 1e-3
 
+        def _bound_on(self, norm, relation, records):
+            return 1e-3
+
         def __call__(self, x):
             return x.sum()
 
