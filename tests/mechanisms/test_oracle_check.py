@@ -57,6 +57,13 @@ def test_size_and_power(check):
     assert size <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
 
 
+def test_size_where_noise_exceeds_the_spread_of_counts():
+    """At n = 100 and epsilon .1 the noise has eight times the spread of a count."""
+    made = dpjax.check_oracle(jax.random.key(0), EXPONENTIAL, n=100, epsilon=0.1, simulations=199)
+    size = made.power(seeded_key(2), EXPONENTIAL, trials=400)
+    assert size <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
 @pytest.mark.parametrize(("n_atoms", "offset"), [(1, 0.0), (10, 0.3)])
 def test_rounding_moves_no_atom_into_another_bin(n_atoms, offset):
     """Where the draw and the score are one program, XLA rounds once: fma(k, .1, -.3).

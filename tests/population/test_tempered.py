@@ -12,7 +12,9 @@ from dpjax.population._latents import Latents
 from dpjax.population._tempered import (
     _LEAST,
     ISLANDS,
+    RANDOM,
     Islands,
+    along_a_path,
     effective_size,
     runs_that_count,
     weights_of,
@@ -129,6 +131,21 @@ def test_moves_reach_the_exact_posterior(keys):
     found = check_against_exact(keys, dims=2, n=10, draws=1024)
     assert len(found.weights) == 1024
     assert found.weights.sum() == pytest.approx(1)
+
+
+def test_every_path_is_accepted_where_the_density_is_constant(keys):
+    """Paths preserve the density of normal numbers, so only a change of the density refuses one."""
+
+    def both(point):
+        return jnp.float32(0), jnp.zeros_like(point)
+
+    particle = jax.random.normal(keys(1), (3,))
+    normal = jax.random.normal(keys(2), (20, 3 + RANDOM))
+    moved, _, share = jax.vmap(
+        lambda normal: along_a_path(both, jnp.float32(1), jnp.float32(0.3), normal, particle, 0.0)
+    )(normal)
+    np.testing.assert_allclose(share, 1, atol=1e-4)
+    assert np.all(np.abs(moved - particle[None]).max(1) > 1e-2)
 
 
 @pytest.mark.slow
