@@ -139,7 +139,8 @@ def fit(
             something. The guarantee covers these parameters, but not scores computed on private
             records. If it returns True, the training ends with these parameters. Base this decision
             on public data. The guarantee is the guarantee of all epochs even if the training stops
-            early, because the results decide when to stop.
+            early, because the results decide when to stop. If it returns a text, a number, or a
+            dictionary of numbers, such as a loss on public data, the progress bar shows them.
         ledger: pays for the training before it starts. Do not open it by `with`.
         checkpoint: a file that stores the last epoch. After an interruption, the same call
             continues from there, with the keys and the payment of the first call. A call with other
@@ -352,8 +353,11 @@ def fit(
                         count(1)
                     # Write the file before anybody sees the results of this epoch.
                     file.write(epoch, now)
-                if epoch and evaluate is not None and _is_true(evaluate(epoch, now.parameters)):
-                    break
+                if epoch and evaluate is not None:
+                    answer = evaluate(epoch, now.parameters)
+                    if _is_true(answer):
+                        break
+                    count(0, _scores(answer))
         file.remove()
     record = TrainingRecord(
         steps=steps,
@@ -377,10 +381,27 @@ def fit(
     return Release(now.parameters, promised, training=record)
 
 
-def _is_true(answer: object) -> bool:
+def _scores(found: Any) -> str:
+    """What `evaluate` returned, for the bar: a text, a number, or numbers with names."""
+    if isinstance(found, str):
+        return found
+    if isinstance(found, dict):
+        return ", ".join(f"{name}={_scores(score)}" for name, score in found.items())
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    if is_number or _is_scalar(found, np.floating, np.integer):
+        return f"{float(found):.4g}"
+    return ""
+
+
+def _is_true(answer: Any) -> bool:
     """Whether `evaluate` returned True, as a Python, NumPy or JAX boolean."""
-    is_boolean = np.ndim(answer) == 0 and np.asarray(answer).dtype == bool  # pyright: ignore
-    return is_boolean and bool(answer)
+    return (isinstance(answer, bool) or _is_scalar(answer, np.bool_)) and bool(answer)
+
+
+def _is_scalar(found: Any, *kinds: type) -> bool:
+    """Whether something is an array without axes, of one of these kinds."""
+    is_array = isinstance(found, (np.ndarray, np.generic, jax.Array)) and found.ndim == 0
+    return is_array and any(jnp.issubdtype(found.dtype, kind) for kind in kinds)
 
 
 @functools.cache

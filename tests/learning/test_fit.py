@@ -1,5 +1,6 @@
 """Private training in one call: made of the parts, interrupted and continued, paid for before."""
 
+import contextlib
 import functools
 import inspect
 import math
@@ -325,6 +326,22 @@ def test_a_number_anywhere_in_an_optimizer_makes_it_another(make):
         return _fit._of_optimizer(optimizer, parameters, state)
 
     assert of(0.1) == of(0.1) != of(0.1 * (1 + 1e-6))
+
+
+def test_the_bar_shows_the_scores_of_an_epoch(keys, monkeypatch):
+    """Nothing that `evaluate` returns ends a training that is paid, but True."""
+    shown = []
+
+    @contextlib.contextmanager
+    def counting(*_, **__):
+        yield lambda more, found="": shown.append(found) if not more else None
+
+    monkeypatch.setattr(_fit, "counting", counting)
+    odd = [{"loss": jnp.float32(0.25), "right": 1 / 3}, keys(7), "a text"]
+    fit(keys(5), evaluate=lambda epoch, parameters: odd[epoch - 1])
+    assert shown == ["loss=0.25, right=0.3333", "", "a text"]
+    scores = [_fit._scores(x) for x in (None, False, 2, np.float64(0.5), np.zeros(3), 1j, object)]
+    assert scores == ["", "", "2", "0.5", "", "", ""]
 
 
 def test_a_stop_keeps_the_parameters_of_its_epoch_and_the_guarantee_of_all(keys, tmp_path):
