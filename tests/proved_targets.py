@@ -1,11 +1,12 @@
 """33 functions with the largest move of one record: on paper, or by a grid and a search ("found").
 
 Each: the function, records, bounds, norm, that move, and what the proof may be at most, divided by
-it. The limits above 1.05 are those of networks and loops, where intervals forget what moves
+it at 100 records. The limits above 1.05 are those of networks and loops, where intervals forget what moves
 together.
 """
 
 import math
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import numpy as np
 
 from dpjax.proving import Ball
 
-N, D = 100, 3
+N, D = globals().get("SIZE", 100), 3
 NUMBERS = jax.ShapeDtypeStruct((N,), jnp.float32)
 ROWS = jax.ShapeDtypeStruct((N, D), jnp.float32)
 UNIT, BALL, EXACT = (0, 1), Ball(1.0), 1.01
@@ -70,7 +71,7 @@ TARGETS = {
     ),
     "jnp.std": (jnp.std, NUMBERS, UNIT, "l1", math.sqrt(N - 1) / N, EXACT),
     "root of variance + .01": (
-        lambda x: jnp.sqrt(x.var() + 0.01), NUMBERS, UNIT, "l1", math.sqrt(0.0199) - 0.1, EXACT,
+        lambda x: jnp.sqrt(x.var() + 0.01), NUMBERS, UNIT, "l1", math.sqrt((N - 1) / N**2 + 0.01) - 0.1, EXACT,
     ),
     "histogram by one-hot bins": (
         lambda x: jax.nn.one_hot((x * 10).astype(int), 10).sum(0), NUMBERS, UNIT, "l1", 2, EXACT,
@@ -78,7 +79,7 @@ TARGETS = {
     "share above .5": (lambda x: (x > 0.5).mean(), NUMBERS, UNIT, "l1", 1 / N, EXACT),
     "maximum": (jnp.max, NUMBERS, UNIT, "l1", 1, EXACT),
     "trimmed mean": (
-        lambda x: jnp.sort(x)[10:-10].mean(), NUMBERS, UNIT, "l1", 1 / (N - 20), EXACT,
+        lambda x: jnp.sort(x)[N // 10 : -N // 10].mean(), NUMBERS, UNIT, "l1", 1.25 / N, EXACT,
     ),
     "sorted records": (jnp.sort, NUMBERS, UNIT, "l1", 1, EXACT),
     "jnp.median": (jnp.median, NUMBERS, UNIT, "l1", 0.5, EXACT),
@@ -105,16 +106,16 @@ TARGETS = {
         2 / N * float(np.linalg.norm(FIRST.astype(float), 2)), EXACT,
     ),
     "logistic gradient": (
-        lambda x: gradient(x, DIRECTION), ROWS, UNIT, "l2", 0.0111831, 1.08,  # found
+        lambda x: gradient(x, DIRECTION), ROWS, UNIT, "l2", 1.11831 / N, 1.08,  # found
     ),
     "softmax network": (
-        lambda x: network(x).mean(0), ROWS, UNIT, "linf", 0.00360724, 2.83,  # found
+        lambda x: network(x).mean(0), ROWS, UNIT, "linf", 0.360724 / N, 2.83,  # found
     ),
     "softmax network, clipped to [0, 1]": (
-        lambda x: jnp.clip(network(x), 0, 1).mean(0), ROWS, UNIT, "linf", 0.00360724, 2.8,  # found
+        lambda x: jnp.clip(network(x), 0, 1).mean(0), ROWS, UNIT, "linf", 0.360724 / N, 2.8,  # found
     ),
     "tanh network": (
-        lambda x: hidden(x).mean(0), ROWS, UNIT, "linf", 0.0159089, 1.27,  # found
+        lambda x: hidden(x).mean(0), ROWS, UNIT, "linf", 1.59089 / N, 1.27,  # found
     ),
     "winsorized mean": (
         lambda x: jnp.clip(x, 0.2, 0.8).mean(), NUMBERS, UNIT, "l1", 0.6 / N, EXACT,
@@ -128,8 +129,13 @@ TARGETS = {
     "mean of rows clipped by norm": (clipped, ROWS, (-10, 10), "l2", 2 / N, EXACT),
     "standardized mean": (  # All ones, and one 0 among them.
         lambda x: x.mean() / jnp.sqrt(x.var() + 0.01), NUMBERS, UNIT, "l1",
-        10 - 0.99 / math.sqrt(0.0199), 1.05,
+        10 - (1 - 1 / N) / math.sqrt((N - 1) / N**2 + 0.01), 1.05,
     ),
     "least squares by solve": (solved, ROWS, UNIT, "l2", None, None),
-    "five steps of gradient descent": (descent, ROWS, UNIT, "l2", 0.00354349, 1.77),  # found
+    "five steps of gradient descent": (descent, ROWS, UNIT, "l2", 0.354349 / N, 1.77),  # found
 }  # fmt: skip
+
+
+def of_size(n):
+    """The same functions of n records."""
+    return runpy.run_path(__file__, {"SIZE": n})["TARGETS"]
