@@ -1,8 +1,8 @@
 """33 functions with the largest move of one record: on paper, or by a grid and a search ("found").
 
 Each: the function, records, bounds, norm, that move, and what the proof may be at most, divided by
-it at 100 records. The limits above 1.05 are those of networks and loops, where intervals forget what moves
-together.
+it, at 100 records. The limits above 1.05 are those of networks and loops, where intervals forget
+what moves together.
 """
 
 import math
@@ -71,7 +71,8 @@ TARGETS = {
     ),
     "jnp.std": (jnp.std, NUMBERS, UNIT, "l1", math.sqrt(N - 1) / N, EXACT),
     "root of variance + .01": (
-        lambda x: jnp.sqrt(x.var() + 0.01), NUMBERS, UNIT, "l1", math.sqrt((N - 1) / N**2 + 0.01) - 0.1, EXACT,
+        lambda x: jnp.sqrt(x.var() + 0.01), NUMBERS, UNIT, "l1",
+        math.sqrt((N - 1) / N**2 + 0.01) - 0.1, EXACT,
     ),
     "histogram by one-hot bins": (
         lambda x: jax.nn.one_hot((x * 10).astype(int), 10).sum(0), NUMBERS, UNIT, "l1", 2, EXACT,
@@ -112,7 +113,8 @@ TARGETS = {
         lambda x: network(x).mean(0), ROWS, UNIT, "linf", 0.360724 / N, 2.83,  # found
     ),
     "softmax network, clipped to [0, 1]": (
-        lambda x: jnp.clip(network(x), 0, 1).mean(0), ROWS, UNIT, "linf", 0.360724 / N, 2.8,  # found
+        lambda x: jnp.clip(network(x), 0, 1).mean(0), ROWS, UNIT, "linf",
+        0.360724 / N, 2.8,  # found
     ),
     "tanh network": (
         lambda x: hidden(x).mean(0), ROWS, UNIT, "linf", 1.59089 / N, 1.27,  # found
