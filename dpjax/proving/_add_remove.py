@@ -90,12 +90,12 @@ class PaddedWalk(Walk):
         return dataclasses.replace(value, value=facts.of(value.value))
 
     def improved(self, *situation: Any) -> None:
-        """Uses no lemma, because lemmas do not say how results depend on slots."""
+        """Applies no lemma, because lemmas do not say how results depend on slots."""
 
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Cuts no range into cells: cells do not say how results depend on slots."""
+        """Does not cut ranges into cells: cells do not say how results depend on slots."""
         return outputs
 
     def outputs(
@@ -111,11 +111,14 @@ class PaddedWalk(Walk):
         try:
             rows = Walk().ruled(equation, [x.empty for x in operands])
         except RefusalError:
-            rows = values  # Their ranges contain every row, including the row of an empty slot.
+            # The ranges of the values contain every row, including the row of an empty slot.
+            rows = values
         operation, made = operation_of(equation.primitive.name), list[Tracked]()
         for value, row in zip(values, rows, strict=True):
             if value.pending.coarse:
-                raise RefusalError("floats of 16 bits have no rule under add-or-remove-one")
+                raise RefusalError(
+                    "floats of 16 bits are not supported in proofs under add-or-remove-one"
+                )
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
@@ -157,7 +160,9 @@ class PaddedWalk(Walk):
         if (kind := kind_of(equation, inner)) is None:
             return None
         if isinstance(kind, ExactVariance):
-            raise RefusalError("an exact variance has no rule under add-or-remove-one")
+            raise RefusalError(
+                "an exact variance is not supported in proofs under add-or-remove-one"
+            )
         found = value_of(kind, [x.value for x in operands])
         row, applied = found, Applied({}, operands, found)
         if isinstance(kind, ExactSum):
@@ -185,13 +190,16 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """How far the outputs move if a slot is emptied, and if the records are permuted.
+    """How much the outputs change if a slot is emptied, and if the records are permuted.
 
     Raises:
-        RefusalError: if an output lists the records by their slots.
+        RefusalError: if an output has one entry per slot, and so reveals the slots of records.
     """
     if any(x.slots.axis is not None for x in outputs):
-        raise RefusalError("the value lists records by their slots: sum over the records")
+        raise RefusalError(
+            "the output has an entry for each slot, so it depends on the slots of records: "
+            "return a sum over the records"
+        )
     values = [x.value for x in outputs]
     sizes = [(0.0 if x.fixed else x.value.apart, math.prod(x.value.shape)) for x in outputs]
     if norm == "l1":
@@ -204,7 +212,7 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """A tighter bound: if a row is emptied or filled, it moves by at most the sum of two norms."""
+    """A tighter bound: a row that is emptied or filled changes by at most the sum of two norms."""
     axis, value = x.slots.axis, x.value
     if axis is None:  # Without rows of records, there is no row of an empty slot.
         return dataclasses.replace(x, empty=value)

@@ -1,10 +1,10 @@
-"""Halves boxes of one record until the range of its part of a sum is known closely.
+"""Splits the box of one record into small boxes, to bound how much a record changes a sum.
 
-Let g be computed for each record alone. A replaced record moves its row of the sum from g(x) to
-g(y). Every record is in one of the boxes, so max |g(x) - g(y)| is at most the largest bound over
-pairs of boxes. A box is dropped once its bound with every other box is at most a threshold, and the
-result is never below the threshold. So the result is right whenever the search stops, and for any
-threshold. docs/proofs/boxes.md has the proof.
+Let g(x) be the row that a program computes from record x alone. Replacing x by y changes this row
+from g(x) to g(y). Every record is in one of the boxes, so max |g(x) - g(y)| is at most the largest
+bound over pairs of boxes. A box is dropped once its bound with every other box is at most a
+threshold, and the result is never below the threshold. So the result is right whenever the search
+stops, and for any threshold. docs/proofs/boxes.md has the proof.
 """
 
 import contextlib
@@ -36,9 +36,11 @@ from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
 
 Array = np.ndarray
-# Boxes that a device encloses in one call, boxes that are kept, and numbers in a table of pairs.
+# Limits on the number of boxes that a device encloses in one call, of boxes that are kept, of pairs
+# of boxes, and of entries in a table of pairs.
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
-# Numbers that a device computes in one call: about a second of work; and a few GB, where it stops.
+# The usual number of floats that a device computes in one call, which takes about a second; and the
+# largest number, which takes a few GB of memory. A program that needs more is refused.
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
 # Coordinates that are moved to their ends, to find values that are far apart.
 _MOST_MOVED = 16
@@ -49,7 +51,7 @@ CLOSE, ENOUGH = 1.001, 1.01
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-    """Boxes of one record, with the ends of g over each of them.
+    """Boxes of one record, with bounds on g over each box.
 
     Attributes:
         low: lower ends, of shape (boxes, coordinates of a record).
@@ -76,7 +78,7 @@ class Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of a record: in each array of a database, and how they are halved.
+    """The coordinates of a record in each array of a database, and how boxes of them are halved.
 
     Attributes:
         shapes: the shape of one record in each array.
@@ -104,7 +106,10 @@ class Coordinates:
         return low[None], high[None]
 
     def halved(self, low: Array, high: Array, axis: Array) -> tuple[tuple[Array, Array], ...]:
-        """Both halves of each box along an axis of its own. They cover every record of the box."""
+        """Both halves of each box, along one given axis per box.
+
+        They cover every record of the box.
+        """
         rows = np.arange(len(low))
         a, b = low[rows, axis], high[rows, axis]
         below = above = (a + b) / 2
@@ -126,12 +131,13 @@ class Coordinates:
         return (low, first), (second, high)
 
     def inside(self, low: Array, high: Array) -> Array:
-        """Which boxes may hold a record: those that meet every ball."""
+        """Which boxes may contain a record: the boxes that intersect every ball."""
         found = np.ones(len(low), bool)
         for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
             if isinstance(bound, Ball):
                 nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
-                # As in the walk: the clamp computes the norm, and scales the record.
+                # Widen the radius as the walk does: the clamp computes the norm and scales the
+                # record with rounding.
                 count = place.stop - place.start
                 radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
                 found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
@@ -163,7 +169,8 @@ class Enclosure:
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
                 rows = min(size, len(low) - start)
-                # Row i of a lane is a box of its own. The first box fills the rows that are left.
+                # Each row of the arrays is one box. In the last call, rows that are left over
+                # repeat the first box.
                 chosen = np.where(np.arange(size) < rows, start + np.arange(size), start)
                 ends = [self._leaves(x[chosen]) for x in (low, high)]
                 least, most = self.run(list(zip(*ends, strict=True)))
@@ -194,7 +201,7 @@ class Diameter:
         each: upper bounds on the distance of two entries.
         low: lower bounds on g.
         high: upper bounds on g.
-        pair: two records whose rows are about as far apart as any.
+        pair: two records whose rows are about as far apart as the rows of any two records.
         boxes: the number of boxes that were enclosed.
     """
 
@@ -249,7 +256,7 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
 
 
 def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, Array]:
-    """The range of g over all boxes, and within further ends."""
+    """The range of g over all boxes, extended to contain `low` and `high`."""
     least = np.minimum(boxes.least.min(0, initial=np.inf), low)
     return least, np.maximum(boxes.most.max(0, initial=-np.inf), high)
 
@@ -257,7 +264,8 @@ def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, 
 def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
     """Bounds on the distance of g over each box from g over any other box."""
     count, entries = boxes.least.shape
-    # Neighboring boxes are grouped if there are too many pairs, and a hull contains the group.
+    # If there are too many pairs, neighboring boxes are grouped, and the hull of a group takes the
+    # place of its boxes.
     size = 1 if norm != "linf" else max(1, count)
     size = max(size, math.ceil(count * count * entries / _MOST_PAIRS))
     starts = np.arange(0, count, size)
@@ -282,7 +290,7 @@ def _can_halve(boxes: Boxes) -> Any:
 
 
 def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: float) -> list[Boxes]:
-    """The halves of boxes. When time is up, the other boxes stay whole."""
+    """The halves of boxes. When the time is up, the remaining boxes are not halved."""
     axes = _order(enclose, boxes, scores, norm)
     low, high, parents = boxes.low, boxes.high, np.arange(len(boxes))
     # A few boxes are halved along several axes at once.
@@ -301,7 +309,10 @@ def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: flo
 
 
 def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tuple[Array, Array]:
-    """The halves of boxes along an axis, or along its widest axis if a box has no such width."""
+    """The halves of boxes along an axis.
+
+    A box without width there is halved along its widest axis.
+    """
     widths = high - low
     axes = np.where(widths[:, axis] > 0, axis, widths.argmax(1))
     halves = coordinates.halved(low, high, axes)
@@ -310,7 +321,7 @@ def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tupl
 
 
 def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
-    """The axes, from the one along which halves of the worst boxes are bounded best."""
+    """The axes in order of benefit: first the axis along which halving the worst boxes helps."""
     count = boxes.low.shape[1]
     rows = max(1, enclose.size // (2 * count))
     some = boxes[np.argsort(-scores)[:rows]]
@@ -327,7 +338,10 @@ def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[i
 
 
 class _Farthest:
-    """The farthest two records of those that were sampled. It need not be right."""
+    """The two sampled records that are farthest apart.
+
+    They need not be the farthest of all records.
+    """
 
     def __init__(self, norm: str, fixed: Boxes | None, records: tuple[Array, Array]) -> None:
         self.norm, self.fixed, self.records = norm, fixed, records
@@ -375,7 +389,7 @@ class _Farthest:
 
 
 class Split(NamedTuple):
-    """One part of a program, the diameter of its rows, and the facts that follow for the walk."""
+    """One part of a program, the diameter of its rows, and the resulting facts for the walk."""
 
     part: Part
     diameter: Diameter
@@ -420,7 +434,8 @@ def enclosures(
     rows = [Tracked(x, x, Slots(0)) for x in inputs]
     if isinstance(public, PaddedRecordBounds):
         rows = inputs_of(inputs, public)
-    # What it combines over the records may be refused here, because it uses no lemmas.
+    # This walk uses no lemmas, so it may refuse the operations that combine records. The parts
+    # before them have been found by then.
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
     coordinates = coordinates_of(inputs, public)
@@ -428,8 +443,8 @@ def enclosures(
     numbers = max(1, sum(map(math.prod, shapes)) * (1 + slopes_of(jaxpr)))
     if numbers > _TOO_MANY_NUMBERS:
         raise RefusalError(
-            f"effort= would compute {numbers:,} numbers at once for {inputs[0].n:,} records, and at"
-            f" most {_TOO_MANY_NUMBERS:,} are possible: leave it out"
+            f"effort= would compute {numbers:,} numbers at once for {inputs[0].n:,} records, "
+            f"which exceeds the limit of {_TOO_MANY_NUMBERS:,}: leave out effort="
         )
     known = ((part, enclosed(jaxpr, consts, walk.facts, part)) for part in walk.parts())
     return [
@@ -503,7 +518,7 @@ def farthest_apart(
 
 
 def _with_others(leaves: Sequence[Any], record: Array, other: Array) -> list[Array]:
-    """A database whose first record is given, and whose others are all the same."""
+    """A database with `record` as its first record, and `other` as all other records."""
     found, place = [], 0
     for leaf in leaves:
         size = math.prod(leaf.shape[1:])

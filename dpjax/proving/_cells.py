@@ -1,16 +1,16 @@
 """Ranges of elementwise functions of one array, on small cells of its range.
 
-The rule of an operation bounds the result on the whole range of its operands. It forgets which
-operands are large together: in p log(p), or in where(x > c, a / x, a). So the walk cuts the range
-of an array, the *base*, into cells. For an array x that elementwise operations computed from the
-base, it keeps one interval for each cell, with this property:
+The rule of an operation bounds the result on the whole range of its operands. This loses the
+information which operands are large together, for example in p log(p), or in where(x > c, a / x,
+a). So the walk cuts the range of an array, the *base*, into cells. For an array x that elementwise
+operations computed from the base, it keeps one interval for each cell, with this property:
 
     Let t be an entry of the base, on any database, in a cell. Then every use of the entry of x at
     the same index, on the same database, lies in the interval of this cell.
 
 The rule of an operation maps intervals of its operands to an interval of its result, cell by cell.
-Operands without cells have their whole range. So the property holds by induction. An interval may
-be missing, where the result may be infinite or NaN. A choice may leave that case out.
+Operands without cells have their whole range. So the property holds by induction. The interval of a
+cell is unknown if the result may be infinite or NaN there. A later choice may not use this cell.
 
 If x depends on the base alone and an entry of the base moves by at most d, the entry of x stays
 between the ends of the intervals of two cells that are at most d apart. That bounds its move.
@@ -44,7 +44,7 @@ class Base:
     Attributes:
         value: its abstract value.
         width: the length of a cell; 0 if each cell is one integer.
-        gap: the distance of the first ends of two successive cells.
+        gap: the distance between the lower ends of two successive cells.
     """
 
     value: Abstract
@@ -52,7 +52,7 @@ class Base:
     gap: float
 
     def reach(self, d: np.ndarray) -> np.ndarray:
-        """How many cells lie between two entries that are at most d apart, rounded up."""
+        """An upper bound on how many cells apart two entries are whose distance is at most d."""
         if not self.width:
             return np.floor(d * (1 + 2.0**-30))
         return np.ceil(d / self.gap * (1 + 2.0**-30)) + 1
@@ -77,7 +77,7 @@ class Cells:
     alone: bool
 
     def farthest(self, d: np.ndarray) -> np.ndarray:
-        """How far the array moves where the base moves by at most d."""
+        """A bound on how much the array changes where the base changes by at most d."""
         count = len(self.low)
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
@@ -90,7 +90,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """The abstract value, with the range and the moves that follow from the cells."""
+        """The abstract value, tightened by the range and the moves that follow from the cells."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -110,7 +110,7 @@ Held = Mapping[Base, Cells]
 def separated(x: Abstract) -> Held:
     """The cells of an array itself, if it can be cut.
 
-    Two uses of an entry may differ by `apart`. So the cell of the first use is widened by that.
+    Two uses of an entry may differ by `apart`. So each cell is widened by this number.
     """
     low, high = float(x.low.min()), float(x.high.max())
     if x.is_public or x.nan or x.pending.coarse or not x.is_finite or low >= high:
@@ -151,7 +151,7 @@ def of_result(
         )
         if good.any():
             made[base] = Cells(base, low, high, good, alone)
-    # Those that bound moves first.
+    # Cells that bound how the array moves come first, because the number of bases is limited.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
@@ -176,8 +176,9 @@ def _by_cell(
         for k in range(3)
     )
     for k in range(1, len(operands) if chooses else 0):
-        # A case that is certainly not chosen may be anything. Known cases stay as they are, because
-        # another operand may be the same array.
+        # If a case is certainly not chosen in a cell, its interval there does not matter, so an
+        # unknown interval may stay. A known interval is not changed, because another operand may be
+        # the same array.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -185,8 +186,12 @@ def _by_cell(
     low, high = np.full(count, -math.inf), np.full(count, math.inf)
 
     def fill(places: np.ndarray) -> None:
-        """Applies the rule to all cells at once, or to halves of them if it refuses."""
-        arrays = dict[Abstract, Abstract]()  # An operand that occurs twice is one array.
+        """Applies the rule to all cells at once.
+
+        If it refuses, applies it to both halves of the cells.
+        """
+        # If an operand occurs twice, both occurrences must be the same object.
+        arrays = dict[Abstract, Abstract]()
         for a, b, one in zip(lows, highs, operands, strict=True):
             arrays[one[3]] = _array(a[places], b[places], one[3])
         try:
@@ -210,7 +215,7 @@ def _by_cell(
 def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
     """An array with one entry for each cell, and the dtype and pending operations of another.
 
-    It is public only if the other is, because a compiler adds up public numbers first.
+    The array is public only if `like` is, because a compiler adds up public numbers first.
     """
     one = 0.0 if like.is_public else 1.0
     each = Difference(np.full(1, one), one * len(low), one * math.sqrt(len(low)))
@@ -222,12 +227,13 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 
 
 def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstract:
-    """A value for a result that a rule refuses: it moves where an operand does.
+    """A value for a result that a rule refuses. An entry of it may move where an operand moves.
 
     Its range covers the known cells. So it is a valid value only if all cells are known.
     """
     xs = aligned(*operands)
-    # If all cells of one base are known, the known cells of another base may leave numbers out.
+    # If all cells of one base are known, only such bases are used: the known cells of another base
+    # may not cover all numbers.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)

@@ -44,7 +44,7 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Comparisons. If an input changes, the answer may change from 0 to 1 or from 1 to 0.
+    """Comparisons. If an operand changes, the answer may change from 0 to 1 or from 1 to 0.
 
     `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
 
@@ -59,14 +59,15 @@ def compare(
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
     one, other = (b, a) if swapped else (a, b)
     true, false = sure(one, other, gap)
-    if sure is less and not total_order:  # Numbers keep their sign if they are flushed to 0.
+    if sure is less and not total_order:  # Flushing a number to 0 does not reverse the order.
         false = false | ((one.low >= 0) & (other.high <= 0))
     if negated:
         true, false = false, true
     nan, unequal = a.nan | b.nan, sure is equal and negated
     if nan and total_order:
         raise RefusalError(
-            "the total order of numbers that may be NaN has no rule: compare with < or =="
+            "the total order of numbers that may be NaN is not supported in proofs: compare "
+            "with < or =="
         )
     # NaN makes a comparison false, but != true. Where NaN is possible, only that answer is certain.
     if nan:
@@ -75,7 +76,8 @@ def compare(
     if sure is equal and not negated and (fibers := one_true(a, b)):
         row = float(fibers)
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
-    # In the total order, 0 and -0 differ. x * 0 may be 0 for a database and -0 for its neighbor.
+    # In the total order, 0 and -0 differ. So the answer may change although the numbers are equal:
+    # x * 0 may be 0 for a database and -0 for its neighbor.
     zeros = (_least(a) <= gap) & (_least(b) <= gap) if total_order else np.array(False)
 
     def answers(x: Difference, y: Difference) -> Moves:
@@ -120,7 +122,7 @@ def one_true(a: Abstract, b: Abstract) -> int:
 
 def _check_booleans(*inputs: Abstract) -> None:
     if any(x.dtype != BOOL for x in inputs):
-        raise RefusalError("logic of integers has no rule: use booleans")
+        raise RefusalError("logic of integers is not supported in proofs: use booleans")
 
 
 def negation(x: Abstract, **_: Any) -> Abstract:
@@ -144,7 +146,8 @@ def logic(
     both = zip((a.l1_of_row, a.l2_of_row), (b.l1_of_row, b.l2_of_row), strict=True)
     rows = [min(pair) if combine is np.minimum else math.inf for pair in both]
     found = lipschitz((a, b), ends, (1.0, 1.0), whole=True, rows=(rows[0], rows[1]))
-    # `or` is true if one operand is true, and false only if both are false. `and` is the opposite.
+    # One true operand makes `or` true, and one false operand makes `and` false. So such an operand
+    # is decisive.
     decisive = {np.maximum: True, np.minimum: False}.get(combine)
     every = frozenset((a.answers | b.answers) if decisive is not None else ())
     kept = [pair for pair in every if pair[1] is decisive or pair in a.answers & b.answers]
@@ -152,23 +155,24 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """True for every entry, because an array with a finite range contains only finite numbers."""
+    """Always true, because an array with a finite range contains only finite numbers."""
     if not x.is_finite:
-        raise RefusalError("is_finite of a constant that is not finite has no rule")
-    if x.nan:  # Every entry that is not NaN is finite, and equals itself.
+        raise RefusalError("is_finite of a constant that is not finite is not supported in proofs")
+    # The range is finite, so exactly the entries that equal themselves are finite: all except NaN.
+    if x.nan:
         return compare(equal, x, x)
     return everywhere(True, x.shape)
 
 
 def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
-    """If `which` does not change, the result moves as one case does; else within its own range."""
+    """If `which` does not change, the result moves like one of the cases; else within its range."""
     if which.is_known and (which.low == which.low.flat[0]).all():
         place = int(which.low.flat[0])
         if 0 <= place < len(cases):
             shape = np.broadcast_shapes(*(x.shape for x in (which, *cases)))
             return stretched(cases[place], shape)
     choice, *values = aligned(which, *cases)
-    # A case that is certainly not chosen does not count, if the choice is certain.
+    # Which cases may be chosen: a case that is certainly not chosen is ignored.
     left = [(choice.low > k) | (choice.high < k) for k in range(len(values))]
     low = np.minimum.reduce(
         np.broadcast_arrays(*(np.where(out, math.inf, x.low) for out, x in zip(left, values)))  # noqa: B905
@@ -214,7 +218,8 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
         return x
     if x.nan and not (x.dtype in rounding.USUAL and dtype in rounding.USUAL and dtype.kind == "f"):
         raise RefusalError(
-            f"NaN has no {dtype}: replace it before, as by jnp.where(jnp.isnan(x), 0, x)"
+            f"NaN cannot be represented in {dtype}: replace NaN before the cast, for example by "
+            "jnp.where(jnp.isnan(x), 0, x)"
         )
     if not x.is_finite:
         if x.is_known and dtype.kind == x.dtype.kind == "f" and dtype.itemsize >= 4:
@@ -223,7 +228,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
             rounded = x.low.astype(dtype).astype(float)
             ends = np.minimum(x.low, rounded), np.maximum(x.low, rounded)
             return dataclasses.replace(x, dtype=dtype, low=ends[0], high=ends[1])
-        raise RefusalError("a number that is not finite changes its dtype")
+        raise RefusalError("a cast of a number that is not finite is not supported in proofs")
     if rounding.NARROW.intersection((dtype, x.dtype)):
         return _narrow(x, dtype)
     if dtype == BOOL:
@@ -236,7 +241,7 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
         pending = found.pending.having(cut=not x.whole)
         return dataclasses.replace(found, tied=x.tied, pending=pending)
     if dtype.kind != "f":
-        raise RefusalError(f"a change to {dtype} has no rule")
+        raise RefusalError(f"a cast to {dtype} is not supported in proofs")
     held = x.whole and float(x.magnitude.max()) <= rounding.exact_integers(dtype)
     exact = held or (x.dtype.kind == "f" and dtype.itemsize >= x.dtype.itemsize)
     theta = 0.0 if exact else 2 * rounding.unit(dtype)
@@ -250,10 +255,13 @@ def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
     """A cast to or from 16 bits. A compiler may drop a cast to 16 bits and back.
 
     Then nothing is rounded. Otherwise the cast rounds to nearest, with a relative error of at most
-    u. Either way, an entry that does not move is rounded alike on both databases.
+    u. In both cases, an entry that does not move is rounded in the same way on both databases.
     """
     if not rounding.is_float(dtype):
-        raise RefusalError(f"a change from {x.dtype} to {dtype} has no rule: go by float32")
+        raise RefusalError(
+            f"a cast from {x.dtype} to {dtype} is not supported in proofs: cast to float32 in "
+            "between"
+        )
     exact_in = min(rounding.exact_integers(y) for y in (x.dtype, dtype))
     held = x.whole and float(x.magnitude.max()) <= exact_in
     # If a compiler drops the cast to 16 bits, the cast back may round instead.

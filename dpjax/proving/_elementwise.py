@@ -3,8 +3,8 @@
 Let |df/da| <= g_1 and |df/db| <= g_2 on the box of the inputs of an operation f(a, b). Then
 |f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b; the
 intermediate point is in the box too. The numbers g_1 and g_2 are called gains. Norms of the
-difference grow by at most the largest gain. Where the inputs differ, the rounding error of both
-values is added.
+difference grow by at most the largest gain. In entries where the inputs differ, the rounding errors
+of both values are added.
 """
 
 import dataclasses
@@ -70,11 +70,14 @@ def lipschitz(
         rows: bounds on the l1 and l2 norm of a row of v, if eta is 0 except for flushing.
     """
     if not np.max(relative) < 1:
-        raise RefusalError("rounding may take all digits: compute in float32 or float64")
+        raise RefusalError(
+            "rounding may lose all digits of the result: compute in float32 or float64"
+        )
     shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
     error = relative * np.maximum(*map(np.abs, interval)) + absolute
     per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
-    # Each input may be flushed to 0, which the gain amplifies, and so may the result.
+    # Each input may be flushed to 0, and the gain amplifies this error. The result may be flushed
+    # to 0, too.
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
     slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
 
@@ -129,11 +132,14 @@ def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
-    """Sums and differences. The gains are 1. Sums of integers that the dtype represents are exact.
+    """Sums and differences.
 
-    A compiler may rewrite (x + c) + d as x + (c + d). The rounding of c + d shifts f(D) and f(D')
-    alike, so it only widens the range. A compiler may also use b as the start of the sum a. Then
-    all additions of that sum round numbers as large as b.
+    The gains are 1. If the dtype can represent a sum of integers, this sum is exact.
+
+    A compiler may rewrite (x + c) + d as x + (c + d). Rounding c + d shifts f(D) and f(D') by the
+    same amount, so it widens only the range. If the first operand is a sum, a compiler may also
+    start this sum at the second operand. Then all its additions round numbers as large as the
+    second operand.
     """
     a, b = aligned(first, second)
     dtype = a.dtype
@@ -217,9 +223,10 @@ def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: An
         ends = even if y % 2 == 0 else (x.low**y, x.high**y)
         gain = rounding.up(y * top ** (y - 1))
     if not all(np.isfinite(array).all() for array in (*ends, gain)):
-        raise RefusalError("the power may overflow")
+        raise RefusalError("the power may overflow: bound its base more tightly")
     whole = x.whole and _fits(*ends, dtype or x.dtype)
-    # There are at most y products, each with a factor 1 + t, |t| <= 2 u: together e^(2 y u) - 1.
+    # A power is computed by at most y products, each with a relative error of at most 2 u. So the
+    # total relative error is at most e^(2 y u) - 1.
     theta = 0.0 if whole else math.expm1(y * rounding.ARITHMETIC * rounding.unit(dtype or x.dtype))
     squares = float(rounding.up(x.l2_of_row**2)) if y == 2 else math.inf
     kept: Any = {"dtype": dtype, "relative": theta, "whole": whole, "rows": (squares, squares)}
@@ -239,26 +246,31 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     if x.is_known and x.low.size == 1 and exponent.dtype == dtype:
         return _exponential(float(x.low.flat[0]), stretched(exponent, x.shape or exponent.shape))
     if not exponent.is_known or dtype.kind != "f" or exponent.dtype != dtype:
-        raise RefusalError("a power has a rule only if its exponent or base is one public float")
+        raise RefusalError(
+            "a power is supported in proofs only if its exponent or its base is one public float"
+        )
     y = float(exponent.low.flat[0])
     if exponent.shape or exponent.low.size != 1 or not abs(y) <= _LARGEST_EXPONENT:
-        raise RefusalError(f"a power of this form has no rule, with exponent {y:.3g}")
+        raise RefusalError(
+            f"a power of this form is not supported in proofs, with exponent {y:.3g}"
+        )
     least = float(x.low.min())
     if y > 0 and 0 <= least < rounding.SMALLEST_DENOMINATOR:
         return _power_from_zero(x, y)
     if least < rounding.SMALLEST_DENOMINATOR:
         raise RangeRefusalError(
-            f"the base of a power lies in [{least:.3g}, {x.high.max():.3g}] and may be 0 or"
-            " negative: clamp it from below, as by jnp.maximum"
+            f"the base of a power is in [{least:.3g}, {x.high.max():.3g}], so it may be 0 or "
+            "negative: clamp it from below, for example by jnp.maximum"
         )
     ends = x.low**y, x.high**y
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # The errors of log and exp, and a few rounding errors of y log x, which exp turns into factors.
+    # Bounds the errors of log and exp, and a few rounding errors of y log x, which become relative
+    # errors of the power.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
-        raise RefusalError("the power may overflow: rescale")
+        raise RefusalError("the power may overflow: rescale its base its base")
     # This covers the exponential of an error, and the rounding of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
@@ -269,7 +281,7 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
 
     Let |a - b| <= d. If y < 1, the power is concave, so it moves by at most (low + d)^y - low^y. If
     y >= 1, it is convex, so it moves by at most high^y - (high - d)^y. A number that is flushed to
-    0 has a power up to tiny^y.
+    0 had a power of up to tiny^y, where tiny is the least normal number.
     """
     tiny = rounding.tiny(x.dtype)
     low, high = x.low**y, x.high**y
@@ -277,14 +289,14 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
     units = 2 * rounding.elementary(x.dtype) + 16 * y * (logs + 1)
     theta = np.expm1(units * rounding.unit(x.dtype)) + 2.0**-40
     if not np.isfinite(high).all() or theta > 2.0**-4:
-        raise RefusalError("the power may overflow: rescale")
+        raise RefusalError("the power may overflow: rescale its base")
     error = theta * high + (2 * tiny) ** y + 4 * tiny
     lowest, highest = -over(-x.low, x.axis), over(x.high, x.axis)
 
     def apart(d: Array | float) -> Array:
         if y < 1:
             moved = (lowest + d) ** y - lowest**y
-            # The difference of two powers is off by their rounding on the host.
+            # This covers the rounding error of the two powers on the host.
             moved = moved + 2.0**-50 * (lowest + d) ** y
         else:
             moved = highest**y - np.maximum(highest - d, 0.0) ** y + 2.0**-50 * highest**y
@@ -300,7 +312,9 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
 def _exponential(base: float, x: Abstract) -> Abstract:
     """b^x for a public b > 0, as exp(x log b), whose slope is largest where its value is."""
     if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
-        raise RefusalError(f"a power of the base {base:.3g} has no rule: use one in [1e-9, 1e9]")
+        raise RefusalError(
+            f"a power of the base {base:.3g} is not supported in proofs: use a base in [1e-9, 1e9]"
+        )
     slope = abs(math.log(base))
     if slope * float(x.magnitude.max()) > 40:
         raise RefusalError("the power may overflow: rescale")
@@ -339,14 +353,15 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     least = _nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RangeRefusalError(
-            f"the denominator lies in [{b.low.min():.3g}, {b.high.max():.3g}] and may be 0:"
-            " bound it away from 0, as by jnp.maximum"
+            f"the denominator is in [{b.low.min():.3g}, {b.high.max():.3g}], so it may be 0: "
+            "bound it away from 0, for example by jnp.maximum"
         )
     low, high = _corners(a, b, np.divide)
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
     found = lipschitz((a, b), (low, high), gains, relative=theta)
-    # Gains overestimate large changes of b, because 1/b is convex. So entries get a second bound.
+    # Gains overestimate large changes of b, because 1/b is convex. So the entries of the result get
+    # a second, tighter bound.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
     slip = 2 * rounding.up(over(error + flush, a.axis))
@@ -400,7 +415,7 @@ def _of_whole_numbers(
 
 
 def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
-    """The result with a second bound on the moves of its entries: bound(*moves of operands)."""
+    """The result with a second bound on how its entries move, computed from the operands' moves."""
 
     def moved(d: Difference, *ds: Difference) -> Moves:
         return np.minimum(d.each, bound(*ds)), d.l1, d.l2
@@ -423,7 +438,7 @@ def absolute(x: Abstract, **_: Any) -> Abstract:
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
     """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
-    # max(-inf, x) is x. JAX starts a maximum at -inf.
+    # JAX starts a maximum at -inf. This start has no effect, because max(-inf, x) is x.
     idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
         shape = np.broadcast_shapes(one.shape, other.shape)
@@ -451,7 +466,9 @@ def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
     if low.high.max() > high.low.min():
         a, b = aligned(low, high)
         if (a.high > b.low).any():
-            raise RefusalError("the bounds of a clamp may cross: use jnp.clip")
+            raise RefusalError(
+                "the lower bound of a clamp may exceed its upper bound: use jnp.clip"
+            )
     return extremum(extremum(low, x, largest=True), high, largest=False)
 
 
@@ -460,15 +477,16 @@ def steps(
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
     """floor, ceil, round, trunc, sign: monotone, with integer results. Jumps add 1 to a move."""
-    # np.round rounds halves to even. Results of another method might be outside of the interval.
+    # The interval below is computed by np.round, which rounds halves to even. Another method might
+    # give results outside of this interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
-        raise RefusalError("rounding halves away from 0 has no rule: use jnp.round")
+        raise RefusalError("rounding halves away from 0 is not supported in proofs: use jnp.round")
     dtype = dtype or x.dtype
     ends = function(x.low), function(x.high)
     if x.whole:
         return lipschitz((x,), ends, (1.0,), dtype=dtype, whole=True)
     if not _fits(*ends, dtype):
-        raise RefusalError("the integer may be too large for its dtype")
+        raise RefusalError("the result is an integer that may be too large for its dtype: clip it")
 
     # Between two numbers at distance d there are at most ceil(d) + 1 jumps, each of size 1.
     def moved(d: Difference) -> Moves:
@@ -482,7 +500,9 @@ def _check(x: Abstract, accuracy: object) -> None:
     if accuracy is not None:
         raise RefusalError("accuracy= is not supported in proofs: leave it out")
     if x.dtype.kind != "f":
-        raise RefusalError(f"{x.dtype} has no rule here: convert to float first")
+        raise RefusalError(
+            f"{x.dtype} is not supported in proofs of this operation: convert to float first"
+        )
 
 
 def _monotone(
@@ -515,8 +535,8 @@ def _monotone(
         _check(x, accuracy)
         if x.low.min() < domain[0] or x.high.max() > domain[1]:
             raise RangeRefusalError(
-                f"the operand lies in [{x.low.min():.3g}, {x.high.max():.3g}], and the rule needs"
-                f" [{domain[0]:.3g}, {domain[1]:.3g}]"
+                f"the operand is in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
+                f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]"
             )
         # A device may flush a subnormal operand to 0. In that case the interval contains 0.
         ends = function(x.low), function(x.high)
@@ -537,7 +557,8 @@ def _monotone(
 
         below, off = np.asarray(reach[0]), found.off
         if not absolute_error:
-            # The least value has a smaller error. Operands below -64 have values below 2^-90.
+            # For small values, the error is smaller. Operands are cut at 64 because below -64 the
+            # values are below 2^-90.
             operand = np.minimum(x.magnitude, 64.0)
             counted = rounding.elementary(x.dtype) + rounded_operand * operand
             relative = counted * rounding.unit(x.dtype) + 2.0**-44
@@ -618,8 +639,8 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
     _check(x, accuracy)
     if x.low.min() < 0:
         raise RangeRefusalError(
-            f"the operand of sqrt lies in [{x.low.min():.3g}, {x.high.max():.3g}] and may be"
-            " negative: clamp it from below, as by jnp.maximum(x, 0)"
+            f"the operand of sqrt is in [{x.low.min():.3g}, {x.high.max():.3g}], so it may be "
+            "negative: clamp it from below, for example by jnp.maximum(x, 0)"
         )
     ends = np.sqrt(x.low), np.sqrt(x.high)
     # Subnormal numbers may be flushed to 0, which changes a root by the root of such a number.
@@ -642,7 +663,8 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
     """The rule of sin (with its peak at pi/2) and cos (with its peak at 0): the gain is 1.
 
-    The range contains 1 only if the operands may reach a peak, and -1 only for a trough.
+    The range contains 1 only if the operands may reach a peak, and -1 only if they may reach a
+    trough.
     """
     _check(x, accuracy)
     if x.magnitude.max() > 2.0**12:

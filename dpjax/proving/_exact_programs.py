@@ -41,7 +41,7 @@ class VarianceOf:
 
     @staticmethod
     def at(jaxpr: jex.Jaxpr, atom: Any, kind: ExactVariance | None) -> "VarianceOf | None":
-        """The variance of a variable; None if it is neither an input nor a single result."""
+        """The variance of a variable; None for other variables than inputs and single results."""
         if kind is None:
             return None
         for k, variable in enumerate(reversed(jaxpr.invars)):
@@ -87,9 +87,10 @@ def _digest(kind: Kind, *arrays: tuple[tuple[int, ...], np.dtype]) -> str:
 
 
 def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """The exact sum, scatter or variance that an inner program is; None for others.
+    """The exact sum, scatter or variance that an inner program computes; None for other programs.
 
-    The name alone proves nothing: it says with which program the inner program must be equal.
+    The name of the inner program is not trusted: the inner program must be equal to the program
+    that this name stands for.
     """
     name = str(equation.params.get("name"))
     kind = ExactSum.named(name) or ExactVariance.named(name) or ExactScatter.named(name)
@@ -110,7 +111,7 @@ def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
 
 
 class _Exact(RecordBounds):
-    """Bounds on records, with the sums of the target that a release computes exactly.
+    """Bounds on records, and which sums of the target a release computes exactly.
 
     Attributes:
         sums: pairs of the path of a sum in the target and the exponent of its range.
@@ -156,7 +157,10 @@ def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: 
 
 
 def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
-    """A program with exact sums at given paths. A sum includes its division by a literal."""
+    """A program with exact sums at given paths.
+
+    The call also includes a division by a literal that follows the sum.
+    """
     operations, made = live(jaxpr), list[Equation]()
     uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
     uses.update(x for x in jaxpr.outvars if isinstance(x, jex.Var))

@@ -77,9 +77,10 @@ class ExactScatter:
 def planned_scatter(
     start: Abstract, places: Abstract, updates: Abstract, parameters: Mapping[str, Any]
 ) -> int | None:
-    """The exponent of the range of rows; None if a sum of floats does as well.
+    """The exponent of the range of rows; None if a sum of floats is as accurate.
 
-    None also for a scatter of another form, because an exact scatter has only this one.
+    The result is also None for scatters of another form, because an exact scatter supports only one
+    form.
     """
     try:
         check_scatter(start, places, updates, parameters["dimension_numbers"], parameters["mode"])
@@ -96,13 +97,16 @@ def scattered_exactly(
 ) -> Abstract:
     """The value of an exact scatter.
 
-    Rows at other places keep their integers, so at most two rows change, and only they are rounded
-    anew. A number of the record is rounded to the grid.
+    The integers of rows at other places do not change. So at most two rows change, and only these
+    two are rounded differently. Each number of the record is rounded to the grid.
     """
     numbers = kind.numbers(places, updates)
     size, _ = check_scatter(start, places, updates, numbers, kind.mode)
     if updates.nan or updates.pending.coarse or not start.is_finite or start.pending.coarse:
-        raise RefusalError("an exact scatter adds finite numbers to public ones")
+        raise RefusalError(
+            "an exact scatter needs finite updates and a public start: start at public numbers, "
+            "for example at zeros"
+        )
     n, dtype = updates.shape[0], start.dtype
     off = most_off(updates, n, kind.exponent)
     axes, first = len(start.shape) - len(size), float(start.magnitude.max())

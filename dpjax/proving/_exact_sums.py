@@ -22,12 +22,13 @@ from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 _NAME = "exact_sum"
-# If the exponent of a range is one of these, floats can represent all powers of two in this file.
+# Exponents of ranges are limited to these, so that floats can represent all powers of two in this
+# file.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# Digits multiply a term by powers of 2, up to 2 to this exponent.
+# To split a term into digits, it is multiplied by powers of 2, of at most 2 to this exponent.
 _BITS_OF_DIGITS = 52
-# A matrix product becomes a separate product for each term: at most this many for each record.
+# An exact matrix product stores each of its terms: at most this many terms for each record.
 _MOST_PRODUCTS = 2**10
 # Sums whose rounding error is smaller than this fraction of a term stay sums of floats.
 _WORTH_IT = 2.0**-7
@@ -42,9 +43,9 @@ OF_FLOAT64 = 16 * 2.0**-53
 class ExactSum:
     """A sum of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
-    It computes S 2^exponent / divisor for an integer sum S of terms on a grid. The terms are
-    split into digits so short that their sums fit into integers. The total is computed in float64,
-    with an error of a few units in the last place, and rounded to the dtype of the terms.
+    It computes S 2^exponent / divisor for an integer sum S of terms on a grid. The terms are split
+    into digits that are short enough for their sums to fit into integers. The total is computed in
+    float64, with an error of a few units in the last place, and rounded to the dtype of the terms.
     """
 
     axes: tuple[int, ...]
@@ -110,7 +111,7 @@ def of_hex(bits: str) -> float:
 
 
 def worth_it(count: int, dtype: np.dtype) -> bool:
-    """Whether the error of a float sum of so many terms may exceed a small fraction of a term."""
+    """Whether the error of a float sum of `count` terms may exceed a small fraction of a term."""
     return dtype in FLOATS and count * rounding.sum_units(count, dtype) >= _WORTH_IT
 
 
@@ -119,12 +120,12 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
 
     A term is rounded by up to half a step of the grid. So if a term moves by d, its integer moves
     by at most d + step, and a term that does not move has the same integer. If `apart` is above 0,
-    a compiler may compute a term again for each digit, with other rounding. Then a digit may differ
-    by 1. The total is rounded once, to the nearest float.
+    a compiler may compute a term again for each digit, and round it differently. Then a digit may
+    differ by 1. The total is rounded once, to the nearest float.
     """
     count, (shape, axis) = kind.count(x.shape), axes_after(x, kind.axes)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
-        raise RefusalError("the terms of an exact sum must be numbers within its range")
+        raise RefusalError("the terms of an exact sum must be finite numbers within its range")
     off = most_off(x, count, kind.exponent)
     scale, room = 1 / kind.divisor, 1 + (count + 100) * 2.0**-52
     low, high = (total_over(end, x.shape, kind.axes) for end in (x.low, x.high))
@@ -163,16 +164,19 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
 
 
 def most_off(x: Abstract, count: int, exponent: int) -> float:
-    """How far a term may lie from its integer, in a sum of `count` terms.
+    """The largest distance of a term from its rounded value, in a sum of `count` terms.
 
     Raises:
         RefusalError: if a term may lie beyond the range.
     """
     if not float(x.magnitude.max()) <= 2.0**exponent:
-        raise RefusalError("the terms of an exact sum must be numbers within its range")
-    # Digits multiply terms by powers of 2, and a compiler may combine these with public factors.
+        raise RefusalError("the terms of an exact sum must be finite numbers within its range")
+    # Terms are multiplied by powers of 2 to form digits. A compiler may combine these powers with
+    # public factors.
     if x.pending.bits + abs(exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
-        raise RefusalError("the factors of an exact sum may overflow together: rescale the records")
+        raise RefusalError(
+            "the product of the public factors in an exact sum may overflow: rescale the records"
+        )
     bits = bits_of_a_digit(count, x.dtype)
     length = bits * math.ceil((float_limits(x.dtype).nmant + 2) / bits)
     off = 2.0 ** (exponent - length - 1)
@@ -220,7 +224,7 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int |
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
-    """The largest terms of two columns: one with the largest terms, one with the smallest."""
+    """The largest term of the largest column, and the largest term of the smallest column."""
     columns = np.max(x.magnitude, axis=tuple(axes))
     moving = columns[columns > 0]
     return float(columns.max()), float(moving.min(initial=math.inf))

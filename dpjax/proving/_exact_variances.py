@@ -42,7 +42,8 @@ class ExactVariance:
         center: a number near the middle of the range.
         exponent: all numbers are within 2^exponent of the center.
         divisor: n, or n minus a correction.
-        matrix: whether this is the covariance matrix of the columns, instead of their variances.
+        matrix: whether the result is the covariance matrix of the columns, instead of their
+            variances.
     """
 
     center: float
@@ -105,16 +106,18 @@ def _largest(x: Abstract, center: float) -> float:
 
 
 def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
-    """The abstract value of an exact variance or covariance matrix; docs/proofs has the proof."""
+    """The abstract value of an exact variance or covariance matrix; see docs/proofs."""
     n, divisor = x.shape[0], kind.divisor
     top = 2.0**kind.exponent
     by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
     if not by_record or x.pending.coarse or (len(x.shape) > 2 and kind.matrix):
-        raise RefusalError("an exact variance is one of records")
+        raise RefusalError("an exact variance must be a variance over the records")
     if not (_largest(x, kind.center) <= top and 1 <= divisor <= n and abs(kind.exponent) <= _MOST):
-        raise RefusalError("the numbers of an exact variance must lie within its range")
+        raise RefusalError("the numbers of an exact variance must be within its range")
     if 2 * (x.pending.bits + abs(kind.exponent)) + _MOST > rounding.most_bits(_FLOAT64):
-        raise RefusalError("the factors of a variance may overflow together: rescale the records")
+        raise RefusalError(
+            "the product of the public factors in a variance may overflow: rescale the records"
+        )
     apart = x.apart + 4 * 2.0**-53 * top
     off = apart + _off_grid(n, kind.exponent)
     square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2

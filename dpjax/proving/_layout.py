@@ -27,10 +27,12 @@ _MOST_COPIES = 64
 
 
 def check_places(places: Abstract, size: int) -> None:
-    """Refuses indices that may wrap: XLA reads them as signed, and adds nested ones."""
+    """Refuses indices that may wrap around: XLA reads indices as signed, and adds nested ones."""
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
-        raise RefusalError(f"indices of dtype {places.dtype} have no rule here: use int32")
+        raise RefusalError(
+            f"indices of dtype {places.dtype} are not supported by proofs here: use int32"
+        )
 
 
 def check_inside(first: float, last: float, size: int) -> None:
@@ -64,7 +66,7 @@ def same(x: Abstract, **_: Any) -> Abstract:
 
 
 def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
-    """A permutation of axes. The entries of a row stay in that row."""
+    """A permutation of axes. The entries of a record's row stay in this row."""
     order = list(permutation)
     axis = None if x.axis is None else order.index(x.axis)
     tied = frozenset(k for k, old in enumerate(order) if old in x.tied)
@@ -99,9 +101,11 @@ def broadcast(
 
 
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
-    """Keeps the order of entries. The axis of records must remain, with the same entries a row."""
+    """Keeps the order of entries. The axis of records must remain, and rows keep their entries."""
     if dimensions is not None:
-        raise RefusalError("a reshape that also transposes has no rule: transpose first")
+        raise RefusalError(
+            "a reshape that also transposes is not supported in proofs: transpose first"
+        )
     shape = tuple(new_sizes)
     axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
 
@@ -124,8 +128,8 @@ def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
         if size == n and math.prod(after[:k]) == ahead:
             return k
     raise RefusalError(
-        f"the reshape {tuple(before)} to {tuple(after)} mixes the records of axis {axis}: keep"
-        " their axis"
+        f"the reshape {tuple(before)} to {tuple(after)} mixes the records of axis {axis}: keep "
+        "the axis of records as it is"
     )
 
 
@@ -161,7 +165,7 @@ def cut(
         short = zip(chosen, array.shape, strict=True)
         return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
-    if x.axis is not None and shape[x.axis] < x.n:  # The slice may contain only unchanged rows.
+    if x.axis is not None and shape[x.axis] < x.n:  # The slice may leave out the changed row.
         c, o = x.changed, x.others
         tops = max(c.l1, o.l1), max(c.l2, o.l2), max(c.count, o.count)
         most = Difference(np.maximum(c.each, o.each), *tops)
@@ -170,7 +174,7 @@ def cut(
 
 
 def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:
-    """A slice of `size` entries along one axis, from `start` on."""
+    """A slice of `size` entries along one axis, beginning at `start`."""
     starts = [start if k == axis else 0 for k in range(len(x.shape))]
     ends = [start + size if k == axis else whole for k, whole in enumerate(x.shape)]
     return cut(x, starts, ends)
@@ -185,7 +189,7 @@ def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstra
 def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
     """A slice at public indices."""
     if not all(start.is_known for start in starts):
-        raise RefusalError("a slice at an index that is not public has no rule")
+        raise RefusalError("a slice at an index that is not public is not supported in proofs")
     firsts = [int(start.low) for start in starts]
     for start, first, whole, size in zip(starts, firsts, x.shape, slice_sizes, strict=True):
         check_places(start, whole)
@@ -197,7 +201,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     """Concatenation. If it joins along the axis of records, the result has no such axis."""
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    if axes or axis == dim:  # Different axes of records, or records are concatenated.
+    # The arrays have different axes of records, or the records themselves are concatenated.
+    if axes or axis == dim:
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
@@ -229,7 +234,7 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
-    """Whether a compiler may know that all entries are equal, and replace them by padding."""
+    """Whether a compiler may see that all entries are equal, and replace the arrays by padding."""
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
@@ -249,7 +254,9 @@ def stack(*xs: Abstract, axis: int, **_: Any) -> Abstract:
 def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
     """Copies of an array along its axes."""
     if len(reps) != len(x.shape) or not 1 <= math.prod(reps) <= _MOST_COPIES:
-        raise RefusalError(f"more than {_MOST_COPIES} copies of an array have no rule")
+        raise RefusalError(
+            f"more than {_MOST_COPIES} copies of an array are not supported in proofs"
+        )
     for axis, count in enumerate(reps):
         x = join(*[x] * count, dimension=axis) if count > 1 else x
     return x
@@ -277,9 +284,11 @@ def pad(
     No record changes a row of padding.
     """
     if not value.is_known or not value.is_finite:
-        raise RefusalError("padding by a number that is not public and finite has no rule")
+        raise RefusalError(
+            "padding by a number that is not public and finite is not supported in proofs"
+        )
     if any(start < 0 or end < 0 for start, end, _ in padding_config):
-        raise RefusalError("negative padding has no rule: slice")
+        raise RefusalError("negative padding is not supported in proofs: use a slice instead")
     number, axes = float(value.low), list(zip(x.shape, padding_config, strict=True))
     shape = tuple(a + b + s + max(0, s - 1) * inner for s, (a, b, inner) in axes)
     if x.axis is not None and (padding_config[x.axis][0] or padding_config[x.axis][2]):
@@ -311,7 +320,7 @@ def pad(
 
 
 def platform_index(platforms: Sequence[object], **_: Any) -> Abstract:
-    """The index of a platform in a list, which no record moves."""
+    """The index of a platform in a list. It does not depend on records."""
     none = np.zeros(()), 0.0, 0.0
     last = np.array(len(platforms) - 1.0)
     return make((), np.dtype(np.int32), np.zeros(()), last, None, none, none, whole=True)
@@ -323,6 +332,6 @@ def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abs
     # Integers wrap around: in uint8, 255 is followed by 0.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)
     if dtype.kind not in "fiu" or size - 1 > largest:
-        raise RefusalError("iota exceeds the integers of its dtype")
+        raise RefusalError("iota has more entries than its dtype has integers: use a wider dtype")
     short = [size if k == dimension else 1 for k in range(len(shape))]
     return stretched(constant(np.arange(size, dtype=dtype).reshape(short)), shape)

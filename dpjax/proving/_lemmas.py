@@ -1,4 +1,4 @@
-"""Lemmas: tighter bounds on whole functions than the bounds of their operations together.
+"""Lemmas: bounds on whole functions, tighter than the bounds that their operations give.
 
 `_patterns.py` finds where a lemma applies. The proofs are in docs/proofs/global-sensitivity.md. In
 lemmas about means and variances, the records are the first axis, and one record changes.
@@ -29,7 +29,7 @@ from dpjax.proving._value import (
     result_of,
 )
 
-# The lemmas do not apply if the relative error of exponentials, or of means, exceeds these numbers.
+# The lemmas do not apply if the relative error of exponentials, or of means, exceeds these limits.
 _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
@@ -43,13 +43,13 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
 
     Let m be the mean and v the variance of the n - 1 other records. The variance of all records is
     v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m are in one interval
-    of length w, so replacing x_i changes the variance by at most w^2 (n - 1) / n^2. A correction c
-    multiplies the variance by n / (n - c).
+    of length w, so replacing x_i changes the variance by at most w^2 (n - 1) / n^2. With a
+    correction c, as in `jnp.var(x, ddof=c)`, the variance is multiplied by n / (n - c).
 
     In floats, let e be the error of the computed mean. |e| is at most (gamma_n + 16 u) max|x|,
     where u is the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
-    (x_j - m - e)^2 exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. A relative rounding
-    error of this number is added.
+    (x_j - m - e)^2 exceeds the variance by e^2, so it is at most w^2 / 4 + e^2. The relative
+    rounding error of this bound is added.
     """
     n = x.n
     if not 0 <= correction <= n - 1:
@@ -113,7 +113,7 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     products = rounding.up(width[:, None] * width)
     # A record and its replacement differ by at most the widths, and by at most 2 R in l2.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
-    # If two coordinates do not move, their covariance is the same on both databases.
+    # If neither of two coordinates moves, their covariance is the same on both databases.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
@@ -136,8 +136,8 @@ def _centered(
 def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
     """The rounding error of a computed mean; `sizes` bounds the magnitudes of the records.
 
-    The records may be sums, and a compiler may flatten the sum of sums. It may also compute the
-    records again for the mean, so `apart` is added.
+    The records may be sums, and a compiler may flatten the sum of sums. A compiler may also compute
+    the records again for the mean, so `apart` is added.
     """
     terms, weight = flattened(x)
     gamma = rounding.sum_units(x.n * terms, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -192,8 +192,8 @@ def median(x: Abstract) -> Abstract:
 def place_among(x: Abstract, levels: Abstract) -> Abstract:
     """The index of each number among k sorted numbers: an integer from 0 to k.
 
-    The index of a public number is the number of smaller ones among the k. So it moves by at most
-    one for each of them that is replaced.
+    The index of a public number is the number of smaller ones among the k. So the index changes by
+    at most one for each of the k numbers that is replaced.
     """
     top = np.full((1,) * len(x.shape), float(levels.shape[0]))
 
@@ -202,7 +202,7 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
             return np.minimum(top, levels.replaced), math.inf, math.inf
         return np.where(d.each > 0, top, 0.0), math.inf, math.inf
 
-    # Uses of the same numbers give the same index.
+    # If all uses see the same numbers, they compute the same index.
     apart = math.inf if x.apart or levels.apart else 0.0
     kept: Any = {"dtype": np.dtype(np.int32), "whole": True, "apart": apart}
     return result_of(x, 0 * top, top, moved, **kept)
@@ -242,12 +242,12 @@ def _error(x: Abstract, count: int) -> float:
     width = float(x.high.max() - x.low.min())
     units = 2 * rounding.elementary(x.dtype) + 40 * width + 64
     found = units * rounding.unit(x.dtype) + rounding.sum_units(count, x.dtype) + x.apart
-    # Both e^y - 1 and -log(1 - y) are at most y / (1 - y), for the error y.
+    # For an error y, both e^y - 1 and -log(1 - y) are at most y / (1 - y).
     return found / (1 - found) if found <= _OF_EXPONENTIALS else math.inf
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds on the moves of x_i - x_j: for each i the largest over j, and the largest of all."""
+    """Bounds on how much x_i - x_j moves: for each i the largest over j, and over all pairs."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -277,7 +277,8 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
-        # Probabilities sum to 1. So some entries gain at most `largest`, and others lose the same.
+        # Probabilities add up to 1. So some entries gain at most `largest` in total, and the other
+        # entries lose the same amount.
         l1 = float((2 * largest + slip).sum()) * copies
         # The Jacobian diag(p) - p p^T has an l2 norm of at most 1/2.
         l2 = min(math.sqrt(2) * rounding.norm2(largest, copies), d.l2 / 2)

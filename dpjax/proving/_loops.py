@@ -12,8 +12,8 @@ that read unchanged records. Let A be another such invariant, which also contain
 the step with the changed record makes from a carry in B. Before that step the carry is in B, and
 after it in A.
 
-XLA unrolls loops of at most 64 steps, and may then merge operations of two steps. This changes no
-bound if all carries are sums and counters.
+XLA unrolls loops of at most 64 steps, and may then merge operations of two steps. If all carries
+are sums and counters, this merging does not change the bounds.
 """
 
 import dataclasses
@@ -44,15 +44,17 @@ from dpjax.proving._value import (
     norm_of,
 )
 
-_MOST_OPERATIONS = 2000  # The most operations of an unrolled loop. More would take long to walk.
+# The largest number of operations in an unrolled loop, to limit the time of the walk.
+_MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_MOST_SUMS = 2**22  # The most partial sums. More would take long to walk.
+_MOST_SUMS = 2**22  # The largest number of partial sums, to limit the time of the walk.
 _ROUNDS, _NARROWED = 40, 4  # Rounds of the search for an invariant, and for a smaller invariant.
 # A walk of a program: its operations, its constants and its inputs.
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
 # One step of a loop, as a function from carry to carry.
 Step = Callable[[Sequence[Abstract]], list[Abstract]]
-# The bounds in an abstract value, with signs so that larger numbers mean a larger set.
+# The bounds in an abstract value, with their signs chosen such that larger numbers mean a larger
+# set.
 Numbers = list[np.ndarray]
 
 
@@ -72,15 +74,15 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
         return _smallest(ways)
     if loop.others and not apart:
         raise RefusalError(
-            f"{parameters['length']} steps have more operations than the {_MOST_OPERATIONS} that a"
-            " proof walks"
+            f"the {parameters['length']} steps of the loop have more than the {_MOST_OPERATIONS} "
+            "operations that a proof can visit: use fewer steps"
         )
     ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)]
     return _smallest(ways if few else ways[:1])
 
 
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
-    """The results with the smallest bound, among several methods to walk a loop."""
+    """The results with the smallest bound, among several ways to bound a loop."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
         try:
@@ -109,7 +111,7 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
     if parameters["reverse"]:
         made = [results[::-1] for results in made]
     if made and not length:
-        raise RefusalError("a loop without steps has no rule")
+        raise RefusalError("a loop without steps is not supported in proofs")
     return [*carry, *(join(*(new_axis(x, 0) for x in xs), dimension=0) for xs in made)]
 
 
@@ -119,8 +121,9 @@ def _by_record(
     """The results of a loop over the records. One step reads the changed record.
 
     The walk visits each step three times: before it, at it, and after it. Before the changed record
-    is read, no carry moves. In pairs in which it was read, the carry is what the changed step made
-    of such a carry, or what a step without a change made of a carry that moves.
+    is read, no carry moves. The step that reads it maps a carry that does not move to a carry that
+    may move. Later steps read unchanged records, and map carries that may move to carries that may
+    move.
     """
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
@@ -147,7 +150,7 @@ def _by_record(
 
 
 def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
-    """The row that a step reads, if it is the changed record's row, or if it is another."""
+    """The row that a step reads: the changed record's row if `changed`, otherwise another row."""
     if x.axis == 0:
         d = x.changed if changed else x.others
         x = dataclasses.replace(x, changed=d, others=d)
@@ -155,11 +158,14 @@ def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
 
 
 def _any_of(xs: Sequence[Abstract]) -> Abstract:
-    """An abstract value that contains all of them: values of one operation in several cases."""
+    """An abstract value that contains all given values of one operation in several cases."""
     found = functools.reduce(hull, xs)
     pending = [x.pending for x in xs]
     if any(p.starts or p.terms > 1 for p in pending):
-        raise RefusalError("sums inside of a step may merge with other steps")
+        raise RefusalError(
+            "a sum inside of a step may be merged with sums of other steps, which proofs do not "
+            "support: sum outside of the loop"
+        )
     most: dict[str, Any] = {
         name: max(getattr(p, name) for p in pending) for name in ("shift", "load", "bits")
     }
@@ -170,7 +176,7 @@ def _any_of(xs: Sequence[Abstract]) -> Abstract:
 
 
 def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
-    """Results of all steps, of which the step with the changed record moves by the first value."""
+    """The stacked results of all steps. In a pair, the first is for the changed record's step."""
     one, other = (_any_of([as_dense(x) for x in xs]) for xs in zip(*pairs, strict=True))
     low = np.stack([np.broadcast_to(np.minimum(a.low, b.low), a.shape) for a, b in pairs])
     high = np.stack([np.broadcast_to(np.maximum(a.high, b.high), a.shape) for a, b in pairs])
@@ -201,7 +207,8 @@ class LongLoop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         roots = _Roots(self.body, fixed, carries)
-        # These dicts map the index of a carry to the step of a counter, or to the term of a sum.
+        # These dicts map the index of a carry to the increment of a counter, or to the term of a
+        # sum.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
             if (by := roots.counts(k)) is not None and self.start[k].is_known:
@@ -211,7 +218,7 @@ class LongLoop:
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
         # Maps the index of a result that lists partial sums to the index of the sum.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The body, whose outputs are the terms of sums instead of the sums.
+        # The body with other outputs: the terms of sums instead of the sums.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
@@ -239,7 +246,7 @@ class LongLoop:
             after = closed(lambda x: carried(x, changed=False), after, self.length)
             still = step(tried, after, changed=False)
         last = {k: self._counted(k, self.length, self.length) for k in self.counters}
-        # XLA does not unroll this loop, so its steps do not merge with later operations.
+        # XLA does not unroll a loop this long, so its steps are not merged with later operations.
         for k in self.others:
             pending = Pending().having(**_flags(moved[k], still[k]))
             last[k] = dataclasses.replace(hull(moved[k], still[k]), pending=pending)
@@ -257,7 +264,7 @@ class LongLoop:
         return make((), start.dtype, low, high, None, none, none, whole=True)
 
     def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
-        """All steps' results: one from the step that reads the changed record, others without."""
+        """The results of all steps. One step reads the changed record, and all others do not."""
         if self.by_record:
             moved, still = as_dense(moved), as_dense(still)
             axis, changed, others = 0, moved.others, still.others
@@ -279,7 +286,7 @@ class LongLoop:
         )  # fmt: skip
 
     def _total(self, k: int, terms: Abstract) -> Abstract:
-        """The carry after all steps, which add terms to it."""
+        """The last value of a carry to which all steps add terms."""
         shift = self.length * terms.pending.shift
         total = sum_over(terms, [0])
         load = float(rounding.up(self.length * terms.magnitude.max()))
@@ -296,7 +303,8 @@ class LongLoop:
         """The carry after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
-                "a loop with so many partial sums has no rule: sum the terms with jnp.sum"
+                "a loop with so many partial sums is not supported in proofs: sum the terms "
+                "with jnp.sum"
             )
         sums = cumulative_sum(terms, 0, reverse=self.reverse)
         sums = dataclasses.replace(sums, pending=self._total(k, terms).pending)
@@ -440,19 +448,20 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
     widest = max(found, key=lambda x: float(x.magnitude.max()))
     moves = max(float(x.changed.each.max()) for x in found)
     raise RefusalError(
-        f"nothing bounds the carry of {length} steps: {widest.dtype}{list(widest.shape)} may"
-        f" reach {widest.magnitude.max():.3g}, and move by {moves:.3g}"
+        f"no bound was found on the carry of a loop of {length} steps: "
+        f"{widest.dtype}{list(widest.shape)} may reach {widest.magnitude.max():.3g}, and change "
+        f"by {moves:.3g}: clip the carry in each step"
     )
 
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
-    """The smallest abstract value that this code can find for both."""
+    """An abstract value that contains both values, as small as this code can make it."""
     met = _met(_plain(first), second)
     return _made(met.value, list(map(np.maximum, met.before, met.after)))
 
 
 def _numbers(x: Abstract) -> Numbers:
-    """The bounds of an abstract value, as numbers that grow with its concretization."""
+    """The bounds of an abstract value as numbers. A larger set has larger numbers."""
     ds = (x.changed, x.others)
     return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
 
@@ -475,7 +484,10 @@ def _plain(x: Abstract) -> Abstract:
 
 
 def _met(x: Abstract, y: Abstract) -> _Met:
-    """Both values with a common axis of records or none. The first is whole only if both are."""
+    """Both values with one common axis of records, or without.
+
+    The first is whole only if both are.
+    """
     axis = y.axis if x.is_public else x.axis
     axis = axis if y.is_public or axis == y.axis else None
     first, second = (as_dense(z) if axis is None else as_rows(z, axis) for z in (x, y))
@@ -485,7 +497,7 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
-    """Whether the step from `taken` stays inside it. A carry that `_met` changed was not walked."""
+    """Whether a step from `taken` leads into `taken`. Fails if `_met` changed what was walked."""
     same = all(x is m.value for x, m in zip(taken, met, strict=True))
     return same and all(_inside(m.after, m.before) for m in met)
 

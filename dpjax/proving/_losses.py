@@ -1,8 +1,8 @@
-"""Finds where a proof is loose, by comparing each step's bound with moves of random neighbors.
+"""Finds where a proof is loose: compares each step's bound with its change on random neighbors.
 
-The ratio of a step is its bound divided by the largest move over random neighbors. So its bound
-exceeds the true largest move by at most this factor. The loss of a step is its ratio divided by the
-largest ratio of its operands.
+The *ratio* of a step is its bound divided by the largest change that was seen on random neighbors.
+So the bound exceeds the true largest change by at most this factor. The *loss* of a step is its
+ratio divided by the largest ratio of its operands.
 """
 
 import dataclasses
@@ -33,7 +33,10 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """Adds lines to a proof that say where it is loose. They are computed once, when needed."""
+    """Adds lines to a proof that say where it is loose.
+
+    The lines are computed once, on first use.
+    """
 
     jaxpr: jex.Jaxpr
     consts: Sequence[Any]
@@ -57,7 +60,7 @@ class Losses:
             )
             if bound == 0:
                 continue
-            # If no random neighbor changes a step, its own loss is unknown.
+            # If no random neighbor changes the result of a step, its loss is unknown.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))

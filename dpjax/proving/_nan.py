@@ -29,23 +29,28 @@ Rule = Callable[[Any, Sequence[Abstract], Abstract], Abstract]
 
 
 def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """For operations whose own rule handles NaN."""
+    """Returns the result unchanged, for operations whose own rule handles NaN."""
     return found
 
 
 def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
     """The result is NaN exactly where an operand is NaN, because all other numbers are finite."""
     if parameters.get("y") == 0:
-        raise RefusalError("the power 0 of NaN has no rule")
+        raise RefusalError("the power 0 of NaN is not supported in proofs")
     nan = frozenset[Source]().union(*(x.nan for x in operands))
     return checked(dataclasses.replace(found, nan=nan), operands)
 
 
 def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """If one operand is NaN, some devices return NaN, others the other operand. Covers both."""
+    """If one operand is NaN, some devices return NaN, others the other operand.
+
+    The result covers both.
+    """
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
-        raise RefusalError("the extremum of NaN and a number that is not finite has no rule")
+        raise RefusalError(
+            "the extremum of NaN and a number that is not finite is not supported in proofs"
+        )
     low = np.minimum.reduce(np.broadcast_arrays(*(x.low for x in xs)))
     high = np.maximum.reduce(np.broadcast_arrays(*(x.high for x in xs)))
     width = rounding.up(over(high - low, xs[0].axis))
@@ -59,7 +64,7 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 
 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """Entries change their indices, so the result is a new source of NaN."""
+    """The operation moves entries to other indices, so the result is a new source of NaN."""
     return dataclasses.replace(found, nan=Source.new())
 
 
@@ -77,15 +82,17 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """The result, if its bounds let an entry move wherever an operand may become NaN.
+    """Returns the result if its bounds let an entry move wherever an operand may become NaN.
 
     Raises:
-        RefusalError: if its bounds do not. For example, 0 x is 0 for every number x, but NaN for
-            NaN.
+        RefusalError: if its bounds do not allow this. For example, 0 x is 0 for every number x, but
+            NaN if x is NaN.
     """
     *xs, result = aligned(*operands, found)
     for d, *ds in ((x.changed for x in (result, *xs)), (x.others for x in (result, *xs))):
         moves = np.logical_or.reduce(np.broadcast_arrays(*(a.each > 0 for a in ds)))
         if (moves & (d.each == 0)).any():
-            raise RefusalError("a result that is either one known number or NaN has no rule")
+            raise RefusalError(
+                "a result that is either one known number or NaN is not supported in proofs"
+            )
     return found

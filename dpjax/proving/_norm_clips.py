@@ -10,7 +10,7 @@ result is at most 1 / alpha, or beta. Every axis of v or f must be an axis of x,
 is divided by its own norm.
 
 In a layer norm, x is an array minus its means, and the program may compute that difference a second
-time for the norm. The two differences differ by rounding, which `_apart` bounds.
+time for the norm. The two results differ by rounding, which `_apart` bounds.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ Values = Mapping[jex.Var, Abstract | None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scope:
-    """A program: the operation that computes each variable, and the caller's inputs of it."""
+    """A program: the operation that computes each variable, and the inputs from the caller."""
 
     made: Made
     inputs: "Mapping[jex.Var, At]"
@@ -74,7 +74,7 @@ class _Norm(NamedTuple):
     places: tuple[int | None, ...]
 
     def is_of(self, other: "_Norm") -> bool:
-        """Whether both are multiples of the norm of the same group at each index."""
+        """Whether both norms are multiples of the norm of the same group at each index."""
         return self.summed == other.summed and self.places == other.places
 
 
@@ -112,7 +112,7 @@ class Search:
         root: the program that clips it.
         values: the abstract values of variables of the root.
         steps: the number of operations that the search has passed, for the rounding error.
-        loose: whether a variable that `above` found may be large though x is 0.
+        loose: whether a variable that `above` found may be large although x is 0.
     """
 
     x: Atom
@@ -135,7 +135,7 @@ class Search:
             if equation is None or equation.primitive.name not in JITS:
                 return _Node(atom, scope, equation)
             inner, consts = parts(called(equation))
-            if consts:  # Their values are not known here.
+            if consts:  # The values of the inner program's constants are not known here.
                 return _Node(atom, scope)
             outer = [(operand, scope) for operand in equation.invars]
             made = {v: e for e in inner.eqns for v in e.outvars}
@@ -249,7 +249,8 @@ class Search:
             self.loose = True
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
-            # Other squares only make the sum larger. If there are two norms of x, they must agree.
+            # Adding other squares only makes the sum larger. If the sum contains two norms of x,
+            # they must agree.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
@@ -257,7 +258,7 @@ class Search:
             return False, None
         if self.is_x(squared):
             return True, _sum_of(self.x, node.equation)
-        # The squares of whole rows, each of which was reshaped to a vector.
+        # Here whole rows were reshaped to vectors before they were squared.
         shape, flat = aval(self.x).shape, self.node(squared)
         rows = (shape[0], math.prod(shape[1:])) if shape else ()
         if flat.name != "reshape" or aval(flat.equation.outvars[0]).shape != rows:
@@ -285,10 +286,12 @@ class Search:
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
                 number = self.number(other)
-                if number is not None and number > 0:  # A factor below 0 may be large.
+                # A negative factor would turn the upper bound into a lower bound.
+                if number is not None and number > 0:
                     return self.below_reciprocal(one)
         if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
-            # Where the norm is at most c, the factor is a number, and number ||x|| is at most this.
+            # `most.factor` bounds the norm of x in the first case. There the factor is a constant,
+            # so the norm of the product is at most `number * most.factor`.
             most, short, long = chosen
             number, norm = self.number(short), self.below_reciprocal(long)
             if number is None or number <= 0 or norm is None or not norm.is_of(most):
@@ -376,7 +379,7 @@ class Search:
         if (norm := of(scaled)) is None or name == "broadcast_in_dim":
             return None if norm is None else _repeated(node.equation, norm)
         number = self.number(by[0])
-        # Other factors could make the norm overflow or underflow.
+        # Factors outside of this range could make the norm overflow or underflow.
         if number is None or not 2.0**-60 <= number <= 2.0**60:
             return None
         return norm._replace(factor=norm.factor / number if name == "div" else norm.factor * number)
@@ -394,8 +397,8 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
             continue
         search = Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
-        # A factor that may be 0 or negative is not a clip, because its bound would be valid for one
-        # sign only.
+        # A factor that may be 0 or negative is not a clip: the search bounds the factor from one
+        # side only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
             return None if slack is None else _clip(x, by, norm, slack, divides=divides)
@@ -462,7 +465,7 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
     """The value of where(||x|| > c, x / ||x||, x): a row whose norm is at most c, or a unit vector.
 
     The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may
-    hold though x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
+    hold although x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
     """
     root, output = Scope(made, {}), equation.outvars[0]
     for atom in equation.invars:
@@ -552,7 +555,8 @@ def _clip(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        # Groups whose norm is below this stay short. For longer groups, underflow matters little.
+        # Groups with a norm below `short` remain short after scaling. For groups with a larger
+        # norm, underflow is negligible.
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most

@@ -32,7 +32,7 @@ POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Mergin
 
 
 class Operation(NamedTuple):
-    """The facts that a proof uses about a primitive.
+    """The facts about one JAX primitive that a proof uses.
 
     Attributes:
         rule: computes the abstract value of the result, or a list for several results. It takes the
@@ -181,10 +181,10 @@ OPERATIONS: dict[str, Operation] = {
     "scatter-min": Operation(partial(places.scatter_extremum, largest=False), slots.scattered,
                              PLACES),
     "scatter": Operation(places.scatter_set, slots.scattered, PLACES),
-    # Loops. `scan` is a walk of its body: _loops.py.
+    # Loops. For `scan`, the walk visits its body: see _loops.py.
     "scan": Operation(remedy=_STEPS, instead=_FEWER),
     "while": Operation(remedy=_WHILE),
-    # `cond` is a walk of its branches: _walk.py.
+    # For `cond`, the walk visits its branches: see _walk.py.
     "cond": Operation(remedy="choose with jnp.where"),
     "platform_index": Operation(layout.platform_index, slots.platform),
     # No rule.

@@ -1,9 +1,9 @@
 """Recognizes subprograms that compute a known function, for which there is a lemma.
 
-JAX inlines functions such as `jax.nn.softmax` into the program of their caller. Others, such as
-`jnp.var`, remain an inner program with a name. In both cases the known function is traced on the
-same shapes, and the lemma applies only if both programs have the same fingerprint. Names only
-select the functions to compare with.
+JAX inlines some functions, such as `jax.nn.softmax`, into the program of their caller. Other
+functions, such as `jnp.var`, remain an inner program with a name. In both cases the known function
+is traced on the same shapes, and the lemma applies only if both programs have the same fingerprint.
+Names only select the functions to compare with.
 """
 
 import dataclasses
@@ -70,7 +70,8 @@ class Program:
                 return None
             if id(equation) not in chosen:
                 chosen.add(id(equation))
-                # The search ends at `start`; other inputs have no equation, and give None.
+                # The search stops at `start`. If it reaches another input, which no equation
+                # computes, the result is None.
                 needed |= {x for x in equation.invars if isinstance(x, jex.Var)} - {start}
             if len(chosen) > _DEPTH:
                 return None
@@ -90,7 +91,8 @@ def _names(jaxpr: jex.Jaxpr) -> list[str]:
 
 def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    # This traces like `Program.trace`, so that equal functions have equal fingerprints.
+    # The configuration is the same as in `Program.trace`, so that equal functions have equal
+    # fingerprints.
     with jax.default_matmul_precision("highest"), jax.numpy_rank_promotion("allow"):
         return jax.make_jaxpr(functools.partial(function, **static))(*specs).jaxpr
 
@@ -100,7 +102,7 @@ def _reference(
     function: Function, shape: tuple[int, ...], dtype: np.dtype, x64: bool, **static: Any
 ) -> tuple[list[str], str]:
     """The operations of a function of one array, and its fingerprint."""
-    del x64  # Tracing depends on it.
+    del x64  # It is only a key of the cache, because tracing depends on it.
     whole = _traced(function, jax.ShapeDtypeStruct(shape, dtype), **static)
     # A function under `jit` is traced to a single call of its program.
     while len(whole.eqns) == 1 and (inner := called(whole.eqns[0])):
@@ -123,8 +125,9 @@ class Found(NamedTuple):
     Attributes:
         name: the name of the lemma.
         value: the value of the subprogram; None if rounding is too large for the lemma.
-        variance: if the subprogram is a variance or covariance, the exact one that may replace it.
-        of: the variable whose variance it is.
+        variance: if the subprogram is a variance or covariance, the exact variance or covariance
+            that may replace it.
+        of: the variable whose variance is computed.
     """
 
     name: str
@@ -215,8 +218,8 @@ def improved(
     """
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
-    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. This may be false
-    # for numbers of 16 bits. Also, lemmas do not cover NaN.
+    # Lemmas assume that all uses of an array see the same numbers, up to `apart`. For 16-bit
+    # numbers, this may be false. Lemmas do not cover NaN, either.
     if any(x is not None and (x.pending.coarse or x.nan) for x in operands):
         return None
     found = clipped(program.made, equation, values) if name in ("div", "mul") else None
@@ -298,7 +301,7 @@ def _outer_products(
 
 
 def _meet(first: Abstract | None, second: Abstract) -> Abstract:
-    """The intersection of two abstract values of one array: the tighter of both for each bound."""
+    """The intersection of two abstract values of one array: for each bound, the tighter one."""
     if first is None or first.axis != second.axis:
         return second
     low, high = np.maximum(first.low, second.low), np.minimum(first.high, second.high)
@@ -354,7 +357,7 @@ def _of_a_maximum(
 
 
 def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
-    """A weighted mean, or a variance, that a program computes by single operations."""
+    """A weighted mean or a variance that a program computes without a named function."""
     name = equation.primitive.name
     if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
         return Found("weighted mean", found)
@@ -393,7 +396,7 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
 
 
 def _summed(program: Program, atom: Atom) -> jex.Var | None:
-    """The array, if a number is the sum of an array over its first axis."""
+    """If a variable is the sum of an array over its first axis, this array."""
     total = program.definition(atom)
     if total is None or total.primitive.name != "reduce_sum" or tuple(total.params["axes"]) != (0,):
         return None

@@ -2,13 +2,12 @@
 
 XLA's algebraic simplifier rewrites programs, so rounding depends on more than one operation:
 
-- *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also matches the two additions
-  across operations that cancel: a product with 2 and one with 1/2, log and exp, or a sum of one
-  term. So the result of an operation keeps the `shift` of its operands, unless no other operation
-  can cancel this one.
+- *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also does this if operations
+  between the two additions cancel, such as products with 2 and with 1/2, or log and exp. So the
+  result of an operation keeps the `shift` of its operands, unless no other operation can cancel it.
 - *Sums.* The accumulator of a scatter or of a matrix product may start at a number that the program
-  adds later. Then each of the N additions rounds a number of that size. A sum of sums may become
-  one sum of all terms.
+  adds later. If this number is large, each of the N additions rounds a large number. A sum of sums
+  may become one sum of all terms.
 - *Factors.* (x c) (y d) becomes (x y) (c d), and a / b / c becomes a / (b c). So XLA computes
   numbers that do not occur in the original program. If they may overflow, the program is refused.
   If they may underflow to 0, the resulting error is added.
@@ -28,10 +27,11 @@ class Merging(NamedTuple):
     """How a compiler may merge an operation with others.
 
     Attributes:
-        kind: the group of operations that this file handles together; "" for all others.
+        kind: the group of operations that this file handles in the same way; "" for all other
+            operations.
         undone: whether another operation may cancel it, so that a compiler removes both.
-        dropped: whether a compiler may remove it alone, such as a transpose of one entry or a
-            product with 1.
+        dropped: whether a compiler may remove the operation by itself, such as a transpose of one
+            entry or a product with 1.
     """
 
     kind: Literal[
@@ -55,14 +55,15 @@ def carried(
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
-    if merging.kind == "sum":  # The rule of `add` has computed the other fields by `added`.
+    # The rule of `add` has already computed the other fields, by `added`.
+    if merging.kind == "sum":
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
     squares = len(operands) == 2 and operands[0] is operands[1]
     if merging.kind == "power" or (merging.kind == "product" and squares):
         old = old.having(starts=frozenset((_Power(token), n) for token, n in old.starts))
     elif merging.kind == "reduction" and math.prod(found.shape) < math.prod(operands[0].shape):
-        # No other operation cancels a power if its results were added up.
+        # After the results of a power were added up, no other operation can cancel the power.
         starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
         old = old.having(starts=starts, load=old.load if starts else 0.0)
     shift, scale = _shift(merging, operands), _scale(merging, operands)
@@ -77,7 +78,7 @@ def carried(
 
 
 class _Power(NamedTuple):
-    """The token of a sum whose power was computed."""
+    """The token of a sum that was raised to a power."""
 
     token: object
 
@@ -85,11 +86,11 @@ class _Power(NamedTuple):
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
     """The flags of a result.
 
-    If no other operation can cancel an operation, a compiler keeps it, except comparisons of
-    booleans. So such an operation hides padding and truncation from the compiler. A compiler knows
-    for integers that x - x is 0 and that x == x is true, and for all numbers that a square is at
-    least 0. Indices of a gather or a scatter do not become entries of the result, so their
-    truncation does not matter.
+    The flags of a result. If no other operation can cancel an operation, a compiler keeps the
+    operation, except comparisons of booleans. So it hides padding and truncation from the compiler.
+    But a compiler knows that for integers x - x is 0 and x == x is true, and that squares are at
+    least 0. Indices of a gather or a scatter are not entries of the result, so their truncation
+    does not matter.
     """
     flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):

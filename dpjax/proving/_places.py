@@ -22,12 +22,12 @@ from dpjax.proving._value import (
 )
 
 _MOST_ROWS = 128
-# The largest difference between the places that are possible for a public index.
+# The largest range of possible values of a public index that is computed in floats.
 _MOST_OPEN = 4
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
-    """Entries of an array at a public index, or rows of a table at private ones."""
+    """Entries of an array at a public index, or rows of a table at private indices."""
     rule = _take if index.is_public and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
@@ -47,17 +47,19 @@ def _look_up(
 ) -> Abstract:
     """Rows of a table at private indices. A row moves if its index moves.
 
-    If the table is private, nothing but its range bounds how far a row moves.
+    If the table is private, only its range bounds how far a row moves.
     """
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
     plain = places.shape[-1:] == (1,) and tuple(slice_sizes) == (1, *size)
     plain = plain and _form_of(dimension_numbers) == ((0,), (0,), (), tuple(rows))
     if not plain or not table.is_finite:
-        raise RefusalError("a gather of this form has no rule: look up rows of a table")
+        raise RefusalError(
+            "a gather of this form is not supported in proofs: look up rows of a table"
+        )
     check_places(places, table.shape[0])
     if places.axis == len(batch):
-        raise RefusalError("indices of this form have no rule")
+        raise RefusalError("indices of this form are not supported in proofs")
     first, last = int(places.low.min()), int(places.high.max())
     check_inside(first, last, table.shape[0])
     if not table.is_known:
@@ -69,7 +71,7 @@ def _look_up(
     each_row = len(batch) == 1 and places.axis == 0
     farthest = math.inf
     if each_row and len(rows) <= _MOST_ROWS:
-        # Squares of tiny numbers underflow to 0 on the host. Adding 2^-400 covers that.
+        # Adding 2^-400 covers squares of tiny numbers, which underflow to 0 on the host.
         apart = float(np.linalg.norm(rows[:, None] - rows[None], axis=-1).max())
         farthest = apart * (1 + 2.0**-30) + 2.0**-400 + flush * rows.shape[1]
 
@@ -101,8 +103,9 @@ def _take(
 ) -> Abstract:
     """All entries at public indices of an axis, such as order statistics of sorted records.
 
-    If the program computes an index in floats, a few places are possible. The index is the same on
-    both databases. If an entry is taken m times, moves grow m times in l1, and sqrt(m) times in l2.
+    If the program computes an index in floats, several values of the index are possible. But it is
+    the same on both databases. If an entry is taken m times, its moves count m times in l1, and
+    sqrt(m) times in l2.
     """
     axes: Any = tuple(dimension_numbers.start_index_map)
     every = tuple(range(len(x.shape)))
@@ -113,7 +116,9 @@ def _take(
     rank, rows = len(x.shape) + len(index.shape) - 2, tuple(dimension_numbers.offset_dims)
     plain = plain and list(slice_sizes) == sizes and len(rows) == len(x.shape) - 1
     if not plain or _form_of(dimension_numbers)[:3] != (axes, axes, ()):
-        raise RefusalError("a gather of this form has no rule: take indices along one axis")
+        raise RefusalError(
+            "a gather of this form is not supported in proofs: take indices along one axis"
+        )
     axis = axes[0]
     check_places(index, x.shape[axis])
     first, last = (
@@ -122,7 +127,10 @@ def _take(
     check_inside(first.min(), last.max(), x.shape[axis])
     width = int((last - first).max())
     if width > _MOST_OPEN:
-        raise RefusalError("the value of a public index is not known: compute it by NumPy")
+        raise RefusalError(
+            "an index is public, but its value is not known to the proof: compute the index by "
+            "NumPy"
+        )
     if x.axis == axis:
         x = as_dense(x)
     where = set(range(rank)) - set(rows)
@@ -154,7 +162,10 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
     """Single entries at known places, such as a diagonal."""
     check_places(index, max(x.shape))
     if not index.is_known or len(index.shape) != 2:
-        raise RefusalError("several indices at once have a rule if they are known and one list")
+        raise RefusalError(
+            "a gather with several indices per entry is supported in proofs only if the indices "
+            "are known, in one list"
+        )
     places = np.broadcast_to(index.low, index.shape).astype(int)
     if (places < 0).any() or (places >= np.array(x.shape)).any():
         raise RefusalError("an index may be out of bounds: clip the index")
@@ -178,7 +189,7 @@ def check_scatter(
     """The shape of the row of each record, and the shape of the places.
 
     Raises:
-        RefusalError: if it is no scatter of one number or row of each record to one place.
+        RefusalError: if this is not a scatter of one number or row of each record to one place.
     """
     n, axes = updates.shape[0], places.shape[-1]
     size, leading = start.shape[axes:], start.shape[:axes]
@@ -192,15 +203,18 @@ def check_scatter(
     )
     if not plain or not start.is_public or {places.axis, updates.axis} - {0, None}:
         raise RefusalError(
-            "a scatter of this form has no rule: add one number or row per record to one place"
+            "a scatter of this form is not supported in proofs: add one number or row per "
+            "record to one place"
         )
     check_places(places, max(leading))
     if start.dtype != updates.dtype:
-        raise RefusalError("a scatter of these dtypes has no rule")
+        raise RefusalError("a scatter of these dtypes is not supported in proofs")
     public = places.is_public and updates.is_public
     by_record = places.others.is_zero and updates.others.is_zero
     if not public and not (by_record and 0 in (places.axis, updates.axis)):
-        raise RefusalError("indices or numbers that depend on several records have no rule")
+        raise RefusalError(
+            "indices or numbers that depend on several records are not supported in proofs"
+        )
     highest = np.broadcast_to(places.high, (*places.high.shape[:-1], axes)).max(axis=0)
     inside = places.low.min() >= 0 and (highest < np.array(leading)).all()
     mode = str(getattr(mode, "name", mode)).lower()
@@ -210,7 +224,7 @@ def check_scatter(
 
 
 def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
-    """How far exact sums by place move, if each number of a record is off by at most `off`."""
+    """How far exact sums by place move, if each number of a record has an error up to `off`."""
     d, width = updates.changed, math.prod(size)
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size)) + off
     each = d.each.max(axis=0, keepdims=True)
@@ -232,17 +246,19 @@ def scatter_extremum(
     """The largest or least number of the records at each place, as in `jax.ops.segment_max`.
 
     If the place of a record changes, the extrema of its old and its new place may move. So at most
-    two rows move, each within its range. If the place is the same, only its row moves, by at most
-    as much as the record.
+    two rows move, each within its range. If the place does not change, only the row of this place
+    moves, by at most as much as the record.
     """
     if unique_indices or indices_are_sorted:
-        raise RefusalError("a promise about private indices has no rule: leave it out")
+        raise RefusalError(
+            "a promise about private indices is not supported in proofs: leave it out"
+        )
     size = check_scatter(start, places, updates, dimension_numbers, mode)[0]
     axes = len(start.shape) - len(size)
     if not start.is_finite:
         raise RefusalError(
-            "a place without records would be infinite: start at a public number, as by"
-            " jnp.zeros(k).at[i].max(x)"
+            "the extremum of a place without records would be infinite: start at a public "
+            "number, for example by jnp.zeros(k).at[i].max(x)"
         )
     row = (1,) * axes + tuple(size)
     low, high = updates.low.min(axis=0), updates.high.max(axis=0)
@@ -281,14 +297,15 @@ def scatter_set(
     known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
     if not known or not start.is_known:
         raise RefusalError(
-            "which of two records writes last is not known: write one public number, or use"
-            " .at[i].max(x)"
+            "if two records write to one place, it is not defined which writes last: write one "
+            "public number, or use .at[i].max(x)"
         )
     number = float(updates.low.flat[0])
     kept: dict[str, Any] = {"dimension_numbers": dimension_numbers, "mode": mode}
     kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
-    # A row keeps its start or becomes the number. So it moves within `ends`, like an extremum.
+    # A row keeps its start value or becomes the public number. So it stays within `ends`, as for an
+    # extremum.
     reach = dataclasses.replace(start, low=ends[0], high=ends[1])
     return scatter_extremum(reach, places, updates, largest=True, **kept)
 
@@ -299,13 +316,15 @@ def scatter_add(
 ) -> Abstract:  # fmt: skip
     """Adds a number or row u of each record at index i of a public array, as a histogram does.
 
-    Replacing a record by one with u' and i' subtracts u at i, and adds u' at i'. If i and i'
-    differ, the difference has the norm |u| + |u'| in l1, and sqrt(|u|^2 + |u'|^2) in l2. If they
-    agree, it is u' - u. If an index is out of bounds, nothing is added there, and the difference is
-    smaller.
+    If a record with u and i is replaced by a record with u' and i', the result changes by -u at i,
+    and by u' at i'. If i and i' differ, the difference has the norm |u| + |u'| in l1, and
+    sqrt(|u|^2 + |u'|^2) in l2. If i = i', the difference is u' - u. If an index is out of bounds,
+    nothing is added there, and the difference is smaller.
     """
     if unique_indices or indices_are_sorted:
-        raise RefusalError("a promise about private indices has no rule: leave it out")
+        raise RefusalError(
+            "a promise about private indices is not supported in proofs: leave it out"
+        )
     size, bins = check_scatter(start, places, updates, dimension_numbers, mode)
     n, dtype = updates.shape[0], start.dtype
     axes = len(start.shape) - len(size)
@@ -338,8 +357,8 @@ def scatter_add(
         for end, row, pick in ((start.low, low, np.minimum), (start.high, high, np.maximum))
     )
     ends = rounding.widened(low, high, put(rounding.up(one + 2.0**-48 * sizes * (not whole))))
-    # At most two rows, if sums are exact. A GPU may add floats in another order, so that sums of
-    # equal terms differ.
+    # If sums are exact, at most two rows change. Otherwise all may change, because a GPU may add
+    # floats in another order, so that sums of equal terms differ.
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     # Exact sums are the same in every use.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf

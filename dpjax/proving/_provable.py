@@ -1,8 +1,8 @@
 """Adds a line to a sampled sensitivity: the bound that a proof would give.
 
 A proof needs bounds on records, which an oracle does not state. So two ranges are tried. In the
-first, [-2^20, 2^20], only targets that clip their records have a useful bound. The second is
-[0, 1], as an example.
+wide range [-2^20, 2^20], only targets that clip their records have a useful bound. The range [0, 1]
+is an example for all other targets.
 """
 
 import functools
@@ -26,7 +26,7 @@ _WIDE, _USEFUL = 2**20, 100
 
 
 def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
-    """A line that says which bound can be proved; None if none can, or the program is large.
+    """A line that says which bound can be proved. None if no bound can be, or the program is large.
 
     It reads only the traced program, shapes and a sampled number, which are all public.
 
@@ -54,7 +54,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
         return f"its own proof gives {shown_number(own)} at gamma 0: see target.sensitivity"
     dtypes = [np.dtype(x.dtype) for x in jax.tree.leaves(specs)]
     for low, high, shown in ((-_WIDE, _WIDE, "[-2^20, 2^20]"), (0, 1, "[0, 1]")):
-        # The same bounds for all arrays, cut to the ranges of their dtypes.
+        # All arrays have the same bounds, clipped to the range of each dtype.
         kinds = map(_ends, dtypes)
         ends = tuple(Interval(max(low, least), min(high, most)) for least, most in kinds)
         bound = _walked(program, norm, RecordBounds(ends))
@@ -65,7 +65,7 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
     return None
 
 
-# Programs with equal fingerprints are equal, so a target that is traced again is walked once.
+# Programs are compared by their fingerprints. So if a target is traced again, its walk is reused.
 _walked = functools.lru_cache(maxsize=64)(walked_bound)
 
 

@@ -52,7 +52,7 @@ class NoProofError(ValueError):
         args: the operation without a rule, its source line, and a remedy.
 
     Formal guarantees:
-        None: no bound was found, but there may be one. The error depends on the traced program,
+        None. No bound was found, but a bound may exist. The error depends on the traced program,
         shapes and bounds alone, never on private data.
     """
 
@@ -106,18 +106,18 @@ def prove_sensitivity(
 
     Formal guarantees:
         For all databases D and D' of n records that differ in one record, the computed values f(D)
-        and f(D') differ by at most the bound. A record of `PaddedRecords` is a slot: it may also be
-        emptied or filled. Under add-or-remove-one, D' has n slots and all records of D except one,
-        in any slots. A program whose value may depend on slots is refused. The clamp fills empty
-        slots with a public row: 0 if the bounds allow it. `privatize` clamps the database first, so
-        nothing is assumed about the data: infinities and outliers become public numbers, and so
-        does NaN unless the bounds allow missing numbers. The bound includes rounding in the dtype
-        sums in any order, fused products, subnormal numbers that are flushed to 0, and 64 eps for
-        elementary functions (512 in float64). Releases run on CPUs and GPUs only, and convolutions
-        on CPUs only. The proof assumes four things. XLA runs without fast math. XLA compiles the
-        program correctly; dpjax refuses programs that XLA is known to miscompile. The compiled
-        program is deterministic. Its elementwise code computes each entry from the entries at the
-        same place.
+        and f(D') differ by at most the bound. For `PaddedRecords`, this covers slots: a slot may
+        also be emptied or filled. Under add-or-remove-one, D' has n slots and all records of D
+        except one, in any slots. A program whose value may depend on slots is refused. The clamp
+        fills empty slots with a public row: 0 if the bounds allow it. `privatize` clamps the
+        database first, so nothing is assumed about the data: infinities and outliers become public
+        numbers, and so does NaN unless the bounds allow missing numbers. The bound includes
+        rounding in the dtype sums in any order, fused products, subnormal numbers that are flushed
+        to 0, and 64 eps for elementary functions (512 in float64). Releases run on CPUs and GPUs
+        only, and convolutions on CPUs only. The proof assumes four things. XLA runs without fast
+        math. XLA compiles the program correctly; dpjax refuses programs that XLA is known to
+        miscompile. The compiled program is deterministic. Its elementwise code computes each entry
+        from the entries at the same place.
 
     Source:
         Reed and Pierce (2010), for sensitivity read off a program; Higham (2002), section 4.2, for
@@ -131,7 +131,8 @@ def prove_sensitivity(
         >>> round(found.value, 3), found.gamma
         (0.01, 0.0)
 
-        A network forgets which of its units change together, unless the box is split:
+        For a neural network, the bound does not consider which units change together, unless the
+        box is split:
 
         >>> weights = jnp.array([[1.0, -1.0], [1.0, -2.0]])
         >>> network = lambda x: jnp.tanh(x @ weights).sum(1).mean()
@@ -162,11 +163,15 @@ def prove_sensitivity(
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
-    # A public value needs no mechanism, and noise for a sensitivity of 0 would have scale 0.
+    # Refuse a sensitivity of 0: its noise would have scale 0, and a public value needs no
+    # mechanism.
     if bound == 0:
-        raise ValueError("the value is public: no record moves it")
+        raise ValueError(
+            "target must depend on the records, but no record changes its value: publish this "
+            "value without a mechanism"
+        )
     if not math.isfinite(bound):
-        raise NoProofError("the bound is not finite")
+        raise NoProofError("no finite bound was found: give narrower bounds on the records")
     return Sensitivity(
         bound,
         0.0,
@@ -195,7 +200,7 @@ class _Proved(NamedTuple):
 def _smallest(
     target: Target, program: Program, specs: Database, public: RecordBounds, norm: ProvedNorm
 ) -> _Proved:
-    """The smaller of two bounds: of the target, and of the target with exact sums over records.
+    """The smaller of two bounds: for the target, and for the target with exact sums over records.
 
     The second bound is about another program, which is traced and walked like any other.
     """
@@ -228,8 +233,8 @@ def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Pr
         splits = split(jaxpr, program.jaxpr.consts, inputs, public, norm, end)
     if not splits:
         raise RefusalError(
-            "effort= splits the box of one record, and nothing is computed for each record alone"
-            " by operations that can be split: leave it out"
+            "effort= splits the box of one record, but the target computes nothing for each "
+            "record alone by operations that support this: leave out effort="
         )
     tighter = {key: facts for one in splits for key, facts in one.tighter.items()}
     again = _proved(program, specs, public, norm, {}, tighter)
@@ -277,18 +282,19 @@ def own_bound(
 ) -> float:
     """The bound that a target of dpjax proves by itself, or infinity if it proves none.
 
-    It is valid on all databases, so also on clamped ones.
+    This bound is valid on all databases, and therefore on clamped databases.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
     relations = {relation}
-    if isinstance(specs, PaddedRecords):  # A slot that changes may also be emptied or filled.
+    # Replacing the content of a slot may also empty or fill the slot.
+    if isinstance(specs, PaddedRecords):
         relations.add(NeighboringRelation.ADD_OR_REMOVE_ONE)
     if norm not in target.norms or not relations <= set(target.relations):
         return math.inf
     try:
         return max(target._bound_on(norm, one, specs) for one in relations)
-    except ValueError:  # Its factory was not given a number that the bound needs.
+    except ValueError:  # The target was made without a number that the bound needs.
         return math.inf
 
 
@@ -296,8 +302,8 @@ def _refuse_rounded(target: object) -> None:
     """Refuses a query of sums, because its own proof is about integers, and floats are rounded."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
-            f"the proof of a {type(target).__name__} is about integers, which privatize computes"
-            " inside: calibrate to its own sensitivity, target.sensitivity()"
+            f"the proof of a {type(target).__name__} is about integers, which privatize computes "
+            "internally: call target.sensitivity() instead of dpjax.prove_sensitivity"
         )
 
 
@@ -305,7 +311,9 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
     """The program of the target behind the clamp of its records."""
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
-        raise TypeError("target closes over a traced value: prove it outside jit and vmap")
+        raise TypeError(
+            "target closes over a traced value: call prove_sensitivity outside of jit and vmap"
+        )
     return program
 
 
@@ -358,8 +366,8 @@ def _padded_walk(
     check_no_nan(jaxpr, [x.value for x in outputs])
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
-    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows is valid too,
-    # and it may be tighter because it can use lemmas.
+    # Emptying a slot replaces its row by the empty row. So a bound for replaced rows is also valid
+    # here, and may be tighter, because its walk can use lemmas.
     try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:
@@ -383,7 +391,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
         or list(first.invars) != list(jaxpr.invars)
         or digest(first.params["jaxpr"]) != digest(clamp)
     ):
-        raise RefusalError("the program does not begin with the clamp of its records")
+        raise RefusalError("the traced program must begin with the clamp of its records")
     return jaxpr.replace(invars=[*jaxpr.invars, *first.outvars], eqns=jaxpr.eqns[1:])
 
 
@@ -417,8 +425,8 @@ def _specs(records: Database, n: int | None) -> Database:
     specs = _checks.real_shapes("records", shapes_of_columns("records", records))
     if isinstance(specs.records if isinstance(specs, PaddedRecords) else specs, Texts):
         raise TypeError(
-            "records must be numbers, got texts: number them by a public list, as by"
-            " pandas.Index(public).get_indexer(column)"
+            "records must be numbers, got texts: replace each text by its index in a public "
+            "list, for example by pandas.Index(public).get_indexer(column)"
         )
     leaves = jax.tree.leaves(specs)
     sizes = {x.shape[:1] for x in leaves}
@@ -477,16 +485,21 @@ def _bound(bound: Any, dtype: np.dtype) -> Bound:
             raise TypeError(f"bounds: a Ball needs records of floats, got {dtype}")
         radius = _checks.positive("radius", bound.radius)
         if not 2.0**-40 <= radius <= 2.0**40:
-            raise ValueError(f"radius must lie in [2^-40, 2^40], got {radius:g}: rescale")
+            raise ValueError(
+                f"radius of a Ball must be in [2^-40, 2^40], got {radius:g}: rescale the records"
+            )
         return Ball(_number(radius, dtype))
     if isinstance(bound, Categories):
         values = tuple(dict.fromkeys(_number(x, dtype) for x in bound.values))
         if not values:
-            raise ValueError("bounds: Categories must hold a number")
+            raise ValueError("bounds: Categories must contain at least one number, got none")
         return Categories(values)
     missing = isinstance(bound, Interval) and bound.missing
     if missing and not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"bounds: missing numbers are NaN, which {dtype} does not hold: use floats")
+        raise TypeError(
+            "bounds: missing=True needs a float dtype, because missing numbers are NaN, got "
+            f"{dtype}: use floats"
+        )
     if isinstance(bound, Interval):
         bound = bound.low, bound.high
     if not _is_bound(bound):
@@ -513,8 +526,8 @@ def _number(value: Any, dtype: np.dtype) -> float:
         limits = (0, 1) if dtype.kind == "b" else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
         if not number.is_integer() or not limits[0] <= number <= limits[1] or abs(number) > 2**52:
             raise ValueError(
-                f"bounds of {dtype} must be integers that it holds, got {number:g}: for larger"
-                " numbers give records of floats"
+                f"bounds of {dtype} records must be integers in the range of {dtype}, got "
+                f"{number:g}: for larger numbers, use float records"
             )
         return number
     held = float(np.asarray(number, dtype))

@@ -11,13 +11,14 @@ Proof. A is in [l B, h B], and 0 <= B / C <= 1. For a neighbor write R = A' / C'
 
 C - C' is t (B - B') for a t in [0, 1], since a maximum does not enlarge a difference and keeps its
 sign. Let r = t R, which is in [l0, h0]. The numerator is b_i (m_i - r) - b_i' (m_i' - r) for the
-changed record i. If both terms have one sign, the larger one bounds their difference. Otherwise the
-difference is at most b (|m_i - r| + |m_i' - r|) <= b (h0 - l0).
+changed record i. If both terms have the same sign, the larger term bounds their difference.
+Otherwise the difference is at most b (|m_i - r| + |m_i' - r|) <= b (h0 - l0).
 
 Sums by place have one A and one B for each place. If a record leaves a place, its b_i' there is 0.
 So the lemma holds for each place, and at most two places move.
 
-In sums over pairs of records, several terms move. The bound is multiplied by their number.
+In sums over pairs of records, one record changes several terms, and the bound is multiplied by
+their number.
 """
 
 import dataclasses
@@ -54,19 +55,20 @@ class _Sum(NamedTuple):
 
 @dataclasses.dataclass
 class _Ratios:
-    """Reads sums and their terms off a program."""
+    """Finds sums and their terms in a program."""
 
     search: Search
     root: Scope
     values: Mapping[jex.Var, Abstract | None]
 
     def plain(self, at: At) -> At:
-        """The variable before casts that change a number by rounding at most."""
+        """The variable before casts, if these change a number at most by rounding."""
         node = self.search.node(at)
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
             wide = all(x.kind != "f" or x.itemsize >= 4 for x in kinds)
-            # A cast to booleans turns 5 into 1, and a cast to integers turns 1.9 into 1.
+            # Other casts change a number more: a cast to booleans turns 5 into 1, and a cast to
+            # integers turns 1.9 into 1.
             cut = {"b": kinds[0].kind != "b", "f": False}.get(kinds[1].kind, kinds[0].kind == "f")
             if wide and not cut:
                 return self.plain(node.operands[0])
@@ -204,8 +206,8 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     if a.places is not None and not reader.same(a.places, b.places):  # type: ignore[arg-type]
         return None
     terms = [x for x in map(reader.value, (*a.terms, *b.terms)) if x is not None]
-    # If a term is a sum, a compiler may join it with the sum of terms, which rounds differently.
-    # The b_i are used in both sums, so they must be the same numbers in both.
+    # If a term is itself a sum, a compiler may merge it into the sum of terms, which changes the
+    # rounding. The b_i occur in both sums, so both uses must see the same numbers.
     if any(flattened(x)[0] > 1 or x.pending.coarse or x.nan for x in terms) or terms[-1].apart:
         return None
     weights, limits = terms[-1], reader.factor(a.terms, reader.plain(b.terms[0]))
@@ -213,7 +215,7 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     if limits is None or weights.low.min() < 0 or least < 2.0**-30:
         return None
     limits = (scale * limits[0], scale * limits[1])
-    # The number of terms that move.
+    # `moving` is the number of terms that one record changes.
     moving, axes = 1.0, a.form[1]
     if not all(x.is_public or ((x.axis,) == axes and x.others.is_zero) for x in terms):
         moving = sum(as_dense(x).others.count for x in terms)
@@ -231,7 +233,7 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
     most = (high - low) * float(weights.high.max()) * moving / least
     most = float(rounding.up(most * (1 + 4 * gamma)))
     entries = math.prod(walked.shape)
-    # At most two places move. But a float sum may round anew at every place.
+    # At most two places change, but a float sum may be rounded differently at every place.
     count = entries if a.places is None else min(2, entries)
     l1, l2 = most * count + 2 * error * entries, most * math.sqrt(count)
     l2 += 2 * error * math.sqrt(entries)

@@ -41,7 +41,8 @@ Key = tuple[int, ...]
 # With more coordinates of a record, no slopes are computed.
 _MOST_SLOPES = 16
 
-# Operations that grow with each operand, so their ends are their values at the ends.
+# These operations grow with each operand, so the ends of a result are the values at the ends of the
+# operands.
 _GROWING = names(
     "add add_any max min clamp exp exp2 expm1 log log1p tanh atan logistic erf sqrt floor ceil",
     "round sign and or copy copy_p stop_gradient reduce_sum reduce_max",
@@ -67,7 +68,8 @@ class Fact:
             because a compiler may merge the operations of an evaluation.
         gap: numbers that are closer than this may compare as equal, because a device flushes them.
         axis: the axis of records.
-        of_nan: whether an operand may be NaN. Ends cover its numbers in a box, and NaN.
+        of_nan: whether an operand may be NaN. Then ends cover the results for its numbers in a box,
+            and for NaN.
     """
 
     low: np.ndarray
@@ -85,7 +87,8 @@ class Part:
     """A part of a program that is computed for each record alone.
 
     Attributes:
-        keys: where the walk finds it. It has several keys if an inner program returns it.
+        keys: the places of the part in the walk. There are several if an inner program returns the
+            part.
         value: its abstract value over the whole box.
         empty: an abstract value that contains the row of an empty slot.
     """
@@ -96,7 +99,10 @@ class Part:
 
 
 class RecordWalk(PaddedWalk):
-    """Finds parts. Their `slots` prove that rows share one g, and `others` that it reads one."""
+    """Finds parts.
+
+    `slots` proves that all rows share one g, and `others` that g reads one record.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +124,7 @@ class RecordWalk(PaddedWalk):
         if not plain and not alone:
             self.combined.update(dict.fromkeys(id(x) for x in operands if _is_part(x)))
         if not outputs:
-            raise RefusalError("it is not computed for each record alone")
+            raise RefusalError("the result of this operation is not computed for each record alone")
         for k, output in enumerate(outputs):
             self.made.setdefault(id(output), (output, set()))[1].add((*path, k))
         if not inner:
@@ -126,14 +132,14 @@ class RecordWalk(PaddedWalk):
         return outputs
 
     def _of_itself(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
-        """The answer where an array is compared with itself, which is the same in every row."""
+        """Handles the comparison of an array with itself, whose answer is the same in every row."""
         if equation.primitive.name not in _COMPARISONS or operands[0] is not operands[1]:
             return []
         (found,) = Walk().ruled(equation, [x.value for x in operands])
         return [Tracked(found, found, Slots())] if found.is_known else []
 
     def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
-        """Keeps the charges of an operation: of its rounding, and of merging by a compiler."""
+        """Stores the charges of an operation: for its rounding, and for merging by a compiler."""
         once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
         alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
         try:
@@ -171,7 +177,7 @@ class _UnknownError(Exception):
 
 
 def slopes_of(jaxpr: jex.Jaxpr) -> int:
-    """The number of slopes of each number: one for each coordinate of a record, or none."""
+    """How many slopes each number has: one for each coordinate of a record, or 0."""
     coordinates = sum(math.prod(aval(x).shape[1:]) for x in jaxpr.invars[len(jaxpr.invars) // 2 :])
     return coordinates if coordinates <= _MOST_SLOPES else 0
 
@@ -179,10 +185,10 @@ def slopes_of(jaxpr: jex.Jaxpr) -> int:
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
-    """A function from ends of the last inputs, the records, to ends of a part; None if unknown.
+    """A function from the ends of records (the last inputs) to the ends of a part; None if unknown.
 
-    Row i of each input is a box of its own, and so row i of the part encloses g over that box. To
-    be called with x64 enabled.
+    Row i of each input is one box, and row i of the part encloses g over this box. Call the
+    function with x64 enabled.
     """
     axes, count = jaxpr.invars[len(jaxpr.invars) // 2 :], slopes_of(jaxpr)
 
@@ -338,12 +344,13 @@ def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
         if fact.merging:
             charge = charge + fact.merging * most
         low, high = low - charge, high + charge
-        # A number that is not far from 0 may be flushed to 0.
+        # A number close to 0 may be flushed to 0.
         low = jnp.where((low > 0) & (low < fact.gap), 0.0, low)
         high = jnp.where((high < 0) & (high > -fact.gap), 0.0, high)
     kind = low.dtype
     least, most = fact.low.astype(kind), fact.high.astype(kind)
-    # NaN, as from the difference of two infinities, becomes the end over the whole box.
+    # If an end is NaN, as from the difference of two infinities, it is replaced by the end over the
+    # whole box.
     ends = jnp.where(low > least, low, least), jnp.where(high < most, high, most)
     return ends, charge
 

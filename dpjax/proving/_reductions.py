@@ -1,4 +1,4 @@
-"""Rules of sums, products of matrices, extrema and sorts.
+"""Rules of sums, matrix products, extrema and sorts.
 
 If an operation reduces over the records, one row moves within `changed` and n - 1 rows move within
 `others`.
@@ -60,27 +60,28 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # The range of public numbers may be slightly too wide: rules widen it for operations that
-        # XLA then removes.
+        # The range of public numbers may be slightly too wide, because rules widen it for the
+        # rounding of operations that XLA removes.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
             raise RefusalError(
-                f"one entry along axis {axis} may have only entries equal to {start:g} around it,"
-                " which has no rule: pad it on one side only, or leave these entries out"
+                f"one entry along axis {axis} may have only entries equal to {start:g} around "
+                "it, which proofs do not support: pad it on one side only, or leave these "
+                "entries out"
             )
 
 
 def check_cut(x: Abstract) -> None:
-    """Refuses sums of truncated floats if XLA may know that all of them are the same number.
+    """Refuses sums of truncated floats if XLA may know that all terms are the same number.
 
     XLA computes a cumulative sum of equal numbers as multiples of that number. It wrongly uses the
     number before truncation.
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
         raise RefusalError(
-            "a sum of public floats that were truncated to integers has no rule: use jnp.floor"
-            " instead of truncation"
+            "a sum of public floats that were truncated to integers is not supported in proofs: "
+            "use jnp.floor instead of truncation"
         )
 
 
@@ -165,7 +166,7 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
         low, high = (np.clip(end, -row - error, row + error) for end in (low, high))
         off = over(error, axis)
         row += float(rounding.up(off.sum())) * math.prod(shape) / shape[axis] / off.size
-    if (x.low >= 0).all():  # A sum of numbers >= 0 is >= 0 in any rounding.
+    if (x.low >= 0).all():  # A sum of nonnegative numbers is nonnegative, however it is rounded.
         low = np.maximum(low, 0.0)
     width = math.prod(x.shape[k] for k in axes if k != x.axis)
     rest = x.n - 1 if x.axis in axes else 0
@@ -178,7 +179,8 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     counts = [math.inf, math.inf]
-    if sums.pending.terms == count:  # A sum of sums may round anew where no summand moves.
+    # A flattened sum of sums may be rounded differently even where no summand moves.
+    if sums.pending.terms == count:
         counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
     if axis is None:
         counts[1] = counts[0]
@@ -241,7 +243,9 @@ def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstr
     at most P sum |x_i - x_i'|.
     """
     if x.axis == axis or x.dtype.kind != "f":
-        raise RefusalError("a product of records or of integers has no rule: sum their logarithms")
+        raise RefusalError(
+            "a product of records or of integers is not supported in proofs: sum their logarithms"
+        )
     check_surrounded(x, [axis], 1.0)
     check_cut(x)
     count = x.shape[axis]
@@ -292,9 +296,12 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
 
 
 def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: Any) -> Abstract:
-    """The index of the largest or least entry. If an entry moves, the index may be any other."""
+    """The index of the largest or least entry.
+
+    If an entry moves, the index may become any other index.
+    """
     if x.axis in axes:
-        raise RefusalError("the index of the record with an extremum has no rule")
+        raise RefusalError("the index of the record with an extremum is not supported in proofs")
     shape, axis = axes_after(x, axes)
     dtype = np.dtype(index_dtype)
     last = np.full((1,) * len(shape), math.prod(x.shape[k] for k in axes) - 1.0)
@@ -309,7 +316,7 @@ def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: A
 def cumulative_extremum(
     x: Abstract, axis: int, reverse: bool, *, largest: bool, **_: Any
 ) -> Abstract:
-    """The largest entries so far move by at most the largest move so far."""
+    """A running maximum moves by at most the largest move of the entries so far."""
     start = -math.inf if largest else math.inf
     if x.dtype.kind in "iu":
         ends = np.iinfo(x.dtype)
@@ -337,7 +344,7 @@ def cumulative_extremum(
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
     """Logical or and and of booleans are their maximum and minimum."""
     if x.dtype != BOOL:
-        raise RefusalError("bits of integers have no rule: use booleans")
+        raise RefusalError("bits of integers are not supported in proofs: use booleans")
     return extremum_over(x, axes, largest=largest)
 
 
@@ -346,12 +353,12 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
 
     ||sort x - sort y||_p is the least ||x - P y||_p over permutations P (rearrangement inequality).
 
-    If other arrays are sorted by x, nothing but their ranges bounds how far their entries move.
+    If other arrays are sorted by x, only their ranges bound how far their entries move.
     """
     if not others:
         return _sorted(x, dimension)
     if {y.shape for y in others} != {x.shape}:
-        raise RefusalError("a sort of arrays of different shapes has no rule")
+        raise RefusalError("a sort of arrays of different shapes is not supported in proofs")
     lanes = aligned(x, *others)
     if lanes[0].axis == dimension:
         lanes = list(map(as_dense, lanes))
@@ -371,13 +378,13 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
 
 
 def _may_be_zero(x: Abstract) -> bool:
-    """Whether a float may be 0 or -0, which are equal and which an order may tell apart."""
+    """Whether a float may be 0 or -0. These are equal, but the total order distinguishes them."""
     gap = 2 * rounding.tiny(x.dtype)
     return gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
 
 
 def top_k(x: Abstract, *, k: int, axis: int = -1, **_: Any) -> list[Abstract]:
-    """The k largest numbers are the first of the sorted numbers; nothing bounds their indices.
+    """The k largest numbers move like sorted numbers. Their indices may change arbitrarily.
 
     XLA sorts in the total order, where -0 is below 0. Two numbers that are equal, such as 0 x for
     two records x, may differ in their signs. So where numbers may be 0, an index may always change.
@@ -435,16 +442,18 @@ def contract(
         and kinds <= {"f", "i", "u", "b"}
         and len(kinds) > 1
     ):
-        # XLA converts both to the dtype of the sums.
+        # XLA converts both operands to the dtype of the sums.
         first, second = (x if x.dtype.kind == "f" else convert(x, dtype) for x in (first, second))
     if dtype.kind == "f" and precision not in HIGHEST:
-        raise RefusalError(f"precision {precision} has no rule: leave it out, for the highest")
+        raise RefusalError(
+            f"precision {precision} is not supported in proofs: leave it out, for the highest"
+        )
     (ca, cb), (ba, bb) = dimension_numbers
     narrow = first.dtype in rounding.NARROW
     if first.dtype != second.dtype or dtype != (np.float32 if narrow else first.dtype):
         raise RefusalError(
-            f"a product of {first.dtype} and {second.dtype} in {dtype} has no rule: in 16 bits, ask"
-            " for preferred_element_type=jnp.float32"
+            f"a product of {first.dtype} and {second.dtype} in {dtype} is not supported in "
+            "proofs: in 16 bits, ask for preferred_element_type=jnp.float32"
         )
     # Both arrays get the axes (batch, free axes of a, free axes of b, summed axes). The free axes
     # of one array have length 1 in the other.
@@ -459,15 +468,17 @@ def contract(
     places = [*range(batch), *range(middle, end), *summed]
     y = broadcast(b, [*both, *[1] * len(sizes_a), *sizes_b, *terms_of], places)
     if math.prod(np.broadcast_shapes(x.low.shape, y.low.shape)) > _MOST_PRODUCTS:
-        raise RefusalError("the product of two arrays has too many terms to walk")
+        raise RefusalError(
+            "the product of two arrays has too many terms for a proof: use fewer columns"
+        )
     products = multiply(x, y, dtype=dtype)
     if not summed:
         return products
     load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
-        # Tensor cores align all terms with the largest term, and cut up to 2 u of it from each. So
-        # each term is counted like a sum of four terms.
+        # Tensor cores align all terms with the largest term, and drop up to 2 u of the largest term
+        # from each term. So each term is charged like a sum of four terms.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)
@@ -478,12 +489,14 @@ def contract(
     if batch or 1 in (math.prod(sizes_a), math.prod(sizes_b)):
         start = start.having(terms=terms, weight=start.load)
     off = None
-    # Each product is rounded, and their sum. Integers that became floats were rounded before.
+    # This covers the rounding of each product and of the sum. It does not cover integers that were
+    # converted to floats, which were rounded before.
     if found.off is not None and products.off is not None and len(kinds) == 1:
         (gamma, flush), (relative, absolute) = found.off, products.off
         off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
     found = dataclasses.replace(found, pending=start, off=off)
-    # These bounds are for exact numbers. The rounding of each entry is added, for both databases.
+    # The bounds above are for exact numbers. Now the rounding error of each entry is added, for
+    # both databases.
     sizes = rounding.up(products.magnitude)
     sizes = np.maximum(total_over(sizes, products.shape, summed), weight)
     units = 0.0 if found.whole else rounding.sum_units(terms, dtype) + 4 * rounding.unit(dtype)
@@ -555,7 +568,8 @@ def _public_factor(
             np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
             for ends in (matrix.low, matrix.high)
         )
-        # The matrix differs from the middle by at most `high - low` / 2, and so does its norm.
+        # The matrix is within (high - low) / 2 of the middle, so its norm is within the norm of
+        # this difference.
         off = float(np.linalg.norm(high - low)) / 2
         norm = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
         sizes = np.maximum(np.abs(low), np.abs(high))

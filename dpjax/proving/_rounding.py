@@ -1,8 +1,8 @@
 """Outward rounding on the host, and bounds on the rounding errors of a device.
 
 The host computes bounds in float64, and inflates sums and products of bounds by a factor
-1 + 2^-44. This covers the host's own rounding: no formula in `proving` takes more than 100
-operations in a row, and sums of N terms are inflated by N + 100 units.
+1 + 2^-44. This covers the host's own rounding: no formula in `proving` has more than 100
+consecutive operations, and sums of N terms are inflated by N + 100 units.
 
 The device computes v (1 + theta) + eta instead of the exact value v. |theta| is at most a few u,
 where u = eps / 2 is the unit roundoff. |eta| is at most a few times the least normal number,
@@ -16,17 +16,19 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-# Bounds on |theta| in units of u: for sums and products; and for quotients and square roots. An
-# IEEE device stays within one u. XLA documents no bound, so these numbers leave a margin.
+# Bounds on |theta| in units of u: one for sums and products, and one for quotients and square
+# roots. A device that follows IEEE 754 stays within one u. XLA documents no bound, so these numbers
+# leave a margin.
 ARITHMETIC, DIVISION = 2, 8
-# Beyond these magnitudes, a program that XLA has rewritten might overflow, unlike the original.
+# Beyond these magnitudes, XLA might rewrite a program such that it overflows, although the original
+# does not.
 LARGEST, SMALLEST_DENOMINATOR = 2.0**60, 2.0**-60
 _INFLATION = 1 + 2.0**-44
 _FLOOR = 2.0**-900
 
 
 def up(bound: np.ndarray | float) -> np.ndarray:
-    """A non-negative bound, inflated beyond the rounding of the host; 0 stays 0."""
+    """A nonnegative bound, inflated to cover the rounding of the host. 0 stays 0."""
     return np.asarray(bound, float) * _INFLATION
 
 
@@ -51,7 +53,8 @@ NARROW = frozenset((np.dtype(np.float16), np.dtype(jnp.bfloat16)))
 _WIDE = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 _INTEGERS = (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 USUAL = _WIDE | frozenset(map(np.dtype, ("bool", *_INTEGERS)))
-# The dtypes with rules. NumPy's `kind` cannot replace this list: float8_e5m2 and float32 share one.
+# The dtypes with rules. NumPy's `kind` cannot replace this list, because float8_e5m2 and float32
+# have the same kind.
 KNOWN = USUAL | NARROW
 
 
@@ -77,18 +80,20 @@ def elementary(dtype: np.dtype) -> float:
 def of_quotient(error: float, dtype: np.dtype) -> float:
     """The relative error of a quotient of two numbers with relative error e <= 1/3.
 
-    (1 + e) / (1 - e) = 1 + 2 e / (1 - e) <= 2. So the division adds at most twice its own error.
+    The relative error of the exact quotient is at most 2 e / (1 - e), and 1 plus this is at most 2.
+    So rounding the quotient adds at most twice the error of a division.
     """
     return 2 * error / (1 - error) + 2 * DIVISION * unit(dtype)
 
 
 def norm2(numbers: np.ndarray | Sequence[float], copies: float = 1.0) -> float:
-    """The l2 norm of bounds, each taken `copies` times. It is above 0 if one of the bounds is."""
+    """The l2 norm of bounds, each counted `copies` times. It is above 0 if any bound is above 0."""
     array = np.asarray(numbers, float)
     largest = float(array.max(initial=0.0))
     if largest == 0 or not np.isfinite(largest):
         return largest
-    # Without scaling, squares of small numbers would underflow to 0. A power of 2 is exact.
+    # Without scaling, squares of small numbers would underflow to 0. Scaling by a power of 2 is
+    # exact.
     scale = 2.0 ** np.frexp(largest)[1]
     return float(scale * np.sqrt(((array / scale) ** 2).sum() * copies))
 

@@ -1,7 +1,7 @@
 """Enclosures by slopes: g(x) is g(middle) plus slopes times x - middle, up to rounding.
 
-Ends of intervals forget which numbers change together. Slopes remember it: the bound on an array
-is off by the width of a box squared. For the exact value v of an array, `Form` states
+Intervals do not record which numbers change together. Slopes do, so the excess of a bound shrinks
+with the square of the box's width. For the exact value v of an array, `Form` states
 
     v(x) - v(middle) = sum_j s_j (x_j - middle_j), with s_j in `slopes`, for every x in the box,
 
@@ -20,7 +20,7 @@ from dpjax._tracing._walks import Equation, names
 
 Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of one shape.
 Bind = Callable[..., Any]
-# Rounding of slopes in float64, for each unit of their magnitudes.
+# A bound on the rounding error of slopes in float64, relative to their magnitudes.
 _SLACK = 2.0**-40
 
 
@@ -64,7 +64,8 @@ class Form(NamedTuple):
         return Form(ends, middle, slopes, jnp.reshape(self.off, more))  # type: ignore[arg-type]
 
 
-# Slopes with bounds on the magnitudes that were added up for them, and on the distance `off`.
+# The two ends of slopes, a bound on the magnitudes that were added up to compute them, and a bound
+# `off` on the distance of the computed value from the exact value.
 Sloped = tuple[Any, Any, Any, Any]
 
 
@@ -96,11 +97,14 @@ def sloped(
 
 
 def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
-    """Ends within those that follow from the slopes. `radii` has the shape of the slopes."""
+    """The ends, tightened by the ends that follow from the slopes.
+
+    `radii` has the slopes' shape.
+    """
     down, up = slopes
     reach = (jnp.maximum(abs(down), abs(up)) * radii).sum(0) * (1 + _SLACK) + off * (1 + _SLACK)
     low, high = middle[0] - reach, middle[1] + reach
-    # NaN and infinities leave the ends as they are.
+    # If a bound is NaN or infinite, the old end remains.
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
 
 
@@ -111,7 +115,7 @@ def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
 
 
 def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
-    """Sums and moves of entries, which apply to slopes in the same way."""
+    """Sums and rearrangements of entries, which act on slopes in the same way as on entries."""
     each = jax.vmap(bind)
     slopes = [f.slopes for f in forms if f.slopes is not None]
     down, up, size = (each(*xs) for xs in zip(*((*s, largest(s)) for s in slopes), strict=True))
@@ -160,7 +164,7 @@ def _quotient(
 def _contraction(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """A product of a matrix with a constant one."""
+    """The product of a matrix with a constant matrix."""
     constants = [f.ends[0] is f.ends[1] for f in forms]
     if constants.count(True) != 1:
         return None
@@ -250,7 +254,7 @@ def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
 
 
 def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """A maximum or minimum moves like a mean of both operands, or like the one that it is."""
+    """A maximum or minimum: its slope is an average of the operands' slopes, or one of them."""
     a, b = (f.ranked(out[0].ndim) for f in forms)
     first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]
     if equation.primitive.name == "min":

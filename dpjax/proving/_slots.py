@@ -3,8 +3,8 @@
 A database has a public number of slots, and each slot contains a record or is empty. Suppose that
 the records are permuted among the slots. An array *follows* the records if its rows are permuted in
 the same way, up to rounding. An array *stays* if the permutation does not change it, up to
-rounding. Every array must follow or stay. Other programs may depend on which record is in which
-slot, and are refused.
+rounding. Every array of a program must either follow or stay. Otherwise the program may depend on
+which record is in which slot, and is refused.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Slots:
         """The dependence after a rule that permutes axes; `place` maps a removed axis to None."""
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
-            raise RefusalError(f"it splits the axis of records: {_REMEDY}")
+            raise RefusalError(f"this operation splits the axis of records: {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
@@ -50,8 +50,8 @@ class Tracked:
     """The facts about one array in the walk under add-or-remove-one.
 
     Attributes:
-        value: its abstract value, if the changed record leaves its slot. `value.apart` also bounds
-            how much a permutation of records may change an entry.
+        value: its abstract value, for pairs of databases in which a record's slot is emptied.
+            `value.apart` also bounds how much a permutation of records may change an entry.
         empty: an abstract value whose range contains the row of an empty slot.
         slots: how the array depends on slots.
         fixed: whether a permutation of records changes no bit of an array that stays.
@@ -115,25 +115,28 @@ def at_one_place(op: Applied) -> Slots:
     """For elementwise operations: an entry of the result depends on entries at the same index."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
-        raise RefusalError(f"it combines pairs of different records: {_REMEDY}")
+        raise RefusalError(f"this operation combines pairs of different records: {_REMEDY}")
     if not axes:
         places = range(len(op.found.shape))
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # An operand that stays, but is not constant along the axis, treats slots differently.
+    # An operand that stays, but is not constant along the axis of records, has different numbers
+    # for different slots.
     if not all(x.is_along(axis) for x in op.operands):
-        raise RefusalError(f"it combines records with numbers that depend on the slot: {_REMEDY}")
+        raise RefusalError(
+            f"this operation combines records with numbers that depend on the slot: {_REMEDY}"
+        )
     sizes = [x.value.shape[axis] for x in op.operands if x.slots.axis == axis]
     if any(size != op.found.shape[axis] for size in sizes):
-        raise RefusalError(f"it copies the slot of each record: {_REMEDY}")
+        raise RefusalError(f"this operation copies the slot of each record: {_REMEDY}")
     return Slots(axis)
 
 
 def broadcast(op: Applied) -> Slots:
     places, old = op.parameters["broadcast_dimensions"], op.first.slots
     if old.axis is not None and op.found.shape[places[old.axis]] != op.shape[old.axis]:
-        raise RefusalError(f"it copies the slot of each record: {_REMEDY}")
+        raise RefusalError(f"this operation copies the slot of each record: {_REMEDY}")
     new = old.moved(lambda k: places[k])
     if new.axis is not None:
         return new
@@ -159,7 +162,7 @@ def reduced(op: Applied) -> Slots:
 
 
 def chosen(op: Applied) -> Slots:
-    """The index of an extremum. Among records it would be the index of a slot."""
+    """The index of an extremum. An extremum over the records is refused: its index is a slot."""
     return op.first.slots.without([k % len(op.shape) for k in op.parameters["axes"]])
 
 
@@ -170,7 +173,7 @@ def ordered(op: Applied) -> Slots:
     """
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
-        raise RefusalError(f"equal records are sorted by their slots: {_REMEDY}")
+        raise RefusalError(f"a sort leaves equal records in the order of their slots: {_REMEDY}")
     return Slots() if axis == op.parameters["dimension"] else Slots(axis)
 
 
@@ -198,16 +201,16 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
-    # Which slots are cut off is public, but which records these slots contain is private.
+    # A slice removes public slots, but it is private which records these slots contain.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
-        raise RefusalError(f"it selects records by their slots: {_REMEDY}")
+        raise RefusalError(f"this operation selects records by their slots: {_REMEDY}")
     return Slots(axis)
 
 
 def joined(op: Applied) -> Slots:
     axes = [x.slots.axis for x in op.operands]
     if op.parameters["dimension"] in axes:
-        raise RefusalError(f"it joins arrays along the axis of records: {_REMEDY}")
+        raise RefusalError(f"this operation joins arrays along the axis of records: {_REMEDY}")
     return at_one_place(op) if any(axis is not None for axis in axes) else Slots()
 
 
@@ -230,7 +233,7 @@ def multiplied(op: Applied) -> Slots:
                     raise RefusalError(f"a public factor depends on the slot: {_REMEDY}")
                 return Slots() if kind is contracted else Slots(number)
     if None not in axes:
-        raise RefusalError(f"it combines pairs of different records: {_REMEDY}")
+        raise RefusalError(f"this operation combines pairs of different records: {_REMEDY}")
     side, axis = (0, axes[0]) if axes[1] is None else (1, axes[1])
     assert axis is not None
     free = [
@@ -246,15 +249,16 @@ def gathered(op: Applied) -> Slots:
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
-            raise RefusalError(f"it looks up records by index: {_REMEDY}")
-        return Slots(places.slots.axis)  # In the result of `gather`, axes of indices come first.
+            raise RefusalError(f"this operation looks up records by index: {_REMEDY}")
+        # In the result of `gather`, the axes of the indices come first.
+        return Slots(places.slots.axis)
     if table.slots.axis is None:
         return Slots()
     if not (places.value.is_known and places.value.shape == (1,)):
-        raise RefusalError(f"it looks up records by index: {_REMEDY}")
+        raise RefusalError(f"this operation looks up records by index: {_REMEDY}")
     axes = tuple(op.parameters["dimension_numbers"].start_index_map)
     if table.slots.axis in axes:
-        raise RefusalError(f"it selects the record in one slot: {_REMEDY}")
+        raise RefusalError(f"this operation selects the record in one slot: {_REMEDY}")
     return table.slots.without(axes)
 
 
@@ -262,7 +266,7 @@ def scattered(op: Applied) -> Slots:
     """Sums by index do not depend on the order in which numbers are added."""
     start, *added = op.operands
     if start.slots.axis is not None:
-        raise RefusalError(f"it adds to an array with one number per slot: {_REMEDY}")
+        raise RefusalError(f"this operation adds to an array with one number per slot: {_REMEDY}")
     by_record = any(x.slots.axis is not None for x in added)
     if by_record and not all(x.is_along(0) for x in added):
         raise RefusalError(f"an index or a number depends on the slot: {_REMEDY}")
@@ -277,8 +281,9 @@ def platform(op: Applied) -> Slots:
     return Slots()
 
 
-# Tighter bounds. A record's row becomes the row of an empty slot, not an arbitrary row. And a
-# permuted array has exactly the same rows, not just rows within the same range.
+# Tighter bounds. If a record is removed, its row becomes the row of an empty slot, and not an
+# arbitrary row. And a permuted array has exactly the same rows, not just rows within the same
+# range.
 Tightening = Callable[[Applied], Abstract]
 
 
@@ -338,7 +343,10 @@ def tight_sums(op: Applied) -> Abstract:
 
 
 def tight_exact_sums(op: Applied) -> Abstract:
-    """The same for exact scatters. Their `apart` covers the grid and the last rounding."""
+    """The bound of `tight_sums` for exact scatters.
+
+    `apart` covers the grid and the last rounding.
+    """
     return _tight_rows(op, op.found, op.found.apart)
 
 
@@ -349,7 +357,8 @@ def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
     if added.slots.axis != 0 or not by_record:
         return found
-    # The record's row is subtracted at one index, and the empty row added at this or another index.
+    # The row of the record is subtracted at one index, and the row of an empty slot is added at the
+    # same or another index.
     own, none = row_norms(u, 0), row_norms(empty, 0)
     each = np.maximum(u.changed.each, np.maximum(over(u.magnitude, 0), over(empty.magnitude, 0)))
     l2 = max(u.changed.l2, rounding.norm2([own[1], none[1]]))

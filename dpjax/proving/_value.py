@@ -22,10 +22,10 @@ variable x of the program. It represents a set of families of arrays x(D), its *
    An entry is NaN if and only if the same entry of a `Source` in `nan` is NaN. A source is an array
    of the same shape. An entry that is NaN on only one database counts as an entry that moves, so
    `each` is above 0 there.
-9. If `replaced` is finite, x(D) is a sorted vector. At most so many of its entries are replaced by
-   others, and then it is sorted again.
-10. If `refusal` is set, nothing else is true of x(D), which may be infinite. Only the walk sees
-   such a value, and only `_cells.py` uses it.
+9. If `replaced` is finite, x(D) is a sorted vector. To get x(D') from x(D), at most `replaced`
+   entries are replaced by other numbers, and the result is sorted.
+10. If `refusal` is set, none of the above holds: x(D) may be infinite. Only the walk sees such a
+   value, and only `_cells.py` uses it.
 11. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
 x(D) is the array *as computed*, in the dtype of the device. A compiler may compute x again for each
@@ -66,7 +66,7 @@ class RangeRefusalError(RefusalError):
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised if a merged operation may overflow; then a lemma must not replace the rule either."""
+    """Raised if a merged operation may overflow. In this case, no lemma may replace the rule."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,10 @@ class Pending:
 
     @staticmethod
     def of_all(all_: "Sequence[Pending]") -> "Pending":
-        """The pending operations of several operands. A sum that two of them use counts once."""
+        """The pending operations of several operands.
+
+        If two operands use the same sum, it counts once.
+        """
         sums = [p for p in all_ if p.terms > 1]
         return Pending(
             shift=sum(p.shift for p in all_),
@@ -161,7 +164,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """Bounds on a difference of two arrays: in each entry, in l1, in l2, and on how many differ."""
+    """Bounds on a difference of two arrays: its entries, l1, l2, and how many are nonzero."""
 
     each: np.ndarray
     l1: float
@@ -268,7 +271,7 @@ class Abstract:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tighter:
-    """Further facts about an array with an axis of records, whose other rows do not change.
+    """Further facts about an array with an axis of records, of which only one row changes.
 
     Attributes:
         axis: the axis of records.
@@ -283,7 +286,10 @@ class Tighter:
     changed: Difference
 
     def of(self, x: Abstract) -> Abstract:
-        """The abstract value that states both. An array in another form stays as it is."""
+        """The abstract value with these facts added.
+
+        An array of another form is returned unchanged.
+        """
         if x.axis != self.axis or not x.others.is_zero or x.nan:
             return x
         low, high = np.maximum(x.low, self.low), np.minimum(x.high, self.high)
@@ -301,12 +307,15 @@ def over(array: np.ndarray, axis: int | None) -> np.ndarray:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuses dtypes without rules. Known dtypes are listed, so new dtypes are refused."""
+    """Refuses dtypes without rules. Only listed dtypes are accepted, so new dtypes are refused."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise RefusalError("random bits have no rule: draw them outside of the target")
+        raise RefusalError(
+            "random bits are not supported in proofs: draw them outside of the target"
+        )
     if dtype not in rounding.KNOWN:
         raise RefusalError(
-            f"{dtype} has no rule: compute in float32, float64, or integers of 8 to 64 bits"
+            f"{dtype} is not supported in proofs: compute in float32, float64, or integers of 8 "
+            "to 64 bits"
         )
 
 
@@ -318,7 +327,7 @@ def constant(value: object) -> Abstract:
     numbers = array.astype(float)
     # float64 on the host represents integers up to 2^53 exactly.
     if array.dtype.kind in "iu" and np.abs(numbers).max(initial=0) > 2.0**52:
-        raise RefusalError("integers beyond 2^52 have no rule")
+        raise RefusalError("integers beyond 2^52 are not supported in proofs")
     none = Difference(np.zeros((1,) * array.ndim), 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         whole = bool((np.floor(numbers) == numbers).all())
@@ -389,19 +398,20 @@ def make(
     """
     shape, dtype = tuple(map(int, shape)), np.dtype(dtype)
     low, high = np.asarray(low, float), np.asarray(high, float)
-    # Extrema over no entries would be infinite.
+    # Empty arrays are refused, because an extremum over no entries would be infinite.
     if math.prod(shape) == 0:
         raise RefusalError("an empty array has no rule: leave out parts without entries")
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)
-    if whole:  # No integer lies between an end and the next integer inside.
+    if whole:  # An integer in [low, high] is also within the rounded ends.
         low, high = np.ceil(low), np.floor(high)
     else:  # A subnormal may be flushed to 0.
         least = rounding.tiny(dtype)
         low = np.where((low > 0) & (low < least), 0.0, low)
         high = np.where((high < 0) & (high > -least), 0.0, high)
-    # Two numbers in [low, high] differ by at most its width, whatever the rule says about moves.
+    # Two numbers in [low, high] differ by at most `high - low`, even if the rule has only weaker
+    # bounds on moves.
     width = rounding.up(over(high - low, axis))
     made = []
     kinds = list(zip((changed, others), counts, strict=True))
@@ -432,7 +442,7 @@ def meet(
     apart: float = math.inf,
     counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
-    """The array with further bounds: the tighter one is kept of each pair of bounds."""
+    """The array with further bounds. For each bound, the tighter of both is kept."""
 
     def better(d: Difference, moves: Moves) -> Moves:
         each = np.broadcast_to(moves[0], np.broadcast_shapes(moves[0].shape, d.each.shape))
@@ -469,10 +479,12 @@ def result_of(
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses NaN, and bounds that do not fit the shape, since their sums would omit entries."""
+    """Refuses NaN, and bounds that do not fit the shape: their sums would omit entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
-        raise RefusalError(f"a rule gave NaN, or numbers of shape {array.shape} for {shape}")
+        raise RefusalError(
+            f"a rule returned NaN, or bounds of shape {array.shape} for an array of shape {shape}"
+        )
 
 
 def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
@@ -483,9 +495,13 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
     largest = max(np.abs(low).max(), np.abs(high).max())
     check_dtype(dtype)
     if dtype.kind == "b" and (np.ceil(low).min() < 0 or np.floor(high).max() > 1):
-        raise RefusalError("sums and products of booleans have no rule: convert to a number")
+        raise RefusalError(
+            "sums and products of booleans are not supported in proofs: convert to a number"
+        )
     if rounding.is_float(dtype) and largest > rounding.largest(dtype):
-        raise RefusalError(f"the value may be as large as {largest:.3g}, and may overflow: rescale")
+        raise RefusalError(
+            f"the value may be as large as {largest:.3g}, so it may overflow: rescale the records"
+        )
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if largest > 2.0**52 or low.min() < info.min or high.max() > info.max:
@@ -521,7 +537,8 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
     if not x.is_public and not without_middle(each, x.shape, axis).any():
         # `check_surrounded` must refuse sums of such an array, and bounds on rows would hide it.
         raise RefusalError(
-            f"numbers that move at a single place of axis {axis} alone cannot be records"
+            f"an array in which only one entry along axis {axis} can change cannot be combined "
+            "with records along this axis"
         )
     each = over(each, axis)
     d = x.others
@@ -552,8 +569,8 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
         x = dataclasses.replace(x, shape=ones, changed=d, others=d, **ends)
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
-        raise RefusalError(f"shapes {x.shape} and {shape} have no rule")
-    # If the row of a single record is repeated, the axis no longer indexes records.
+        raise RefusalError(f"shapes {x.shape} and {shape} are not supported in proofs")
+    # If an axis with a single record is repeated, it no longer indexes records.
     if x.axis in repeated:
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)
@@ -580,7 +597,8 @@ def aligned(*values: Abstract) -> list[Abstract]:
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # As rows, all rows of an array may move. If fewer entries than rows move, this loses much.
+    # As an array with an axis of records, all rows may move. If fewer entries than rows move, the
+    # bound would become much larger.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
@@ -604,7 +622,8 @@ def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
     """The result of an elementwise operation: an entry moves only if an entry of an operand does.
 
     But if an operand is a sum, a compiler may start this sum at the other operand. Then the result
-    may move, because terms move, even where their sum does not. So such results are not changed.
+    may move because terms of the sum move, even where the sum does not. So the bound of such a
+    result is not tightened.
     """
     if not found.whole and any(x.pending.starts for x in operands):
         return found

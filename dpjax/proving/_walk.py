@@ -100,7 +100,7 @@ class Walk:
     def known_in_part(
         self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
     ) -> list[Any]:
-        """The same, where inputs and outputs may also be known in some cells only."""
+        """The same as `run`, but inputs and outputs may be known in some cells only."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
         program, outer, line = Program(jaxpr), self.path, self.line
@@ -130,7 +130,7 @@ class Walk:
             outputs: list[Any] | None = None
             try:
                 if equation.effects:
-                    raise RefusalError(f"it has side effects: {equation.effects}")
+                    raise RefusalError(f"this operation has side effects: {equation.effects}")
                 known = partly if called(equation) else {}
                 operands = [
                     known[atom] if isinstance(atom, jex.Var) and atom in known else read(atom)
@@ -145,8 +145,8 @@ class Walk:
                 outputs = None
                 reason = located(refusal, equation, place)
                 refused.update(dict.fromkeys(equation.outvars, reason))
-                # A side effect is visible outside the program, and an overflow violates the
-                # assumptions of lemmas.
+                # In two cases the refusal is raised at once: a side effect is visible outside of
+                # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
             self.line = place
@@ -169,7 +169,7 @@ class Walk:
             outputs = self.refined(equation, given, outputs, refusal)
             for k, variable in enumerate(equation.outvars):
                 write(variable, outputs[k] if outputs else None)
-                # The walk lists the steps of an inner program, so it does not list its call.
+                # The steps of an inner program are listed, so its call is not listed as a step.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
@@ -206,7 +206,7 @@ class Walk:
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """The result of an elementwise operation, with what its cells say about it.
+        """The result of an elementwise operation, tightened by its cells.
 
         If its rule refuses, but some cells are known, the result has the refusal.
         """
@@ -231,7 +231,7 @@ class Walk:
         try:
             if made is None:
                 dtypes = {dtype, *(x.dtype for x in operands)}
-                # Other refusals than of a range hold in each cell.
+                # Only refusals because of a range may be avoided in some cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
                     return None
@@ -293,14 +293,17 @@ class Walk:
         """The outputs of `cond` and `switch`: a choice among the outputs of their branches."""
         index, *given = operands
         branches = list(equation.params["branches"])
-        # A branch for other platforms never runs, and all others must be one.
+        # Branches for other platforms never run. All other platforms must run the same branch.
         if (platforms := equation.params.get("branches_platforms")) is not None:
             kept = [k for k, names in enumerate(platforms) if names is None or _runs(names)]
             branches, index = [branches[k] for k in kept], constant(np.int32(0))
             if len(branches) != 1:
-                raise RefusalError("code that depends on the platform has no rule")
+                raise RefusalError("code that depends on the platform is not supported in proofs")
         if index.nan or any(x.nan for x in given):
-            raise RefusalError("a choice of code for numbers that may be missing has no rule")
+            raise RefusalError(
+                "a cond or switch with operands that may be NaN is not supported in proofs: use "
+                "jnp.where"
+            )
         found = [self.inner_outputs(branch, given) for branch in branches]
         chosen = list[Abstract]()
         for cases in zip(*found, strict=True):
@@ -321,25 +324,27 @@ class Walk:
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
         """The values of an operation's results, by its rule."""
-        # This check also covers operations whose rule ignores dtypes, such as draws of keys.
+        # Check all dtypes here, because some rules ignore dtypes, such as the rules of random keys.
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
         dtypes = (np.dtype(aval(equation.outvars[0]).dtype), *(x.dtype for x in operands))
         if not operation.narrow and rounding.NARROW.intersection(dtypes):
-            raise RefusalError("floats of 16 bits have no rule here: compute in float32")
+            raise RefusalError(
+                "floats of 16 bits are not supported by proofs here: compute in float32"
+            )
         of_nan = nans.RULES.get(equation.primitive.name)
         may_be_nan = any(x.nan for x in operands)
         if may_be_nan and of_nan is None:
             raise RefusalError(
-                "a number may be missing here, and NaN has no rule: replace NaN before, as by"
-                " jnp.where(jnp.isnan(x), 0, x)"
+                "a number may be missing here, and proofs of this operation do not support NaN: "
+                "replace NaN before, for example by jnp.where(jnp.isnan(x), 0, x)"
             )
         if equation.primitive.name == "scan":
             operands = [dataclasses.replace(x, answers=frozenset()) for x in operands]
             return loops.looped(self.run, self.tried, equation.params, operands)
         if operation.rule is None:
-            raise RefusalError("it has no rule")
+            raise RefusalError("this operation is not supported in proofs")
         if (exponent := exponent_of(equation, operands)) is not None:
             self.sums[self.path] = exponent
         made = operation.rule(*operands, **equation.params)
@@ -395,8 +400,8 @@ def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
 def _check_type(expected: Any, found: Abstract) -> None:
     if tuple(expected.shape) != found.shape or np.dtype(expected.dtype) != found.dtype:
         raise RefusalError(
-            f"the rule gave {found.dtype}{list(found.shape)}, and the program has"
-            f" {expected.dtype}{list(expected.shape)}"
+            f"the rule returned {found.dtype}{list(found.shape)}, but the program has "
+            f"{expected.dtype}{list(expected.shape)}"
         )
 
 

@@ -49,8 +49,8 @@ _MOST_READ = 2**26
 class Windows:
     """The windows of a convolution or pooling; each field has one number for each axis.
 
-    The array is spread by the gaps and padded. Result o reads its entries o stride + t dilation,
-    for each tap t from 0 to size - 1.
+    Gaps are inserted between the entries of the array, and it is padded. Result o reads the entries
+    o * stride + t * dilation, for each tap t from 0 to size - 1.
     """
 
     sizes: tuple[int, ...]
@@ -84,7 +84,7 @@ class Windows:
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
     def moves(self, axis: int) -> bool:
-        """Whether a result reads other indices along an axis than its own."""
+        """Whether a result reads indices along an axis that differ from its own index."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
         return own != (1, 1, 1, 0, 0)
 
@@ -102,13 +102,13 @@ class Windows:
         full = [size if k in axes else array.shape[k] for k, size in enumerate(shape)]
         array, padded = np.broadcast_to(array, full), self.padded(shape)
         made = np.full([padded[k] if k in axes else s for k, s in enumerate(full)], fill)
-        # Negative padding cuts entries off.
+        # Negative padding removes entries.
         kept, placed = [slice(None)] * len(full), [slice(None)] * len(full)
         for k in axes:
             (start, _), gap = self.padding[k], self.gaps[k]
             inside = [p for p in range(shape[k]) if 0 <= start + p * gap < padded[k]]
             if not inside:
-                raise RefusalError("windows that contain only padding have no rule")
+                raise RefusalError("windows that contain only padding are not supported in proofs")
             kept[k] = slice(inside[0], inside[-1] + 1)
             placed[k] = slice(start + inside[0] * gap, start + inside[-1] * gap + 1, gap)
         made[tuple(placed)] = array[tuple(kept)]
@@ -123,7 +123,7 @@ class Windows:
             yield tap, made[chosen]
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """The taps in groups. At one index, only taps of one group occur.
+        """Groups of taps, such that only taps of one group occur at any one index.
 
         If `steps` are the strides, groups are for an index of the array. The index is o stride + t
         dilation for each result o that reads it at tap t, so t dilation is the same modulo the
@@ -137,12 +137,14 @@ class Windows:
         return list(groups.values())
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuses windows with so many taps that a walk would take long."""
+        """Refuses windows with so many taps that a proof would take long."""
         taps = math.prod(self.sizes)
         if min(self.results(shape)) < 1:
-            raise RefusalError("windows larger than their array have no rule")
+            raise RefusalError("windows larger than their array are not supported in proofs")
         if taps > _MOST_TAPS or taps * math.prod(self.results(shape)) > _MOST_READ:
-            raise RefusalError("windows of this size have too many entries for a proof")
+            raise RefusalError(
+                "windows of this size have too many entries for a proof: use smaller windows"
+            )
 
 
 def _pooling(
@@ -168,7 +170,7 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
     count = math.prod(windows.sizes)
-    # Covers the rounding of the sums that this proof itself computes in float64.
+    # This factor covers the rounding of the sums that the proof itself computes in float64.
     room = 1 + (count + 100) * 2.0**-52
 
     def added(array: np.ndarray) -> np.ndarray:
@@ -197,7 +199,8 @@ def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstrac
     of the largest move is at most the sum of all squares.
     """
     pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
-    start = idle  # JAX starts a maximum at the least number of the dtype, a minimum at the largest.
+    # JAX starts a maximum at the least number of the dtype, and a minimum at the largest.
+    start = idle
     if x.dtype.kind in "iu":
         start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
     windows, x = _pooling(x, **parameters, start=start)
@@ -242,7 +245,7 @@ class _Map:
     `inputs` and `outputs` count the features of one group.
 
     Attributes:
-        windows: that slide over the array.
+        windows: the windows that slide over the array.
         shape: the shape of the array.
     """
 
@@ -329,24 +332,25 @@ def convolve(
     """conv_general_dilated of records by a public kernel, as sums of products in any order."""
     dtype = np.dtype(preferred_element_type or x.dtype)
     if not kernel.is_public or not kernel.is_finite:
-        raise RefusalError("a kernel that is not public and finite has no rule")
+        raise RefusalError("a kernel that is not public and finite is not supported in proofs")
     if batch_group_count != 1:
-        raise RefusalError("groups of the batch have no rule")
+        raise RefusalError("groups of the batch are not supported in proofs")
     if not x.dtype == kernel.dtype == dtype:
-        raise RefusalError("a convolution of two dtypes has no rule")
+        raise RefusalError("a convolution of two dtypes is not supported in proofs")
     if dtype.kind == "f" and precision not in HIGHEST:
-        raise RefusalError("a precision below the highest has no rule: leave it out")
+        raise RefusalError("a precision below the highest is not supported in proofs: leave it out")
     if min(itertools.chain((0,), *padding)) < 0:
-        # XLA on a CPU computes it from wrong entries, some of them beyond the array.
-        raise RefusalError("a convolution with negative padding has no rule: slice")
+        # On CPUs, XLA computes such a convolution from wrong entries, some of them outside of the
+        # array.
+        raise RefusalError("a convolution with negative padding is not supported in proofs: slice")
     batch, feature, *spatial = dimension_numbers.lhs_spec
     if x.axis not in (None, batch):
         x = as_dense(x)
-    # From here on: the batch, the places, the features.
+    # From here on, the axes are the batch, the spatial places, and the features.
     rows = transpose(x, [batch, *spatial, feature])
     out, into, *places = dimension_numbers.rhs_spec
     weights = _Kernel.of(kernel, [*places, into, out], feature_group_count)
-    # Along the batch and the features, each place is a window of its own.
+    # Along the batch and the features, windows have size 1.
     windows = Windows(
         (1, *weights.sizes.shape[:-3], 1), (1, *window_strides, 1),
         ((0, 0), *map(tuple, padding), (0, 0)), (1, *lhs_dilation, 1), (1, *rhs_dilation, 1),
@@ -384,14 +388,15 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
 
     def moved(d: Difference) -> Moves:
         touched = map_.of((d.each > 0) * 1.0, (sizes > 0) * 1.0) > 0
-        # A tiny move may underflow to 0 on the host, so a lower limit is set.
+        # Moves have a lower limit, because a tiny move may underflow to 0 on the host.
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
         bounds = each, l1, float(rounding.times(d.l2, l2))
         return erring(bounds, error, shape, x.axis)
 
-    # A positive weight takes a low end to the low end of the result, a negative one a high end.
+    # The low end of a result uses low ends of entries with positive weights, and high ends of
+    # entries with negative weights.
     up, down = np.maximum(middle, 0.0), np.minimum(middle, 0.0)
     ends = map_.of(x.low, up) + map_.of(x.high, down), map_.of(x.high, up) + map_.of(x.low, down)
     spread = map_.of(x.magnitude, kernel.off) * room
