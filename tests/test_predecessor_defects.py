@@ -200,7 +200,9 @@ def test_row_11_a_single_pair_is_refused_when_the_operating_point_is_made():
 def test_row_12_another_shape_is_refused(sampled, key):
     mechanism = dpjax.laplace(sampled, 1.0)
     for value in (np.zeros(2), np.zeros((1,)), {"mean": 0.5}):
-        with pytest.raises(ValueError, match="value must have the sampled structure"):
+        with pytest.raises(
+            ValueError, match="value must have the structure, shapes and dtypes of the sampled"
+        ):
             mechanism(key, value)
 
 

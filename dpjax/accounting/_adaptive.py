@@ -80,12 +80,16 @@ class _Adaptive:
     def _with(self, release: Mechanism | Guarantee) -> _Sums:
         """Computes the sums with one more release, without changing the filter or odometer."""
         rho, delta, drawn, together = self._sums
-        # A guarantee already includes its noise tables.
+        # A `Guarantee` already includes the cost of its noise tables, so no draws are counted for
+        # it.
         drawn += self._dims * (not isinstance(release, Guarantee))
         release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
         if not (math.isfinite(cost.rho) and cost.delta < 1):
-            raise BudgetExceededError(f"no budget pays for a release with {one}")
+            raise BudgetExceededError(
+                "release must have a finite epsilon and a delta below 1, because otherwise no "
+                f"budget can pay for it, got {one}"
+            )
         together = compose(one) if together is None else compose(together, one)
         return _Sums(rho + Fraction(cost.rho), delta + Fraction(cost.delta), drawn, together)
 
@@ -171,16 +175,16 @@ class PrivacyFilter(_Adaptive):
         self._refuse_forks()
         with self._paying:
             sums = self._with(release)
-            # The budget must also cover the noise tables of all releases, this one included.
+            # The budget must also cover the noise tables of all releases, including this release.
             epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, sums.drawn)
             tables = epsilon > self.epsilon or delta > self.delta
             concentrated = sums.rho <= self._most and sums.delta <= self._reserved and not tables
             if not concentrated and sums.added > self.epsilon:
                 raise BudgetExceededError(
-                    f"this costs rho={float(sums.rho - self._sums.rho):.4g} and"
-                    f" delta={float(sums.delta - self._sums.delta):.4g}, but the budget has left"
-                    f" rho={self._most - float(self._sums.rho):.4g} and"
-                    f" delta={self._reserved - float(self._sums.delta):.4g}"
+                    f"this release costs rho={float(sums.rho - self._sums.rho):.4g} and "
+                    f"delta={float(sums.delta - self._sums.delta):.4g}, but what is left of the "
+                    f"budget is rho={self._most - float(self._sums.rho):.4g} and "
+                    f"delta={self._reserved - float(self._sums.delta):.4g}"
                     + (f"; it does not cover noise for {sums.drawn} coordinates" if tables else "")
                 )
             self._sums = sums
@@ -268,8 +272,9 @@ class PrivacyOdometer(_Adaptive):
             sums = self._with(release)
             if sums.delta > self._reserved:
                 raise BudgetExceededError(
-                    f"this has delta={float(sums.delta - self._sums.delta):.4g}, but the reserved"
-                    f" delta has {self._reserved - float(self._sums.delta):.4g} left"
+                    f"this release has delta={float(sums.delta - self._sums.delta):.4g}, but "
+                    f"only {self._reserved - float(self._sums.delta):.4g} of the reserved delta "
+                    "is left: reserve a larger delta at the start"
                 )
             self._sums = sums
             return self.reading

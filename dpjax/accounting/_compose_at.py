@@ -92,12 +92,15 @@ def compose_at(
     guarantees = [guarantee_of(release) for release in releases]
     together = compose(*guarantees)
     if not math.isfinite(together.epsilon):
-        raise ValueError(f"releases must all have a finite epsilon, got {together} together")
+        raise ValueError(
+            f"releases must all have a finite epsilon, got releases that together have {together}"
+        )
     if method in _BY_GUARANTEE:
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:
         drawn = dims * sum(not isinstance(release, Guarantee) for release in releases)
-        # The method bounds ideal noise. `charged` adds the cost of drawing noise from tables.
+        # The method bounds the epsilon of ideal noise. `charged` adds the cost of drawing noise
+        # from tables.
         ideal = _BY_NOISE[method](releases, delta * (1 - SHARE))
         epsilon, needed = charged(ideal, delta, drawn)
         epsilon = epsilon if needed <= delta else math.inf
@@ -186,7 +189,7 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     total = math.fsum(epsilons)
 
     def delta_at(epsilon: float) -> float:
-        beyond = losses > epsilon  # Smaller losses do not contribute to delta.
+        beyond = losses > epsilon  # Losses of at most epsilon do not contribute to delta.
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300

@@ -1,4 +1,4 @@
-"""Composition by the package dp-accounting, of `DpEvent`s and of dpjax's mechanisms."""
+"""Composition of `DpEvent`s and of dpjax's mechanisms by the package dp-accounting."""
 
 import collections
 import contextlib
@@ -42,8 +42,8 @@ def left_out_orders_hidden() -> Generator[None]:
         logger.removeFilter(passes)
 
 
-# Events that dp-accounting composes only once, ignoring the count: by PLDAccountant in version
-# 0.6.0, and by RdpAccountant in later versions.
+# Repeated events whose count dp-accounting ignores: PLDAccountant does so in version 0.6.0, and
+# RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
 # Events whose noise multiplier is relative to the sensitivity, so that it has the same meaning
 # under both relations.
@@ -133,8 +133,8 @@ def compose_events(
             ) from error
     if method == "renyi" and min(accountant.rdp) < 0:
         raise ValueError(
-            "events have a Renyi divergence that is too small to compute in float64: use"
-            ' method="pld"'
+            "events must have Renyi divergences that float64 can represent, got a divergence "
+            'that is too small: use method="pld"'
         )
     epsilon = accountant.get_epsilon(delta) * _OUTWARD
     return Guarantee(epsilon, delta, relation=relation, privacy_unit=privacy_unit)
@@ -146,7 +146,10 @@ def compose_times(accountant: Any, event: Any, count: int) -> None:
         accountant.compose(event, count)
         return
     if count > _MOST:
-        raise ValueError(f"{event} must be repeated at most {_MOST} times, got {count}")
+        raise ValueError(
+            f"{event} must be repeated at most {_MOST} times, because it is composed one by one, "
+            f"got {count} times"
+        )
     for _ in range(count):
         accountant.compose(event)
 
@@ -178,9 +181,9 @@ def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tu
 def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     """Halves every noise multiplier of an event, for RdpAccountant under replace-one.
 
-    There, PLDAccountant assumes noise multipliers relative to one record's contribution.
-    RdpAccountant assumes noise multipliers relative to the change by a replaced record, which is up
-    to two contributions.
+    Under replace-one, PLDAccountant assumes noise multipliers relative to one record's
+    contribution. RdpAccountant assumes noise multipliers relative to the change by a replaced
+    record, which is up to two contributions.
     """
     if isinstance(event, accounting.ComposedDpEvent):
         halved = [_of_two_contributions(accounting, one) for one in event.events]

@@ -75,7 +75,7 @@ def compose(*guarantees: Guarantee) -> Guarantee:
         (epsilon=1, delta=0)-DP, under replace-one
     """
     if not guarantees:
-        raise ValueError("guarantees must hold at least one, got none")
+        raise ValueError("guarantees must contain at least one guarantee, got none")
     known = [concrete(guarantee) for guarantee in guarantees]
     relation = common_relation(known)
     known = [under(guarantee, relation) for guarantee in known]
@@ -218,7 +218,7 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     """The events of a guarantee, weakened until they imply no more than the guarantee's fields.
 
     A guarantee states gamma and confidence twice: in its own fields, and by its events together.
-    Both statements differ if a user has changed a field, for example by `dataclasses.replace`.
+    The two statements differ if a user has changed a field, for example by `dataclasses.replace`.
     Composition adds up events, so it would ignore a raised gamma or a lowered confidence in the
     fields. So the difference is added to the first event. Any other event would do as well, because
     events are added up. Fields that state more than the events imply are ignored.
@@ -243,7 +243,8 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     lowered = first.confidence
     if lowered is not None:  # This is C - more_doubt, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    # A gamma that was raised by hand may depend on all records, not only on `records` many.
+    # A gamma that was raised by hand may depend on all records, not only on as many as `records`
+    # says.
     records = first.records if more_gamma == 0 else None
     return (SampledEvent(charged, lowered, first.identity, records), *others)
 
@@ -289,10 +290,11 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
         return known
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(
-            f"guarantee under {known.relation}, for groups of {known.group_size}, implies nothing"
-            f" under {relation}, where the number of records is private, got {known}: make it under"
-            f" {relation}, or keep the budget under {NeighboringRelation.REPLACE_ONE}, as by"
-            " Ledger(..., relation=), which accepts both"
+            f"guarantee under {known.relation}, for groups of {known.group_size}, implies "
+            f"nothing under {relation}, where the number of records is private, got {known}: "
+            f"make the release under {relation}, or use a budget under "
+            f"{NeighboringRelation.REPLACE_ONE}, for example by Ledger(..., relation=), which "
+            "accepts both relations"
         )
     if known.events or known.gamma > 0 or known.confidence != 1:
         raise ValueError(
@@ -307,7 +309,7 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 
 
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
-    """Epsilon and delta under replace-one, of a guarantee under add-or-remove-one.
+    """Converts a guarantee under add-or-remove-one to epsilon and delta under replace-one.
 
     These are the numbers in `replacing`, or else the cost of two steps. `replacing` is ignored if a
     user has changed the epsilon or delta for which it was computed.
@@ -356,8 +358,9 @@ class _InReplaceOne:
 
     Attributes:
         guarantee: the guarantee under replace-one.
-        zcdp: rho and delta under replace-one. Replacing a record is two steps, and the cost of two
-            steps is 4 rho by group privacy (Bun and Steinke 2016, Proposition 1.9).
+        zcdp: rho and delta under replace-one. Replacing a record is two steps (a removal and an
+            addition), and by group privacy two steps cost 4 rho (Bun and Steinke 2016, Proposition
+            1.9).
         dp_event: for Laplace and Gaussian noise, the event with half of the noise multiplier; None
             for other mechanisms.
     """
@@ -383,7 +386,7 @@ class _InReplaceOne:
 
 
 def release_under(release: Any, relation: NeighboringRelation) -> Any:
-    """Converts a mechanism or guarantee to another relation; returns other objects as is."""
+    """Converts a mechanism or guarantee to another relation. Returns other objects unchanged."""
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
         return release

@@ -12,7 +12,7 @@ from dpjax.accounting._composition import concrete
 
 # A bound on rounding errors in float64, relative to the terms of a sum.
 _ROUNDING = 1e-13
-_LEAST_RHO = 1e-300  # Smaller floats lose precision, so a smaller rho is rounded up to this.
+_LEAST_RHO = 1e-300  # Smaller floats lose precision, so a smaller rho is rounded up to this number.
 Conversion = Literal["optimal", "simple"]
 
 
@@ -98,8 +98,8 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":
         return simple
-    # The simple conversion uses the order 1 + sqrt(log / rho). The best order is near, so the
-    # search is limited to orders around it.
+    # The simple conversion uses the order 1 + sqrt(log / rho). The best order is near this order,
+    # so the search is limited to orders around it.
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:

@@ -51,7 +51,7 @@ def under_distribution_shift(
         chi2: c, 0 or above.
         ratio: W, 1 or above.
         n: the number of records, at least 1.
-        records: how many independent records determine the distance of a pair, as in
+        records: the number of independent records that determine the distance of a pair, as in
             `Sensitivity.deciding_records`: 2 for affine `dpjax.targets.summable` targets under
             `dpjax.oracles.independent`. None counts all records.
 
@@ -87,7 +87,7 @@ def under_distribution_shift(
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     if len(given) != 1:
         raise ValueError(
-            f"kl must be given, or exactly one of reverse_kl, chi2 and ratio instead, got {given}"
+            f"exactly one of kl, reverse_kl, chi2 and ratio must be given, got {given}"
         )
     ((name, bound),) = given.items()
     bound = _checks.non_negative(name, bound)

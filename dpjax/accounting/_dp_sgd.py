@@ -52,9 +52,9 @@ class Columns(Protocol):
         ...
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """How far a record moves all rows, if it joins all batches of its group of steps.
+        """The norm of a record's change of all rows, if it joins all batches of its group.
 
-        It is relative to the largest norm of a column, and rounded up.
+        The result is relative to the largest norm of a column, and rounded up.
         """
         ...
 
@@ -66,8 +66,8 @@ class Sampling(Protocol):
     def kind(self) -> Kind:
         """How records join a batch.
 
-        Each joins independently ("poisson"), batches have a fixed size ("fixed"), or each record
-        has a secret bin ("bins").
+        How records join batches: each record independently ("poisson"), in batches of a fixed size
+        ("fixed"), or each record in the batches of a secret bin ("bins").
         """
         ...
 
@@ -107,7 +107,7 @@ def dp_sgd(
         steps: the number of steps.
         delta: the delta of the guarantee, in (0, 1).
         dims: how many numbers get noise in a step, which is the number of all parameters.
-        strategy: of correlated noise; None for independent noise.
+        strategy: the strategy of correlated noise; None for independent noise.
         relation: which databases are neighbors. None takes the relation of an open ledger, or
             add-or-remove-one if no ledger is open. Batches of a fixed size need replace-one. Under
             add-or-remove-one, both neighbors are stored in the n slots of the sampling, and one
@@ -141,9 +141,10 @@ def dp_sgd(
         - the difference between the tables of the noise and the normal distribution, for every
           coordinate of every step.
 
-        For bins, it is the guarantee for records whose bin is known, which the secret bin does not
-        make worse; `learning.participation_losses` amplifies it by simulation. With a strategy,
-        docs/proofs/correlated-noise.md has the proof.
+        For bins, this is the guarantee for records whose bin is known to the attacker. It is also
+        valid if the bin is secret. To make use of the secret, simulate privacy losses by
+        `learning.participation_losses`. With a strategy, docs/proofs/correlated-noise.md has the
+        proof.
 
         For batches of a fixed size, the hockey-stick divergence at e^epsilon is the rate times the
         divergence of the Gaussian mechanism at 1 + (e^epsilon - 1) / rate. Swapping the neighbors
@@ -201,7 +202,7 @@ def dp_sgd_risk(
         noise_multiplier: z, as for `dp_sgd`.
         steps: the number of steps.
         dims: how many numbers get noise in a step.
-        strategy: of correlated noise, as for `dp_sgd`.
+        strategy: the strategy of correlated noise, as for `dp_sgd`.
         relation: which databases are neighbors, as for `dp_sgd`.
 
     Returns:
@@ -247,7 +248,8 @@ def dp_sgd_noise_multiplier(
 ) -> float:
     """The least noise multiplier for which a run of DP-SGD is (epsilon, delta)-DP.
 
-    Or for which no membership attack has more than an advantage: true minus false positive rate.
+    Instead of epsilon and delta, you may bound the advantage of any membership attack: its true
+    positive rate minus its false positive rate.
 
     Args:
         sampling: how batches are drawn.
@@ -256,7 +258,7 @@ def dp_sgd_noise_multiplier(
         advantage: instead of epsilon and delta, the advantage of `dp_sgd_risk`, in (0, 1).
         steps: the number of steps.
         dims: how many numbers get noise in a step.
-        strategy: of correlated noise, as for `dp_sgd`.
+        strategy: the strategy of correlated noise, as for `dp_sgd`.
         relation: which databases are neighbors, as for `dp_sgd`.
         method: as for `dp_sgd`.
 
@@ -303,7 +305,7 @@ def dp_sgd_noise_multiplier(
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
-    # With the most noise, only the costs of noise tables and of batches remain.
+    # At the largest noise multiplier, only the costs of noise tables and of batches remain.
     if run.epsilon(_MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
@@ -357,7 +359,7 @@ class DpSgdRun(NamedTuple):
     dims: int
     relation: NeighboringRelation | None
     method: AccountingMethod
-    # A record may be in one of this many consecutive batches.
+    # A record may be in only one of any `groups` consecutive batches.
     groups: int = 1
     strategy: Columns | None = None
 
@@ -375,7 +377,7 @@ class DpSgdRun(NamedTuple):
             raise ValueError(f"sampling.rate must be in (0, 1], got {sampling.rate}")
         _checks.integer("sampling.capacity", sampling.capacity, least=1)
         _checks.integer("sampling.n", sampling.n, least=1)
-        # A sampling without groups need not say so.
+        # A sampling without the attribute `groups` has one group.
         groups = getattr(sampling, "groups", 1)
         groups = _checks.integer("sampling.groups", groups, least=1, most=sampling.n)
         if sampling.kind == "fixed" and groups != 1:
@@ -398,10 +400,10 @@ class DpSgdRun(NamedTuple):
         if run.overlaps and sampling.rate != 1:
             assert self.strategy is not None
             raise ValueError(
-                f"sampling must have at least groups={self.strategy.bands}, one for each band of"
-                f" the strategy, or batches of all records of a group, got {sampling}: two batches"
-                " of a record would enter one published number; draw batches by"
-                " learning.cyclic_sampling"
+                f"sampling must have at least groups={self.strategy.bands}, one for each band of "
+                f"the strategy, or batches of all records of a group, got {sampling}: otherwise "
+                "two batches of a record would enter one published number. Draw batches by "
+                "learning.cyclic_sampling"
             )
         return run
 
@@ -424,7 +426,8 @@ class DpSgdRun(NamedTuple):
     def gaussians(self, z: float) -> tuple[float, int]:
         """The noise multiplier, and the number, of the Gaussian mechanisms of one record.
 
-        Batches that share no published number are separate mechanisms; others are one together.
+        Batches that share no published number are separate mechanisms. Batches that share published
+        numbers are one mechanism together.
         """
         if not self.overlaps:
             return z, self.participations
@@ -453,7 +456,7 @@ class DpSgdRun(NamedTuple):
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
         ordered = self.sampling.n if self.sampling.kind == "fixed" else self.sampling.capacity
-        # A 64-bit word modulo the number of bins is not quite uniform.
+        # `uneven` covers that a 64-bit word modulo the number of bins is not quite uniform.
         uneven = self.groups * 2.0**-64 if self.sampling.kind == "bins" else 0.0
         return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129) + uneven
 
@@ -463,7 +466,7 @@ class DpSgdRun(NamedTuple):
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway
-        # Both neighbors have at most this many records that may join a batch.
+        # `joining` bounds the number of records that may join a batch, on both neighbors.
         cut = scipy.stats.binom.sf(sampling.capacity, *self.joining)
         cut = float(cut) * _OUTWARD
         return self.missed_anyway + self.steps * cut
@@ -575,7 +578,7 @@ def rare_enough(epsilon: float, delta: float, steps: int) -> float:
 
 def least_capacity(n: int, rate: float, rare: float) -> int:
     """The least number of slots that a batch exceeds with a probability of at most `rare`."""
-    # SciPy's inverse of `sf` fails for small rates, so this is a bisection.
+    # This is a bisection, because SciPy's inverse of `sf` fails for small rates.
     exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
     return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
 

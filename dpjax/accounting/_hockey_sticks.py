@@ -22,7 +22,7 @@ _FARTHEST = 1e150
 class PairCurve:
     """A bound on the divergence of several releases on a pair, as a function of its stretch.
 
-    The stretch of a pair is its distance over the distance to which releases are calibrated.
+    The stretch of a pair is its distance divided by the distance to which releases are calibrated.
 
     Attributes:
         family: the joint family of all releases without Gaussian noise.
@@ -109,7 +109,7 @@ def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     epsilon = np.minimum(epsilon, _FARTHEST * safe)  # For larger values, logarithms are infinite.
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
-    # The subtraction of two nearly equal numbers loses digits. A bound on this error is added.
+    # Subtracting two nearly equal numbers loses digits, so a bound on this error is added.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):
         found = np.exp(high) * np.minimum(-np.expm1(np.minimum(low - high, 0)) + error, 1.0)

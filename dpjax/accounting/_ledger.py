@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 _WIDEST = 40  # A printed name has at most this many characters.
 
-# In a name, the string after this separator is a fingerprint of the request. Reports hide it.
+# In a name, the string after this separator is a fingerprint of the request. Reports do not show
+# the fingerprint.
 FINGERPRINT = " #"
 _COLUMNS = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
 
@@ -280,9 +281,9 @@ class Ledger(Account):
             self._undecided = relation
         elif stored is not relation:
             raise ValueError(
-                f"relation must be that of the ledger {self.path.name}, which is under {stored} and"
-                f" cannot change, got {relation}: give"
-                f" relation=dpjax.NeighboringRelation.{stored.name}, or use another ledger"
+                f"relation must be {stored}, the relation of the ledger {self.path.name}, which "
+                f"cannot change, got {relation}: pass "
+                f"relation=dpjax.NeighboringRelation.{stored.name}, or use another ledger"
             )
 
     def _knows_records(self, name: str, records: object) -> None:
@@ -468,8 +469,8 @@ class Ledger(Account):
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
-                f"too little is left to share: {decimals((epsilon, delta))} of"
-                f" {decimals(self._file.chain.budget)}"
+                f"the share is too small: {decimals((epsilon, delta))} of the budget "
+                f"{decimals(self._file.chain.budget)}"
             )
         pool = Pool(self._debit, (epsilon, delta), self.relation)
         return [Share(self, pool, count) for _ in range(count)]
@@ -487,8 +488,9 @@ class Ledger(Account):
         self._debit(release)
 
     def _debit(self, release: Payment, price: Amount | None = None) -> None:
-        """Writes a debit to the file: the cost of the guarantee, or the given price."""
-        # `compose` gives a gamma without a sampling a new identity, which the file stores.
+        """Writes a debit to the file: the given price, or else the cost of the guarantee."""
+        # If a gamma has no sampling, `compose` gives it a new identity, and the file stores this
+        # identity.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"

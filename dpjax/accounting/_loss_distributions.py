@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4
-# The largest number of loss intervals: intervals become wider if there would be more. The largest
-# privacy loss: a run with larger losses is refused.
+# The largest number of loss intervals (if there would be more, intervals become wider), and the
+# largest privacy loss (a run with larger losses is refused).
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Convolutions by FFT lose probability mass to rounding. These are bounds on the lost mass.
-# The total probability of a step is off by 1e-16, and it is raised to the power of the steps.
+# Convolutions by FFT lose probability mass to rounding. These are bounds on the lost mass, in total
+# and for each step. The second is needed because the total probability of a step has an error of
+# 1e-16, and is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
 # For more steps than this, dp-accounting would overflow, because it computes the number of outcomes
@@ -54,7 +55,9 @@ def epsilons_by_losses(
         left = delta * (1 - 1e-6) - lost
         found = composed.get_epsilon_for_delta(left) if left > 0 else math.inf
         if not math.isfinite(found):
-            raise NoEpsilonError(f'delta={delta:g} is too small for method="pld": use "renyi"')
+            raise NoEpsilonError(
+                f'delta={delta:g} is too small for method="pld": use method="renyi"'
+            )
         return float(found)
 
     return epsilon_at
@@ -81,7 +84,7 @@ def composed_losses(
             still give an upper bound on epsilon.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # The standard deviation of the noise divided by the largest change of the sum.
+    # sigma is the standard deviation of the noise divided by the largest change of the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -140,9 +143,9 @@ def _fixed_size(
 
     The mechanism has sensitivity 1. dp-accounting computes the loss distribution from hockey-stick
     divergences on a grid of epsilons. Swapping the neighbors mirrors the curve, so the divergences
-    at negative epsilons can be computed from the positive ones.
+    at negative epsilons can be computed from those at positive epsilons.
     """
-    # The log ratio of densities exceeds this with a probability of only e^-50.
+    # The log ratio of densities exceeds `largest` with a probability of only e^-50.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
     count = math.ceil(largest / interval)
     epsilons = interval * np.arange(count + 1)

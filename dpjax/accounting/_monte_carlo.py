@@ -20,7 +20,7 @@ from dpjax._tracing._programs import Program, kept_jit
 from dpjax.random._keys import check_key, sampling_key
 
 _CHUNK = 2**14
-# Losses are raised by this, relative to 1 and to their size, for rounding in float64.
+# Losses are increased by this number times 1 + |loss|, to cover rounding in float64.
 _ROUNDING = 1e-9
 
 
@@ -54,7 +54,8 @@ class SimulatedLosses:
             epsilon: finite, at least 0.
 
         Returns:
-            A number in (0, 1]. Its limit for large epsilons is above 0, and falls with the draws.
+            A number in (0, 1]. Even for large epsilons it is above 0, by an amount that falls with
+            the number of draws.
         """
         epsilon = float(_checks.non_negative("epsilon", epsilon))
 
@@ -73,7 +74,7 @@ class SimulatedLosses:
             A number, at least 0.
 
         Raises:
-            ValueError: if so many draws cannot show this delta.
+            ValueError: if the number of draws is too small to show this delta.
         """
         delta = float(_checks.fraction("delta", delta))
         if self.delta(0.0) <= delta:
@@ -94,8 +95,8 @@ class SimulatedLosses:
             delta: in (0, 1).
 
         Returns:
-            A `Guarantee`. `compose` counts one simulation once, and adds the probabilities that
-            several simulations mislead.
+            A `Guarantee`. `compose` counts one simulation once, and adds up the failure
+            probabilities of different simulations.
         """
         return self.stated(self.epsilon(delta), float(delta))
 
@@ -132,13 +133,14 @@ def monte_carlo(
     that draws L. It suits samplings of batches for which no formula is known.
 
     Args:
-        key: a typed key. Choose it before you look at any result, and do not try several.
+        key: a typed key. Choose the key before you look at any result, and do not try several keys.
         sample_losses: `sample_losses(key)` returns one loss, or an array with one loss for each
             direction: P against Q, and Q against P. It is traced with 64-bit numbers, and must
             return float64. Losses may be infinite; NaN counts as infinity.
         draws: how many losses are drawn. A delta needs at least about 20 / delta of them.
         confidence: the probability that all limits hold, for all epsilons and directions together.
-        relation: which databases are neighbors; None for that of an open ledger, else replace-one.
+        relation: which databases are neighbors; None for the relation of an open ledger, or
+            replace-one if no ledger is open.
         privacy_unit: as in `Guarantee`.
 
     Returns:
@@ -153,8 +155,8 @@ def monte_carlo(
         If P and Q dominate every pair of neighboring databases, the limits hold with probability at
         least `confidence` over the simulation. Domination is your proof, and this function cannot
         check it. It must cover adaptive mechanisms, where a step may depend on results of earlier
-        steps, such as every training. If only one of several pairs dominates for each
-        database, return the losses of each as a direction.
+        steps, such as every training. If different pairs P, Q dominate for different databases,
+        return the losses of each pair as a separate direction.
 
         The limits have no asymptotics. Order statistics of the losses have exact limits
         (Clopper-Pearson), and the mean of a monotone function between 0 and 1 follows from them.
@@ -198,7 +200,9 @@ def monte_carlo(
                 f" {program.outputs}: leave out casts, and draw with dtype='float64'"
             )
         if not program.is_concrete:
-            raise TypeError("sample_losses closes over a traced value: call it outside of jit")
+            raise TypeError(
+                "sample_losses closes over a traced value: call monte_carlo outside of jit and vmap"
+            )
         losses = _drawn(seed, program, draws)
     error = (1 - Fraction(confidence)) / losses.shape[1]
     raised = losses + _ROUNDING * (1 + np.abs(losses))

@@ -108,7 +108,7 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # Without this, no budget would pay for a release that does not name a part.
+        # If a release in the block does not name a part, the ledger itself pays for it.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -124,11 +124,12 @@ class Parts:
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays the amount by which a release of a part raises the joint cost of all parts."""
+        """Pays the amount by which a release on a part increases the joint cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
-                "parts can only be used inside of the block `with ledger.parallel(...)` and in its"
-                " process, because their sums are in memory: open another block"
+                "parts can only be used inside of their block `with ledger.parallel(...)`, and "
+                "in the process that opened it, because the sums of the parts are in memory: "
+                "open another block"
             )
         promised = compose(release.guarantee)
         _check_of_one_part(promised)
@@ -211,7 +212,7 @@ def _check_of_one_part(guarantee: Guarantee) -> None:
         )
     if not added or guarantee.group_size > 1:
         raise ValueError(
-            "guarantees must be under add-or-remove-one, for one record, because a replaced record"
-            f" may leave one part and enter another; got {guarantee.relation}, groups of"
-            f" {guarantee.group_size}"
+            "guarantees must be under add-or-remove-one and for one record, because a replaced "
+            "record may leave one part and enter another, got a guarantee under "
+            f"{guarantee.relation} for groups of {guarantee.group_size}"
         )

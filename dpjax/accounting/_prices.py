@@ -11,7 +11,8 @@ from dpjax._core._values import Guarantee
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, BudgetExceededError, decimal
 
-_MOST_DIGITS = 400  # The most digits before or after the point. No float64 prints as many.
+# The largest number of digits before or after the decimal point. No float64 prints as many digits.
+_MOST_DIGITS = 400
 
 
 Amount: TypeAlias = tuple[int, int]
@@ -19,9 +20,12 @@ Amount: TypeAlias = tuple[int, int]
 
 
 def cost_of(promised: Guarantee) -> Amount:
-    """The cost of a guarantee, rounded up. Raises if no budget can pay for it."""
+    """The cost of a guarantee, rounded up. Raises an error if no budget can pay for it."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
-        raise BudgetExceededError(f"no budget pays for a release with {promised}")
+        raise BudgetExceededError(
+            "release must have a finite epsilon and a delta below 1, because otherwise no "
+            f"budget can pay for it, got {promised}"
+        )
     return (
         units("epsilon", promised.epsilon, EPSILON_DIGITS, math.ceil),
         units("delta", promised.delta, DELTA_DIGITS, math.ceil),

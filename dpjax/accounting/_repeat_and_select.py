@@ -1,4 +1,4 @@
-"""The price of the best of a random number of runs (Papernot and Steinke 2022).
+"""The guarantee of the best of a random number of runs (Papernot and Steinke 2022).
 
 docs/proofs/tuning.md has the proofs. Two bounds hold, and the smaller one is used. The first bounds
 the ratio of probabilities by epsilon of one run. The second bounds Renyi divergences, from the
@@ -26,7 +26,7 @@ from dpjax.accounting._renyi_divergences import (
 from dpjax.random._repetitions import Repetitions, repetitions
 
 _OUTWARD = 1 + 1e-9
-# The part of delta for more runs than the second bound considers.
+# The fraction of delta that covers more runs than the second bound considers.
 _RARE = 1e-6
 
 
@@ -48,15 +48,15 @@ class OneRun(NamedTuple):
 def best_of_runs(one_run: Guarantee, *, runs: float, shape: float = 1.0) -> Guarantee:
     """The guarantee of the best of a random number of runs, from the guarantee of one run.
 
-    The number of runs K is random, and only the best run is shown. Then the price hardly depends on
+    The number of runs K is random, and only the best run is shown. So the cost hardly depends on
     the mean number of runs: epsilon grows by the factor 2 + shape, and delta by the mean.
 
     Args:
         one_run: the guarantee of one run, which includes its score. gamma must be 0.
         runs: the mean of K, above 1 and at most 10^4.
-        shape: the distribution of K: 1 is geometric, 0 is logarithmic, and others in (-1, 1] are
-            truncated negative binomial. `math.inf` is a Poisson distribution, with which there may
-            be no run at all.
+        shape: the distribution of K: 1 is geometric, 0 is logarithmic, and other numbers in (-1, 1]
+            are truncated negative binomial. `math.inf` is a Poisson distribution, with which there
+            may be no run at all.
 
     Returns:
         A `Guarantee`.
@@ -224,8 +224,9 @@ def _by_ratios(epsilon: float, law: Repetitions) -> float:
 def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> float:
     """The epsilon by Renyi divergences; infinite if delta is used up.
 
-    K runs whose noise or batches leave the ideal ones differ from K ideal runs as one run does: by
-    K times the loss, except for a probability of K times the probability of one run.
+    Real runs differ slightly from ideal runs in their noise and batches. For K runs, the additional
+    privacy loss is at most K times the loss of one run, except for K times the probability of one
+    run.
     """
     divergences = np.max([_divergences_of_one(one) for one in candidates], axis=0)
     best = divergences_of_best(divergences, law)
@@ -259,7 +260,7 @@ def _divergences_of_one(one: OneRun) -> np.ndarray:
 
 
 def divergences_of_pure(epsilon: float) -> np.ndarray:
-    """The Renyi divergences of randomized response, which no epsilon-DP mechanism exceeds."""
+    """The Renyi divergences of randomized response, the largest of all epsilon-DP mechanisms."""
     orders = np.array(ORDERS)
     kept, lied = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
     moments = np.logaddexp(orders * kept + (1 - orders) * lied, orders * lied + (1 - orders) * kept)

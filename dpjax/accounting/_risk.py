@@ -33,9 +33,10 @@ def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     Formal guarantees:
         Bounds for every attack on two neighboring databases, for releases that are chosen in
         advance as in `compose`. Losses are rounded up by dp-accounting. The noise tables, and the
-        rounding of Fourier transforms, are charged. Where gammas are above 0, the bounds hold for
-        all pairs of databases but a fraction of the sum of gammas. They hold at the confidence of
-        `compose`, also for a guarantee by `monte_carlo`, whose gamma is 0.
+        rounding of Fourier transforms, are charged. If gammas are above 0, the bounds hold for all
+        pairs of databases except for a fraction of at most the sum of the gammas. They hold at the
+        confidence of `compose`, which also matters for a guarantee by `monte_carlo`, although its
+        gamma is 0.
 
         The reconstruction bound is 1 - f(p), where f is the trade-off curve and p the prior.
         Compare the release with one in which the record is a fixed other record. There the

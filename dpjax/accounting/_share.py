@@ -22,7 +22,7 @@ _MARGIN = 1e-6  # This covers the float64 rounding errors of the functions below
 
 
 class Pool:
-    """A part of a budget that several shares spend together.
+    """A fraction of a budget that several shares spend together.
 
     If the budget has no delta, costs are epsilons in units of the ledger. Every release pays its
     own cost, and the rest remains in the ledger. If the budget has a delta, costs are squares of
@@ -152,10 +152,10 @@ class Share(Account):
             left = self.most - self.spent
             if cost > left or pool.spent + cost > pool.most or not pool.covers(drawn):
                 raise BudgetExceededError(
-                    f"this costs {float(cost / self.most):.3g} of the share, which has"
-                    f" {float(left / self.most):.3g} left; a Gaussian release of epsilon"
-                    f" {self.epsilon:.4g} and delta {self.delta:.4g}, or one of epsilon"
-                    f" {self.pure_epsilon:.4g} without a delta, costs all of it"
+                    f"this release costs {float(cost / self.most):.3g} of the share, but only "
+                    f"{float(left / self.most):.3g} of the share is left. A Gaussian release of "
+                    f"epsilon {self.epsilon:.4g} and delta {self.delta:.4g}, or a release of "
+                    f"epsilon {self.pure_epsilon:.4g} without a delta, costs the whole share"
                 )
             pool.pay(release, pool.price())
             pool.drawn, pool.used = drawn, True

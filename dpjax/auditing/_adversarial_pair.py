@@ -26,7 +26,7 @@ _LARGEST_INTEGER = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class _IntervalSearch:
-    """Makes coordinates between two numbers, both included: floats, or integers."""
+    """Makes coordinates (floats or integers) between two numbers, both included."""
 
     low: float
     high: float
@@ -39,7 +39,10 @@ class _IntervalSearch:
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Coordinates at the two ends. Integers may be codes, so they get any value."""
+        """Coordinates at the two ends.
+
+        Integers may be codes, so they take any value of the range.
+        """
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
         return jnp.where(uniform < 0.5, self.low, self.high).astype(dtype)
@@ -127,9 +130,13 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _IntervalSearch:
     floats = is_float(leaf)
     if isinstance(bound, Ball):
         if not floats:
-            raise ValueError(f"bounds: a Ball is for floats, got {leaf.dtype}")
+            raise ValueError(
+                f"bounds must be a pair (low, high) for records of {leaf.dtype}, got a Ball, "
+                "which is only for floats"
+            )
         radius, info = _checks.positive("radius", bound.radius), jnp.finfo(leaf.dtype)
-        # In a smaller ball, numbers would be subnormal, and rounding could move them outside.
+        # In a smaller ball, numbers would be subnormal, and rounding could move them out of the
+        # ball.
         if not _size(leaf) * float(info.tiny) <= radius <= float(info.max):
             raise ValueError(
                 f"bounds must be finite and normal (not subnormal) in {leaf.dtype}, got {bound}"
@@ -164,9 +171,10 @@ def _inward(number: float, dtype: np.dtype, toward: float) -> float:
     return float(near)
 
 
-# The learning rate starts at this fraction of the width of the bounds, and decays by this factor.
+# The learning rate starts at `_RATE` times the width of the bounds, and decays to `_FALL` times its
+# start.
 _RATE, _FALL = 0.1, 1e-3
-# Bounds the relative error of a norm of many coordinates.
+# A bound on the relative error of a norm of many coordinates.
 _ERROR_OF_NORM = 1e-5
 
 
@@ -352,7 +360,8 @@ def _uniforms(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Uniform numbers: some for choices, and `sets` numbers for every entry of each array.
 
-    One call draws all of them, because each call of a generator is slow to compile.
+    One call draws all numbers, because each call of a random number generator takes long to
+    compile.
     """
     specs = search.arrays()
     sizes = [sets * spec.size for spec in specs]
@@ -404,7 +413,8 @@ def _changed(
     rows = jnp.arange(search.n + 1)
     choices, uniforms = _uniforms(search, key, choices=4 + 2 * len(rows), sets=1)
     (share, few, kind, size), of_rows = choices[:4], choices[4:].reshape(2, -1)
-    # Half of the time, changes the two records that differ. Otherwise changes one to all records.
+    # With probability 1/2, this changes the two records that differ. Otherwise it changes any
+    # number of records, from one to all.
     either = (rows == place) | (rows == search.n)
     share = jnp.where(few < 0.5, jnp.where(either, 0.75, 0.0), jnp.maximum(share**3, 1 / len(rows)))
     which = of_rows[0] < share
@@ -431,6 +441,6 @@ def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> Adversa
     values = alone(one), alone(other)
     moved = float(distance(search.norm, *values)) * (1 - _ERROR_OF_NORM)
     if not (math.isfinite(moved) and math.isfinite(heights[best])):
-        moved = 0.0  # A value that is not finite proves nothing.
+        moved = 0.0  # If a value is not finite, the distance proves nothing.
     hidden = sum(float(resolution(search.norm, value)) for value in values)
     return AdversarialPair(max(0.0, moved - hidden), *jax.device_get((one, other)))

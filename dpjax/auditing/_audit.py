@@ -37,9 +37,10 @@ def as_clamped(mechanism: object, value: Value) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class StatedGrid:
-    """The grid that a mechanism states for each array of its outputs."""
+    """For each array of a mechanism's outputs, the grid that the mechanism states."""
 
-    exponents: tuple[int | None, ...]  # Of powers of two; None for an array without a grid.
+    # Grid spacings are 2^exponent. None for an array without a grid.
+    exponents: tuple[int | None, ...]
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":
@@ -51,7 +52,8 @@ class StatedGrid:
     def misses(self, outputs: PyTree) -> np.ndarray:
         """Whether each output of a batch is off the grid with half of the stated spacing.
 
-        A compiled mechanism may round differently, and use half of the spacing that it states.
+        The test uses half of the spacing, because a compiled mechanism may round differently, and
+        use half of the spacing that it states.
         """
         arrays = matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
@@ -73,14 +75,14 @@ class AuditResult:
     Attributes:
         epsilon: the lower bound, or the epsilon at which delta was bounded.
         delta: the lower bound, or the delta at which epsilon was bounded.
-        bounded: which of the two is the bound: "epsilon" or "delta".
+        bounded: the name of the quantity that was bounded: "epsilon" or "delta".
         claimed: the mechanism's own claim for that quantity; None if it makes no claim.
         confidence: a lower bound on the probability, over the samples, that the bound is correct.
         samples: the number of outputs of each of the two values.
         event: the event whose probabilities were bounded.
         swapped: whether `event` is likelier under `neighbor` than under `value`.
         probability: a lower limit of the event's probability under the value where it is likelier.
-        other_probability: an upper limit of its probability under the other value.
+        other_probability: an upper limit of the event's probability under the other value.
         value: the first input of the mechanism.
         neighbor: the second input.
         off_grid: the number of outputs, of either value, that are not on the grid that the
@@ -136,7 +138,7 @@ Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 _LEAST_SAMPLES = 100
 # The number of samples of each value in the pilot, which chooses among candidate pairs.
 _PILOT = 2**14
-# Each event after the first gets this fraction of the error.
+# The first event gets most of the failure probability. Each later event gets this fraction of it.
 _LATER = 1 / 8
 
 
@@ -295,7 +297,7 @@ def audit_curve(
     counts = [_checks.integer("samples", count, least=_LEAST_SAMPLES) for count in samples]
     confidence = _checks.fraction("confidence", confidence)
     if not counts:
-        raise ValueError("samples must not be empty")
+        raise ValueError("samples must contain at least one number of samples, got none")
     question = _question(mechanism, delta, at_epsilon)
     sampler = Sampler(_checks.function("mechanism", mechanism), jit)
     pair = _checked_pair((value, neighbor))
@@ -326,13 +328,13 @@ def _candidates(
 ) -> list[Pair]:
     if pairs is None:
         if value is None or neighbor is None:
-            raise TypeError("value and neighbor must be given, or pairs")
+            raise TypeError("either value and neighbor, or pairs, must be given, got neither")
         return [_checked_pair((value, neighbor))]
     if value is not None or neighbor is not None:
-        raise TypeError("value and neighbor must not be given along with pairs")
+        raise TypeError("either value and neighbor, or pairs, must be given, got both")
     found = [_checked_pair(pair) for pair in (pairs(key) if callable(pairs) else pairs)]
     if not found:
-        raise ValueError("pairs must hold at least one pair")
+        raise ValueError("pairs must contain at least one pair, got none")
     return found
 
 
@@ -352,8 +354,8 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # A bound chosen with a larger caution is more certain, so caution is compared before the
-        # expected bound.
+        # Compare the caution first, and then the expected bound, because an event that was chosen
+        # with a larger caution is more reliable.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 
@@ -435,15 +437,15 @@ def _limits(
 ) -> tuple[float, float, float]:
     """The bound that follows from an event, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # Each limit is wrong with at most its fraction of the error. So both are right, except with a
-    # probability of at most the error.
+    # The probability that a limit is wrong is at most its fraction of the error. So the probability
+    # that one of the two limits is wrong is at most the error.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """The claim that a higher bound would refute; None if the mechanism makes no such claim."""
+    """The claimed number, which a larger bound would refute; None without such a claim."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

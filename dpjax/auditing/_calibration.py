@@ -26,7 +26,7 @@ class Calibration:
             value, from 0 to draws.
         draws: the number of draws from each posterior.
 
-    It prints the p-value and the coverage of intervals of 95%.
+    A `Calibration` prints its p-value, and the coverage of 95% intervals.
 
     Formal guarantees:
         If prior, releases and posterior are consistent, each column of ranks is uniform on 0, ...,
@@ -38,7 +38,10 @@ class Calibration:
 
     @property
     def counts(self) -> np.ndarray:
-        """How many ranks are in each bin, shape (numbers, bins); all bins contain as many ranks."""
+        """How many trials have a rank in each bin, shape (numbers, bins).
+
+        All bins are equally wide.
+        """
         ranks = self.draws + 1
         bins = max(x for x in range(1, _MOST_BINS + 1) if ranks % x == 0)
         places = self.ranks * bins // ranks
@@ -60,16 +63,17 @@ class Calibration:
             confidence: the posterior probability of the interval, in (0, 1).
 
         Returns:
-            Shape (numbers,). The interval leaves out equally many ranks on either side, to the
-            nearest number of ranks.
+            Shape (numbers,). The interval leaves out the same number of ranks on both sides. This
+            number need not be whole.
 
         Raises:
             TypeError: if the confidence is not a number.
-            ValueError: if it is out of range.
+            ValueError: if the confidence is out of range.
         """
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
-        # If the interval ends inside a rank, the trials with this rank count with that fraction.
+        # If the interval contains only a fraction of a rank, each trial with this rank counts as
+        # this fraction.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))
@@ -164,8 +168,8 @@ def _ranks(key: Key, theta: PyTree, found: PyTree, draws: int) -> jax.Array:
     wanted = [(draws, *leaf.shape) for leaf in numbers]
     if structure != of_draws or [jnp.shape(x) for x in columns] != wanted:
         raise ValueError(
-            f"posterior must return {draws} draws like theta, {_checks.described(theta)}, with a"
-            f" leading axis, got {_checks.described(found)}"
+            f"posterior must return {draws} draws along a leading axis, each like theta, "
+            f"{_checks.described(theta)}, got {_checks.described(found)}"
         )
     ranks: list[jax.Array] = []
     for i, (number, column) in enumerate(zip(numbers, columns, strict=True)):

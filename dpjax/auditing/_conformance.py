@@ -23,17 +23,17 @@ from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
 _BATCH = 2**12  # Releases that one program draws.
-# This many batches of draws test the moves of single coordinates. A move of two coordinates is
-# tested with one batch.
+# The number of batches that test how single coordinates move. For moves of two coordinates, one
+# batch is used.
 _BATCHES_OF_SINGLES = 64
-# The allowed error of a mean, in standard errors. It gives one false alarm in 500 million means.
+# The allowed error of a mean, in standard errors. The false-alarm rate is one in 500 million means.
 _SIGMAS = 6.0
-# Bounds the relative rounding error of a log probability in float32, over several coordinates.
+# A bound on the relative rounding error of a log probability in float32, for several coordinates.
 _ROUNDING = 1e-4
 # If ratios exceed e^6, their mean depends on draws that are too rare to test.
 _LARGEST_LOG_RATIO = 6.0
-# Limits for fitting a density: the most outcomes of its integers, the fewest draws of an outcome,
-# and the most floats.
+# Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
+# an outcome, and the largest number of floats.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
 # The fitted density is narrower than the noise by this factor, and truncated at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
@@ -290,7 +290,7 @@ def _works_over_grids(case: _Case) -> str:
         return mechanism, mechanism(case.key, case.value)
 
     made, batch = jax.jit(jax.vmap(release))(epsilons, scales)
-    # Constants are not mapped over, so they are broadcast.
+    # `vmap` does not map over constants, so they are broadcast here.
     returned = np.broadcast_to(made.guarantee.epsilon, epsilons.shape)
     promised = np.broadcast_to(batch.guarantee.epsilon, epsilons.shape)
     _require(np.allclose(promised[:2], good), "vmap must keep the guarantees apart")
@@ -354,8 +354,8 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
     swapped = dataclasses.replace(case, value=case.neighbor, neighbor=case.value)
     fits = [_fits_neighbor(case), *_moves_with_each_coordinate(case), _fits_neighbor(swapped)]
     if case.sensitivity is not None:
-        # A mechanism that ignores its sensitivity may pass at one sensitivity, but not also at
-        # twice that sensitivity.
+        # This detects a mechanism that ignores its sensitivity: it may pass at one sensitivity, but
+        # then it fails at twice that sensitivity.
         stretched = jax.tree.map(lambda x, y: x + 2 * (y - x), case.value, case.neighbor)
         doubled = 2 * case.sensitivity
         fits.append(
@@ -372,7 +372,7 @@ def _fits_neighbor(case: _Case) -> _Fit:
 
 
 def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
-    """Detects coordinates without noise, which the neighbor may not change, and shared noise."""
+    """Detects shared noise, and coordinates without noise, which `neighbor` may leave unchanged."""
     here = case.log_probs(case.value)
     norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
     singles = single_moves(norm, most, case.value, case.neighbor)
@@ -416,7 +416,8 @@ def _has_mean_ratio_1(name: str, here: np.ndarray, there: np.ndarray) -> float:
 def _bounds_its_error(case: _Case) -> str:
     error = getattr(case.mechanism, "error", None)
     if error is None:
-        return "not stated"  # Only mechanisms that add noise state their error.
+        # A method `error` is optional: only mechanisms that add noise have one.
+        return "not stated"
     like = {"like": case.value} if "like" in inspect.signature(error).parameters else {}
     largest = 0.0
     for confidence in (0.5, 0.95):
@@ -427,7 +428,7 @@ def _bounds_its_error(case: _Case) -> str:
     return f"at most {largest:.4g} at confidence 0.95"
 
 
-_TRACES: list[None] = []  # Gets an entry at every trace of the program below.
+_TRACES: list[None] = []  # The program below appends an entry whenever it is traced.
 
 
 @jax.jit
@@ -467,12 +468,12 @@ def _same(tree: PyTree, other: PyTree, tolerance: float = 0.0) -> bool:
 
 
 def _require(holds: object, message: str) -> None:
-    if not holds:  # `python -O` would remove an assert statement.
+    if not holds:  # This is not an assert statement, because `python -O` would remove it.
         raise AssertionError(message)
 
 
 def _mean_ratio(here: np.ndarray, there: np.ndarray) -> tuple[float, float]:
-    """The mean of p' / p over draws of p, and how far chance may move it from 1.
+    """The mean of p' / p over draws of p, and how far from 1 it may be by chance.
 
     Args:
         here: log p of every draw.

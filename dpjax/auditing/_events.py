@@ -36,14 +36,16 @@ class Question:
 
 # Thresholds of each score: evenly spaced over the sample, and geometrically toward both ends.
 _EVEN, _TAIL = 256, 48
-# During the choice of an event, the error is divided by one of these, so that no event is chosen by
-# chance. The first divisor widens the limits by three standard errors of the sample. The others are
-# for rare events, small epsilons and few samples, for which the first would reject every event.
+# While an event is being chosen, the allowed error is divided by one of these numbers, so that no
+# event is chosen by chance. The first divisor widens the limits by three standard errors of the
+# sample. The smaller divisors are for rare events, small epsilons and few samples, for which the
+# first divisor would reject every event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score must improve the bound of an earlier one by this fraction, so that simple events are
-# preferred.
+# A later score is preferred only if it improves the bound of an earlier score by this fraction,
+# because earlier scores have simpler events.
 _MARGIN = 0.01
-# The lower limit gets one of these fractions of the error, and the upper limit gets the rest.
+# The error is split between two limits: the lower limit gets one of these fractions, and the upper
+# limit gets the rest.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -126,11 +128,12 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """How many outputs have a score of at least, and of at most, each threshold."""
+    """For each threshold, the number of outputs with a score at least, and at most, as large."""
 
     score: Score
     thresholds: np.ndarray
-    counts: np.ndarray  # (2, 2, thresholds): for value and neighbor; at least and at most.
+    # (2, 2, thresholds): the first axis is value and neighbor, the second is at least and at most.
+    counts: np.ndarray
 
 
 def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _Tally:
@@ -190,7 +193,7 @@ def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 def _thresholds(sample: np.ndarray) -> np.ndarray:
     distinct = np.unique(sample)
     if len(distinct) <= _EVEN + 2 * _TAIL:
-        # If all scores are NaN, any threshold will do.
+        # If all scores are NaN, every threshold gives the same empty event.
         return distinct if len(distinct) else np.zeros(1)
     ends = np.geomspace(1, len(sample), _TAIL) - 1
     ranks = np.concatenate([np.linspace(0, len(sample) - 1, _EVEN), ends, len(sample) - 1 - ends])

@@ -30,7 +30,7 @@ from dpjax.sensitivity._sample_distances import sample_distances
 from dpjax.sensitivity._sample_sensitivity import rounding_of_a_distance
 
 _GAMMA = 0.05
-# Bounds the relative error of SciPy's binomial tail probabilities.
+# A bound on the relative error of SciPy's binomial tail probabilities.
 _ERROR = 1e-9
 
 
@@ -75,7 +75,7 @@ class RecordGammas:
 
     @property
     def _error(self) -> Fraction:
-        # If records were drawn, the other half of the error is for `share_above`.
+        # If records were drawn, half of the allowed error is reserved for `share_above`.
         return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
 
     @property
@@ -98,8 +98,9 @@ class RecordGammas:
         x = _checks.fraction("x", x)
         if not self.drawn:
             raise ValueError(
-                "records must be a number, so that records are drawn: given records are not a"
-                " random sample"
+                "share_above needs records that were drawn from the oracle, got a result for "
+                "given records, which are not a random sample: pass a number as records to "
+                "gamma_by_record"
             )
         counts = np.arange(self.pairs)
         above = (self.uncovered[:, None] > counts).sum(0)
@@ -172,11 +173,11 @@ def gamma_by_record(
 
     Formal guarantees:
         Records are independent, and neighbors are replace-one. Choose target, sensitivity, records,
-        n, J and the confidence C without these pairs. With probability at least C, both of these
-        statements are true. `lower` and `upper` enclose gamma(r) for all K records (Clopper and
-        Pearson at (1 - C) / (2 K) each). For all x at once, at most a fraction `share_above(x)` of
-        all people has gamma(r) > x. For drawn records each statement gets half of 1 - C. Never use
-        the private records here.
+        n, J and the confidence C without these pairs. With probability at least C, both of the
+        following statements are true. `lower` and `upper` enclose gamma(r) for all K records
+        (Clopper and Pearson at (1 - C) / (2 K) each). For all x at once, at most a fraction
+        `share_above(x)` of all people has gamma(r) > x. For drawn records each statement gets half
+        of 1 - C. Never use the private records here.
 
         Distances are known up to rounding, with the margin that `dpjax.sample_sensitivity` adds. So
         `lower` counts pairs whose distance minus the margin exceeds Delta, while `upper`,
@@ -225,7 +226,10 @@ def gamma_by_record(
     if not isinstance(sensitivity, Sensitivity):
         raise TypeError(f"sensitivity must be a Sensitivity, got {_checks.shown(sensitivity)}")
     if sensitivity.n not in (None, n):
-        raise ValueError(f"sensitivity is for databases of n={sensitivity.n}, got n={n}")
+        raise ValueError(
+            f"n must be {sensitivity.n}, the number of records for which the sensitivity is "
+            f"valid, got n={n}"
+        )
     replaces = sensitivity.relation is NeighboringRelation.REPLACE_ONE
     if not replaces or sensitivity.positions != "last":
         raise ValueError('sensitivity must be for replace-one neighbors and positions="last"')
@@ -236,7 +240,9 @@ def gamma_by_record(
         key, target, oracle, n=n, norm=sensitivity.norm, positions="last", point=point
     )
     if sensitivity.target not in (None, plan.pair.released.fingerprint):
-        raise ValueError("target must be the one that the sensitivity was sampled from")
+        raise ValueError(
+            "target must be the target whose sensitivity was sampled, got another function"
+        )
     # The key is derived so that these pairs differ from the pairs that determined Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
@@ -255,7 +261,8 @@ def _check_records(known: PyTree, oracle: IndependentRecords) -> None:
     sizes = {x.shape[:1] for x in jax.tree.leaves(known)}
     if TreeSpec.of(one) != drawn or len(sizes) != 1 or sizes == {()}:
         raise ValueError(
-            f"records must have the structure of the oracle's, {drawn}, got {TreeSpec.of(known)}"
+            f"records must have the structure of the oracle's records, {drawn}, got "
+            f"{TreeSpec.of(known)}"
         )
 
 

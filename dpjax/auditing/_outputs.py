@@ -12,11 +12,12 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
 
-# Represents the lowest set bit of 0, which is a multiple of every power of two.
+# This value represents the lowest set bit of 0, which is a multiple of every power of two.
 NO_BIT = 4000
-# Represents the lowest set bit of NaN, of infinities, and of differences that were rounded.
+# This value represents the lowest set bit of NaN, of infinities, and of differences that were
+# rounded.
 NO_NUMBER = -4000
-# The exponents (`binade`) of 0, and of NaN and infinities.
+# The values of `binade` for 0, and for NaN and infinities.
 _OF_ZERO, _OF_NO_NUMBER = -1075, 1024
 
 
@@ -61,7 +62,7 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
         return lowest_set_bit(numbers - value)
     with np.errstate(invalid="ignore", over="ignore"):
         difference = numbers - value
-        # The exact rounding error of a subtraction (Knuth's two-sum).
+        # This computes the exact rounding error of the subtraction (Knuth's two-sum).
         back = difference - numbers
         error = (numbers - (difference - back)) - (value + back)
     return np.where(error == 0, lowest_set_bit(difference), NO_NUMBER)
@@ -70,7 +71,7 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
 def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
     """The number of trailing zero bits of integers; any number for 0."""
     words = numbers.view(np.uint64)
-    # A power of two is exact in a float.
+    # The expression isolates the lowest set bit: a power of two, which a float represents exactly.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
 
 
@@ -78,7 +79,7 @@ def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# Numbers off a grid are exceptions if they are at most this fraction of all numbers.
+# If at most this fraction of all numbers is off a grid, these numbers count as exceptions.
 _STRAYS = 0.02
 
 
@@ -226,7 +227,7 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Whether a number is off the others' grid, and from which values it differs exactly."""
+    """Whether a number is off the grid of most numbers, and which differences are exact."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -282,7 +283,8 @@ def _words(matrix: np.ndarray) -> np.ndarray:
 def _fingerprints(outputs: Value) -> np.ndarray:
     """A 64-bit hash of every output, without collisions if an output is a single number."""
     words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
-    # Multiplication by an odd number is one to one.
+    # Multiplication by an odd number modulo 2^64 is one to one, so single numbers have no
+    # collisions.
     odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
@@ -301,7 +303,7 @@ def _power(lowest: int) -> str:
 
 # There are only a few batch sizes, so that audits of different sizes share compiled programs.
 _BATCHES = (2**10, 2**14, 2**17)
-# The most numbers in one batch, and in each sample that proposes events.
+# The largest number of floats or integers in one batch, and in each sample that proposes events.
 _MOST_NUMBERS = 2**24
 
 
@@ -332,7 +334,7 @@ class Sampler:
         return hasattr(self.mechanism, "log_prob")
 
     def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
-        """Divides the samples among their uses. Raises if outputs cannot be compared."""
+        """Divides the samples among their uses. Raises an error if outputs cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
@@ -400,5 +402,5 @@ def _width(output: Value) -> int:
         if not (number or leaf.dtype == bool):
             raise TypeError(f"mechanism must give real arrays, got dtype {leaf.dtype}")
     if sum(leaf.size for leaf in leaves) == 0:
-        raise ValueError("mechanism must give at least one number, got none")
+        raise ValueError("mechanism must return at least one number, got an output without numbers")
     return sum(leaf.size for leaf in leaves)

@@ -88,7 +88,7 @@ class PrivacyProfile:
 
         Raises:
             TypeError: if an argument is not a number.
-            ValueError: if one is out of range.
+            ValueError: if an argument is out of range.
         """
         epsilon = _checks.non_negative("epsilon", epsilon)
         delta = self.default_delta if delta is None else _checks.non_negative("delta", delta)
@@ -109,7 +109,7 @@ class PrivacyProfile:
 
         Raises:
             TypeError: if epsilon does not hold real numbers.
-            ValueError: if one is negative or not finite.
+            ValueError: if an epsilon is negative or not finite.
         """
         known = _checks.host_numbers("epsilon", epsilon).astype(np.float64)
         if not np.all((known >= 0) & (known < math.inf)):
@@ -148,7 +148,7 @@ class PrivacyProfile:
 
         Raises:
             TypeError: if an argument is not a number.
-            ValueError: if one is out of range.
+            ValueError: if an argument is out of range.
         """
         gamma = self.gamma(epsilon, delta)
         delta = self.default_delta if delta is None else delta
@@ -208,7 +208,8 @@ def privacy_profile(
         oracle: as for `dpjax.sample_sensitivity`.
         n: the number of records of a database, at least 1.
         m: the number of pairs, at least 1.
-        confidence: probability over the pairs that all statements of the profile are true.
+        confidence: the probability, over the sampled pairs, that all statements of the profile are
+            true.
 
     Returns:
         A `PrivacyProfile`, with `.gamma(epsilon)`, `.delta(epsilon)`, `.advantage` and
@@ -230,11 +231,11 @@ def privacy_profile(
         D, D' and its release Y satisfy
         P((D, D', Y) in S) <= e^epsilon P((D', D, Y) in S) + delta(epsilon).
 
-        Pairs beyond the largest sampled one count with divergence 1. If there is a second estimate,
-        each estimate gets half of 1 - confidence, and `delta` is the smaller one. Distances are
-        increased to cover rounding, as in `dpjax.sample_sensitivity`, and the grids and tables of
-        the noise. The guarantee covers all releases together: do not compose it with the
-        guarantees of the single releases.
+        Pairs that are farther apart than all sampled pairs count with divergence 1. If there is a
+        second estimate, each estimate gets half of 1 - confidence, and `delta` is the smaller one.
+        Distances are increased to cover rounding, as in `dpjax.sample_sensitivity`, and the grids
+        and tables of the noise. The guarantee covers all releases together: do not compose it with
+        the guarantees of the single releases.
 
         If a sensitivity was sampled for all positions, the profile averages over positions.
         Otherwise it is valid for pairs that differ in the last record. For a position drawn
@@ -319,21 +320,30 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     losses: list[PairLoss] = []
     targets: list[Target] = []
     for target, mechanism in pairs:
-        privatize(target, mechanism)  # Raises where a release would.
+        privatize(target, mechanism)  # Raises the errors that a release would raise.
         sensitivity = mechanism.sensitivity
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
         inside = plan_of(target, mechanism)
         targets.append(as_released(inside.target, sensitivity))
         if _checks.any_traced(mechanism):
-            raise TypeError("the mechanism is traced, but privacy_profile runs on the host")
+            raise TypeError(
+                "mechanisms must have concrete parameters, because privacy_profile runs on the "
+                "host, got a traced mechanism: call it outside of jit and vmap"
+            )
         if sensitivity.n not in (None, n):
-            raise ValueError(f"a mechanism is for databases of n={sensitivity.n}, got n={n}")
+            raise ValueError(
+                f"n must be {sensitivity.n}, the number of records for which a mechanism was "
+                f"made, got n={n}"
+            )
         if sensitivity.relation is not NeighboringRelation.REPLACE_ONE:
             raise ValueError(f"mechanisms must be for replace-one, got {sensitivity.relation}")
         pair_loss = getattr(inside.mechanism, "pair_loss", None)
         if pair_loss is None:
             name = type(inside.mechanism).__name__
-            raise TypeError(f"the loss of a {name} on one pair is not known")
+            raise TypeError(
+                f"mechanisms must have a known privacy loss on each pair, got a {name}, for "
+                "which it is not known"
+            )
         losses.append(pair_loss(jax.eval_shape(inside.target, drawn)))
     sampled: set[Positions] = {mechanism.sensitivity.positions for _, mechanism in pairs}
     return Joint(
@@ -349,7 +359,8 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
 def _curve(joint: Joint) -> PairCurve:
     families: list[LossFamily] = [x.family for x in joint.losses if x.family != "gaussian"]
     # Several Laplace mechanisms together are one Laplace mechanism with a larger shift. Other
-    # families do not compose in closed form, so they count as arbitrary pure mechanisms.
+    # families have no closed form for their composition, so they are treated as arbitrary
+    # epsilon-DP mechanisms.
     alike = set(families) == {"laplace"} or len(families) == 1
     return PairCurve(
         families[0] if alike else "pure",

@@ -25,9 +25,10 @@ from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits
 from dpjax.sensitivity._probes import Probes, probed_pairs, refuse_other_places
 from dpjax.sensitivity._sums import Summable
 
-# The rounding error of the drawn scale, a float32.
+# A bound on the relative rounding error of the scale of the noise, which is a float32.
 _SCALE_ERROR = 2.0**-20
-# Folded into a key, so that a profile never uses the pairs that a sensitivity was sampled from.
+# These numbers are folded into the key, so that a profile never uses the pairs from which a
+# sensitivity was sampled.
 _DOMAIN = 2**32 - 1, 0x70726F66
 
 
@@ -98,7 +99,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """The most that rounding to the grids of all releases adds to a stretch."""
+        """A bound on how much rounding to the grids of all releases adds to a stretch."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -176,12 +177,14 @@ def other_pairs(key: Key) -> Key:
     return key
 
 
-# Folded into a pair's key to draw its noise. Other keys draw the pair's position and rotation.
+# This number is folded into a pair's key to draw its noise. Other numbers are for the pair's
+# position and rotation.
 _NOISE = 2
-# Uniform numbers are upper ends of this many equal cells of [0, 1]. Float32 represents them
-# exactly.
+# [0, 1] is split into this many equal cells, and uniform numbers are the upper ends of cells.
+# Float32 represents them exactly.
 _CELLS = 2**24
-# Error bounds of a device's logarithm (relative, absolute), and of its normal quantile.
+# Bounds on the errors of a device's logarithm (relative and absolute), and of its normal quantile
+# function.
 LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
 # An upper bound on the finite normal quantiles of the cells.
@@ -190,10 +193,10 @@ _LARGEST_NORMAL = 6.0
 _UNIT, _RARE = 2.0**30, 40.0
 # The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# That bound is valid only if the best logit is at least this. Otherwise weights and gaps nearly
-# cancel.
+# The bound above is valid only if the best logit is at least this number. Otherwise weights and
+# gaps nearly cancel.
 _LEAST_LOGIT = -16.0
-# Bounds the relative and the absolute error of a shift.
+# A bound on the relative and on the absolute error of a shift.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -255,7 +258,8 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
     """How many independent losses add up. A selection with a known `log_pmf` counts twice.
 
-    The loss of such a selection does not follow from its stretch, so its releases must be drawn.
+    The loss of such a selection does not follow from its stretch, so releases of it must be
+    simulated.
     """
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
@@ -316,13 +320,13 @@ def _of_selection(
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
     off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
-    # The shift bounds the loss of every option. For rare options it is the only bound.
+    # The shift bounds the loss of every option. For rare options no better bound is known.
     known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
     return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
 
 def chances_of(log_probabilities: jax.Array) -> jax.Array:
-    """Probabilities as integers, in units of 2^-30, rounded up so that no option gets 0."""
+    """Probabilities as integers, in units of 2^-30, rounded up so that none is 0."""
     return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
 
 
@@ -355,7 +359,7 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 def log_of_chances(joint: Joint) -> float:
     """Bounds the rounding error of the log probability of an option, summed over all selections."""
-    # The factor 2 covers the probability and the sum of all probabilities.
+    # The factor 2 covers two errors: of the probability, and of the sum of all probabilities.
     return sum(
         2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
         for loss in joint.losses

@@ -9,7 +9,7 @@ from dpjax._core._types import Value
 from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
-_COORDINATES = 8  # At most this many numbers of an output get their own scores.
+_COORDINATES = 8  # At most this many numbers of an output have separate scores.
 # Log likelihood ratios are rounded to this fraction of the largest one, so that ratios that differ
 # only by rounding become equal.
 _RESOLUTION = 2.0**-10
@@ -130,8 +130,8 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # Kinds that were not seen have ratio 0 and cannot be listed. If the event contains them,
-        # its complement is listed.
+        # Kinds that were not seen have ratio 0 and cannot be listed. If the event contains unseen
+        # kinds, its complement is listed instead.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
@@ -158,7 +158,7 @@ def _sum_of(tables: list[Score]) -> Score:
 
 
 def _directions(evidence: Evidence) -> Iterator[Score]:
-    """Projections onto the difference of the values, and of the mean outputs."""
+    """Projections of outputs onto the difference of the values, and of the mean outputs."""
     gaps = _gaps(evidence)
     if gaps is not None:
         yield _number("output . (value - neighbor)", _projection(gaps))

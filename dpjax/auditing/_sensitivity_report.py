@@ -1,4 +1,4 @@
-"""One record's effect on a target, as proved, found by an attack, and sampled, in one table."""
+"""A table of one record's effect on a target: proved, found by an attack, and sampled."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from dpjax.sensitivity._sample_sensitivity import sample_sensitivity
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SensitivityReport:
-    """One sensitivity: the proved, the attacked and the sampled number; it prints as a table.
+    """The proved, the adversarial and the sampled sensitivity of a target. It prints as a table.
 
     Attributes:
         norm: the norm of distances.
@@ -99,7 +99,8 @@ def sensitivity_report(
         lower bound. An estimate at gamma has the guarantee of `dpjax.sample_sensitivity` only if
         gamma was chosen before looking at the table. So estimates are plain numbers here. The
         report uses no private data. Estimates include the resolution of the arithmetic, and a
-        search may miss the farthest pair, so a sampled number may slightly exceed the adversarial.
+        search may miss the farthest pair, so a sampled number may slightly exceed the adversarial
+        number.
 
     Source:
         As for `dpjax.prove_sensitivity`, `dpjax.auditing.adversarial_pair` and
@@ -151,7 +152,8 @@ def _with_slopes(
 ) -> Callable[[Database], Value]:
     """A function with the derivative of `like`: a proved program's integer sums have none."""
 
-    # A function of its own: JAX would add the default arguments of the target's signature.
+    # `custom_jvp` wraps this new function, not the target, because JAX would add the default
+    # arguments of the target's signature.
     @jax.custom_jvp
     def found(records: Database) -> Value:
         return function(records)

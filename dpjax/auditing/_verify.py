@@ -16,9 +16,9 @@ from dpjax._core._values import Norm, Release
 from dpjax.auditing._audit import AuditResult, Pair, Pairs, as_clamped, audit, claim_of
 from dpjax.sensitivity._norms import distance
 
-# Relative rounding error of a distance between floats.
+# A bound on the relative rounding error of a distance between floats.
 ROUNDING_OF_DISTANCE = 1e-6
-# If there are more pairs of coordinates, this many are chosen at random.
+# If there are more pairs of coordinates than this, this many pairs are chosen at random.
 _MOST_PAIRS = 64
 # Special floats by their names in messages. For integers, infinities become the extremes of the
 # dtype.
@@ -57,7 +57,7 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
 def double_moves(
     norm: Norm, most: float, value: Value, neighbor: Value, seed: int
 ) -> list[tuple[str, Value]]:
-    """Values in which two coordinates moved; each float moves by half of its own step."""
+    """Values in which two coordinates moved. Each float moves by half of its largest step."""
     pairs = list(itertools.combinations(_steps(norm, most, value, neighbor), 2))
     if len(pairs) > _MOST_PAIRS:
         chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
@@ -122,8 +122,8 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
     """Batches of values with special numbers, one batch for each kind of special number.
 
     In the first value of a batch, all numbers are special. Every other value has one special
-    coordinate, each time another one. A batch covers all coordinates if there are fewer than
-    `count`.
+    coordinate, which is different in each value. A batch covers all coordinates if there are fewer
+    than `count`.
 
     Args:
         value: a pytree of arrays.
@@ -139,7 +139,7 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
 
 def _batches(leaves: list[jax.Array], strange: tuple[float, ...], count: int) -> list[np.ndarray]:
     sizes = [np.size(leaf) for leaf in leaves]
-    # -1 represents all coordinates.
+    # The index -1 stands for all coordinates at once.
     places = np.resize(np.arange(-1, sum(sizes)), count)[:, None]
     batches: list[np.ndarray] = []
     for leaf, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):
@@ -229,10 +229,12 @@ def verify(
     """
     if epsilon is None:
         if delta is not None:
-            raise TypeError("delta must come with an epsilon, got delta alone")
+            raise TypeError("delta must be given together with epsilon, got only delta")
         claim = claim_of(mechanism)
         if claim is None:
-            raise TypeError("epsilon must be given if the mechanism has no guarantee")
+            raise TypeError(
+                "epsilon must be given, because this mechanism has no guarantee with a claim"
+            )
         epsilon, delta = float(claim.epsilon), float(claim.delta)
         if value is not None and neighbor is not None:
             _check_distance(mechanism, (value, neighbor))

@@ -74,8 +74,8 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
         return _smallest(ways)
     if loop.others and not apart:
         raise RefusalError(
-            f"the {parameters['length']} steps of the loop have more than the {_MOST_OPERATIONS} "
-            "operations that a proof can visit: use fewer steps"
+            f"the {parameters['length']} steps of the loop have more operations than the "
+            f"{_MOST_OPERATIONS} that a proof can visit: use fewer steps"
         )
     ways = [lambda: loop.outputs(run, tried), lambda: _unrolled(tried, parameters, operands)]
     return _smallest(ways if few else ways[:1])

@@ -78,8 +78,8 @@ def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
         whole_as_float = integers and jnp.issubdtype(sampled.dtype, jnp.floating)
         if not whole_as_float and _kind(leaf) != _kind(sampled):
             raise TypeError(
-                f"database must hold {sampled.dtype} of shape {sampled.shape} where the oracle"
-                f" does, got {leaf.dtype}"
+                f"database must hold {sampled.dtype} in the array of shape {sampled.shape}, like "
+                f"the databases of the oracle, got {leaf.dtype}"
             )
         return as_dtype(leaf, sampled.dtype)
 

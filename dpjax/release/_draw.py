@@ -36,7 +36,7 @@ class Compiled:
 
     Attributes:
         draw: maps the leaves of a mechanism, a key and a value to the noisy value.
-        ahead: the dtypes of keys and kinds of values for which it is already compiled.
+        ahead: the dtypes of keys and kinds of values for which `draw` is already compiled.
     """
 
     def __init__(self, structure: TreeDef):
@@ -97,7 +97,7 @@ class Draw:
         return self._compiled.draw(self.numbers, key, value)
 
     def outline(self, key: Key, value: Value) -> Value:
-        """The draw, for tracing its operations and shapes; this program never runs.
+        """The draw, only for tracing its operations and shapes. This program never runs.
 
         It has the same operations as the programs that run, under the same settings, so JAX traces
         each operation once.
@@ -191,8 +191,8 @@ def refuse_batch(mechanism: object) -> list[Any]:
     leaves = jax.tree.leaves(mechanism)
     if shapes := {np.shape(leaf) for leaf in leaves} - {()}:
         raise ValueError(
-            f"mechanism must be a single one, got a batch of shape {shapes.pop()}: release with"
-            " jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
+            f"mechanism must be a single mechanism, got a batch of shape {shapes.pop()}: release "
+            "with jax.vmap(lambda mechanism, key: mechanism(key, value))(mechanisms, keys)"
         )
     return leaves
 
@@ -220,7 +220,8 @@ def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
         return False
     if not program.is_concrete or program.calls_host or _checks.any_traced(used):
         return False
-    # Compilation ahead of time is for the default device. Committed arrays may be on another one.
+    # Programs are compiled ahead of time for the default device. Committed arrays may be on another
+    # device.
     return not any(leaf.committed for leaf in used[1:])
 
 

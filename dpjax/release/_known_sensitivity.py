@@ -56,17 +56,17 @@ def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float
     if norm not in known.norms or relation not in known.relations:
         norms, relations = map(norm_name, known.norms), map(str, known.relations)
         raise ValueError(
-            "sensitivity must be in a norm and relation for which the target, a"
-            f" {type(known).__name__}, knows its sensitivity: in {', '.join(norms)} under"
-            f" {' or '.join(relations)}, got one in {norm_name(norm)} under {relation}. If you have"
-            " a bound of your own, release a function around the target: lambda database:"
-            " target(database)"
+            "sensitivity must be in a norm and relation for which the target, a "
+            f"{type(known).__name__}, knows its sensitivity: in {', '.join(norms)} under "
+            f"{' or '.join(relations)}, got a sensitivity in {norm_name(norm)} under {relation}. "
+            "If you have a bound of your own, release a function around the target: lambda "
+            "database: target(database)"
         )
     if sensitivity.privacy_unit != known.privacy_unit:
         raise ValueError(
-            f"sensitivity must be for the privacy unit of this target, {known.privacy_unit!r}, got"
-            f" one for {sensitivity.privacy_unit!r}: make the mechanism with"
-            " target.sensitivity(...)"
+            f"sensitivity must be for the privacy unit of this target, {known.privacy_unit!r}, "
+            f"got a sensitivity for {sensitivity.privacy_unit!r}: make the mechanism with "
+            "target.sensitivity(...)"
         )
     return known._bound_on(norm, relation, records.tree())
 
@@ -89,9 +89,10 @@ def covering(mechanism: M, needed: float) -> M:
     least = float(np.min(np.asarray(value)))
     if not least * _TO_NEAREST >= needed:
         raise ValueError(
-            f"sensitivity is too small for this target: one record may move it by {needed!r} in"
-            f" {norm_name(sensitivity.norm)} under {sensitivity.relation}, but the mechanism adds"
-            f" noise for {least!r}: make the mechanism with target.sensitivity(...)"
+            "sensitivity is too small for this target: one record may change its value by "
+            f"{needed!r} in {norm_name(sensitivity.norm)} under {sensitivity.relation}, but the "
+            f"noise of the mechanism is for a sensitivity of {least!r}: make the mechanism with "
+            "target.sensitivity(...)"
         )
     return mechanism
 
@@ -99,8 +100,8 @@ def covering(mechanism: M, needed: float) -> M:
 def plan_of(target: Target, mechanism: Mechanism) -> Inside:
     """How a mechanism releases a target.
 
-    For a query, the noise may be added to the value of another function, such as sums of integers.
-    Then the query maps the noisy value to the published value.
+    How a target is released. For a query, noise may be added to the value of another function, such
+    as sums of integers. Then the query maps the noisy value to the published value.
     """
     known = knowing(target)
     if known is None:

@@ -131,14 +131,17 @@ class SensitivityMechanism(abc.ABC):
         promised = self.guarantee
         numbers = promised.epsilon, promised.delta, promised.gamma
         if any(map(_checks.is_traced, numbers)) or np.ndim(numbers[0]):
-            raise TypeError("risk is of one mechanism with known parameters: ask outside of jit")
+            raise TypeError(
+                "risk needs a single mechanism with concrete parameters, got traced parameters "
+                "or a batch: call it outside of jit and vmap"
+            )
         epsilon, delta, gamma = map(float, numbers)
         kind = kind_of_losses(accounting, self.dp_event, epsilon, delta)
         return risk_of_kinds(((kind, 1),), promised.relation, gamma, MOST_DIMS)
 
     @property
     def advantage(self) -> float:
-        """The largest true minus false positive rate of a membership attack on one release."""
+        """The largest advantage of a membership attack on one release, see `Risk.advantage`."""
         return self.risk.advantage
 
     def tradeoff(self, false_positive_rate: ArrayLike) -> np.ndarray:
@@ -177,9 +180,9 @@ class SensitivityMechanism(abc.ABC):
         """
         del value
         raise TypeError(
-            f"the privacy loss of a {type(self).__name__} on one pair is not known: it is only"
-            " known for exact Laplace and Gaussian noise, `exponential` and `permute_and_flip`,"
-            " with a public scale above 0"
+            "mechanism must have a known privacy loss on each pair, got a "
+            f"{type(self).__name__}: the loss is known only for exact Laplace and Gaussian "
+            "noise, `exponential` and `permute_and_flip`, with a public scale above 0"
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
@@ -318,9 +321,9 @@ class SensitivityMechanism(abc.ABC):
         """Refuses a direct call if the sensitivity is only valid inside of `privatize`."""
         if self.sensitivity.inside:
             raise ValueError(
-                "the sensitivity is about the exact integers that dpjax.privatize computes, not"
-                f" about the rounded floats that a {self.sensitivity.known_by} returns: release by"
-                " dpjax.privatize(query, mechanism)"
+                "the sensitivity holds for the exact integers that dpjax.privatize computes, "
+                f"not for the rounded floats that a {self.sensitivity.known_by} returns: release "
+                "by dpjax.privatize(query, mechanism)"
             )
         if self.sensitivity.bounds is not None:
             raise ValueError(
@@ -336,7 +339,10 @@ class SensitivityMechanism(abc.ABC):
             value.form != sampled.form
             or [*map(is_float, value.leaves)] != [*map(is_float, sampled.leaves)]
         ):
-            raise ValueError(f"value must have the sampled structure, {sampled}, got {value}")
+            raise ValueError(
+                "value must have the structure, shapes and dtypes of the sampled values, "
+                f"{sampled}, got {value}"
+            )
 
     def _frozen(self, value: TreeSpec) -> Self:
         """The mechanism with traced programs in place of functions of the user.

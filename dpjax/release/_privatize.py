@@ -47,7 +47,7 @@ class _Kind(NamedTuple):
 
     Attributes:
         records: the structure, shapes and dtypes.
-        shapes: the same, as a pytree of `jax.ShapeDtypeStruct`.
+        shapes: the same facts, as a pytree of `jax.ShapeDtypeStruct`.
         plan: how such databases are released.
     """
 
@@ -101,7 +101,8 @@ class PrivateFunction:
     def _keeps(self) -> bool:
         """Whether results may be cached.
 
-        Results with tracers may not, because tracers are invalid after tracing.
+        Whether results may be cached. Results with tracers may not, because tracers are invalid
+        after tracing.
         """
         return not _checks.any_traced(self.mechanism)
 
@@ -179,18 +180,18 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """The pass over the parts, which runs only after payment, and the kind of its totals."""
+        """The computation of totals of the parts, which runs only after payment, and their kind."""
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(
-                "target must be a query of dpjax if records come in parts, because only queries can"
-                f" add up totals of parts, got {self._name}"
+                "target must be a query of dpjax if the database comes in parts, because only "
+                f"queries can add up totals of parts, got {self._name}"
             )
         if sensitivity.privacy_unit != RECORD and not parts.holds_whole_people:
             raise TypeError(
-                "target must be a query with the privacy unit record if records come in parts,"
-                " because a person may be in several parts, got a query per"
-                f" {sensitivity.privacy_unit}"
+                'target must be a query with the privacy unit "record" if the database comes in '
+                "parts, because a person may be in several parts, got a query with the privacy "
+                f"unit {sensitivity.privacy_unit}"
             )
         if sensitivity.relation is NeighboringRelation.REPLACE_ONE:
             raise ValueError(
@@ -208,7 +209,10 @@ class PrivateFunction:
             self._kept[key] = value
 
     def _plan(self, records: TreeSpec) -> Inside:
-        """How such records are released; refuses a mechanism whose noise is too small."""
+        """How records of this structure are released.
+
+        Refuses a mechanism whose noise is too small.
+        """
         least = needed(self.target, self.mechanism.sensitivity, records)
         return plan_of(self.target, covering(self._accepting, least))
 
@@ -222,7 +226,7 @@ class PrivateFunction:
             target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
         # The trace is new, so it contains all changes of traced code. But code on the host was
-        # copied earlier, so it needs a check.
+        # copied earlier, so check that it has not changed since then.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
@@ -248,7 +252,8 @@ class PrivateFunction:
     def _request(self, step: _Step, name: str | None) -> Request | None:
         """The request under a name, for a ledger; None without a name.
 
-        In both cases, this raises the errors that the draw would raise, before anything is paid.
+        With or without a name, this raises the errors that the draw would raise, before anything is
+        paid.
         """
         if name is None and self._compiled_ahead(step):
             return None
@@ -266,7 +271,10 @@ class PrivateFunction:
         return found
 
     def _compiled_ahead(self, step: _Step) -> bool:
-        """Compiles the programs of a release before it is paid for; returns whether it could."""
+        """Compiles the programs of a release before it is paid for.
+
+        Returns whether this was possible.
+        """
         if not step.program.is_concrete:
             return False
         programs = "compiled", step.key.dtype, step.program, step.kind.records
@@ -281,7 +289,7 @@ class PrivateFunction:
         return True
 
     def _drawn(self, step: _Step) -> Value:
-        """Computes the target in a program of its own, and adds noise to its value."""
+        """Computes the target in a separate program, and adds noise to its value."""
         self._compiled_ahead(step)
         program, key, records = step.program, step.key, _summed(step.records)
         if not program.is_concrete:
@@ -348,11 +356,11 @@ def privatize(
         sensitivity has an n, the number of slots.
 
         If you assumed the sensitivity, you promise that it bounds this target on databases of this
-        size. If the target knows its own sensitivity, both are compared. A traced sensitivity that
-        is too small gives NaN. A sampled sensitivity may be smaller than the known sensitivity,
-        because gamma bounds how often it is exceeded. You also promise that two releases under the
-        same name are about the same records, because a ledger does not compare records. Choose
-        names without looking at records.
+        size. If the target knows its own sensitivity, the assumed sensitivity is compared with it.
+        A traced sensitivity that is too small gives NaN. A sampled sensitivity may be smaller than
+        the known sensitivity, because gamma bounds how often it is exceeded. You also promise that
+        two releases under the same name are about the same records, because a ledger does not
+        compare records. Choose names without looking at records.
 
     Source:
         Rubinstein and Aldà (2017), Algorithm 2 and Theorem 15.
@@ -400,7 +408,10 @@ def accepting_values(mechanism: Mechanism) -> Mechanism:
     if sensitivity.bounds is None:
         return mechanism
     if sensitivity.records is None or sensitivity.target is None:
-        raise ValueError("sensitivity must name the target whose records are clamped")
+        raise ValueError(
+            "sensitivity must contain the fingerprint of the target whose records are clamped, "
+            "got none: make it by dpjax.prove_sensitivity"
+        )
     return changed(mechanism, sensitivity=dataclasses.replace(sensitivity, bounds=None))
 
 
@@ -427,14 +438,14 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
     program = Program.trace("target", as_released(target, sensitivity), records.tree())
     if not program.is_concrete:
         raise TypeError(
-            "target closes over a traced value, so it cannot be the one that was sampled: make the"
-            " private function outside jit and vmap"
+            "target closes over a traced value, so it cannot be the target that was sampled: "
+            "call privatize outside of jit and vmap"
         )
     if program.fingerprint != sensitivity.target:
         raise ValueError(
-            "target is not the one that was sampled: its traced program, a constant in it or JAX's"
-            " configuration (float64, random numbers, disable_jit) differs"
-            f" (fingerprint {program.fingerprint}, sampled {sensitivity.target}); sample the"
-            " sensitivity of this target"
+            "target must be the target that was sampled, but its traced program, a constant in "
+            "it or JAX's configuration (float64, random numbers, disable_jit) differs "
+            f"(fingerprint {program.fingerprint}, sampled {sensitivity.target}): sample the "
+            "sensitivity of this target"
         )
     return program

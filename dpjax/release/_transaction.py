@@ -63,8 +63,8 @@ def pay_and_draw(
     if (simulated := simulation()) is not None:
         if exact is None:
             raise TypeError(
-                f"private must release by dpjax.privatize, but the probability of its release"
-                f" {_checks.shown(what)} is not known: use dpjax.confidence_set"
+                "private must release by dpjax.privatize, got a release of "
+                f"{_checks.shown(what)}, whose probability is not known: use dpjax.confidence_set"
             )
         return Release(simulated(*exact()), guarantee)
     # Check. A wrong call is refused before anything is paid.
@@ -115,7 +115,8 @@ def tell_of_training(key: Key) -> None:
     if ledgers := told():
         refuse_traced(key)
         for one in ledgers:
-            if not isinstance(one, Account):  # A budget here has been paid from: see below.
+            # A ledger with a budget has already been charged for the training: see below.
+            if not isinstance(one, Account):
                 one.record(Payment(key, Guarantee(math.inf, 1.0), "training"))
 
 
@@ -126,7 +127,7 @@ _STEPS_ARE_PAID: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def paid_steps() -> Generator[None]:
-    """For a training whose steps the budget around it has paid for, or refuses before the first."""
+    """Marks the training steps inside as paid for: the training pays before its first step."""
     token = _STEPS_ARE_PAID.set(True)
     try:
         with untold_programs():

@@ -20,7 +20,7 @@ _SHARE = 20
 
 
 class Seen(NamedTuple):
-    """What the probes measured on one chunk. Probes are the extra checks in `_probes.py`.
+    """What the probes (the extra checks of `_probes.py`) measured on one chunk.
 
     Attributes:
         probes: number of probed pairs, which are the first pairs of the chunk.

@@ -35,13 +35,14 @@ SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
 # For up to this many distances, the host selects the order statistic, which saves a compilation.
 _FEW = 2**16
 # If no operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding of the values.
-# It does so on nearly all databases, so this many databases are enough to measure the change.
+# The rounding then changes on nearly all databases, so this many databases are enough to measure
+# how much.
 LEAST_ALONE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """How much a chunk probes, besides computing distances.
+    """How many probes a chunk runs in addition to computing distances.
 
     Attributes:
         rotated: number of first pairs that are also evaluated with rotated records.
@@ -94,7 +95,7 @@ class Block:
 
 
 def probing_of(pair: RandomPair, size: int, count: int) -> Probing:
-    """The probing in chunks of this size, if the first `count` pairs are probed."""
+    """The `Probing` of chunks of this size, if the first `count` pairs are probed."""
     most = min(size, count)
     kept = most if touching(pair.target.jaxpr) else min(most, LEAST_ALONE)
     return Probing(most if pair.positions == "last" else 0, kept)
@@ -141,7 +142,7 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """How much the value changes under a rotation, and if then the last record is replaced."""
+    """How much a rotation changes the value, and how much then replacing the last record does."""
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
     # Under `vmap`, one copy of the target computes both values. Two copies would take twice as long
@@ -366,7 +367,7 @@ def on_every(
     in_specs: PartitionSpec | tuple[PartitionSpec, ...],
     out_specs: PartitionSpec = SPREAD,
 ) -> Callable[P, T]:
-    """Runs a function on every device of a mesh, each on its own shard of the arrays."""
+    """Runs a function on every device of a mesh. Each device gets its own shard of the arrays."""
     if mesh is None:
         return function
     # `check_vma` is off, because it would reject loops in targets whose initial carry does not vary
@@ -377,7 +378,7 @@ def on_every(
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
-    """Makes one array of this host's shards, which lie on the devices of a mesh."""
+    """Makes one array of this host's shards, which are stored on the devices of a mesh."""
     if mesh is None:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])

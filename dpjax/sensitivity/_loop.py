@@ -18,7 +18,7 @@ from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes
 
-# The number of drawn pairs grows by this fraction between two tests of the stopping rule.
+# Between two tests of the stopping rule, the number of drawn pairs grows by this fraction.
 _GROWTH = 0.1
 # A chunk for each device of this host (None for no chunk), and how much is probed in it.
 _Task: TypeAlias = tuple[list[int | None], Probing]
@@ -129,7 +129,10 @@ def sample_block(
     block = empty_block(layout, known, pair.distance_dtype, pair.numbers)
 
     def judge() -> tuple[()]:
-        """Raises if the probes refuse the target. Returns no tasks, so it can stand in a chain."""
+        """Raises an error if the probes refuse the target.
+
+        Returns no tasks, so it can be chained.
+        """
         nonlocal findings
         if probes is not None:
             findings = probes.judged(findings)
@@ -167,9 +170,9 @@ def sample_block(
             count(drawn)
 
         def run(tasks: list[_Task], judged_after: int) -> None:
-            # The host judges the probes as an item of the chain, so that devices keep working
-            # meanwhile. `finish` cannot do it: after an error, `finish` still runs for every step
-            # that was already started.
+            # The host judges the probes as an item of the chain of tasks, so that devices keep
+            # working meanwhile. It does not judge them in `finish`, because `finish` also runs
+            # after an error, for every step that was already started.
             parts = (lambda: tasks[:judged_after], judge, lambda: tasks[judged_after:])
             steps = itertools.chain.from_iterable(part() for part in parts)
             run_in_flight(steps, start, finish, programs=programs, device=device)
@@ -183,8 +186,9 @@ def sample_block(
             if pair.sums is None:  # The checkpoint may already contain the results of all probes.
                 judge()
             if pair.calls_host or watch is not None:
-                # Judging evaluates single databases in a second program. Host code must run for
-                # one program at a time, so each chunk finishes before its probes are judged.
+                # Judging the probes evaluates single databases in a second program. Host code must
+                # run for one program at a time, so each chunk finishes before its probes are
+                # judged.
                 for part in [[task] for task in probed] if pair.calls_host else [probed]:
                     run(part, len(part))
                 probed = []

@@ -51,7 +51,7 @@ def noise_shape(
         key: a typed key, for this call alone: `dpjax.sample_sensitivity` refuses the same key.
         target: as for `dpjax.sample_sensitivity`.
         oracle: as for `dpjax.sample_sensitivity`.
-        n: records of a database, at least 1.
+        n: the number of records in a database, at least 1.
         m: number of pairs; by default 10 for each coordinate, and at least 1000.
         chunk_size: pairs in a chunk; by default the number that fits the cache or the device.
 
@@ -111,7 +111,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """W, averaged over the pairs whose differences are finite; and the largest coordinate."""
+    """The matrix W, averaged over pairs with finite differences, and the largest coordinate."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):
@@ -124,8 +124,9 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
             largest = max(largest, np.asarray(values)[: m - start][finite].max(initial=0.0))
     if not np.any(total) or not np.all(np.isfinite(total)):
         raise ValueError(
-            f"none of {m} random pairs moves the target by a finite amount above 0 with a finite"
-            " square above 0: there is no shape to learn"
+            f"none of {m} random pairs moves the target by a finite amount above 0 with a finite "
+            "square above 0: there is no noise shape to learn, so check that the target depends "
+            "on its records"
         )
     return total / count, float(largest)
 
@@ -144,7 +145,7 @@ def _compiled_differences(
 
 
 def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
-    """W^(1/4) with floored eigenvalues, scaled so that the largest one is 1."""
+    """W^(1/4), with a floor on its eigenvalues, scaled so that the largest eigenvalue is 1."""
     eigenvalues, vectors = np.linalg.eigh(moment)
     floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
     return (vectors * floored**0.25) @ vectors.T

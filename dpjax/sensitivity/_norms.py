@@ -33,7 +33,7 @@ def _l1(difference: Value) -> jax.Array:
 
 def _l2(difference: Value) -> jax.Array:
     # The largest difference is factored out, because squares of small differences would underflow
-    # to 0, and a sensitivity of 0 gets no noise.
+    # to 0, and then the noise for such a sensitivity would be 0.
     sizes = jnp.abs(flat(difference))
     largest = jnp.max(sizes)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -90,10 +90,9 @@ def check_norm(sensitivity: Sensitivity) -> None:
     found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
     if found != sensitivity.distance:
         raise ValueError(
-            "norm is not the one that was sampled: its traced program, a constant in it or JAX's"
-            " configuration (float64, random numbers, disable_jit) differs"
-            f" (fingerprint {found}, sampled {sensitivity.distance}); sample the sensitivity in"
-            " this norm"
+            "norm must be the norm that was sampled, but its traced program, a constant in it "
+            "or JAX's configuration (float64, random numbers, disable_jit) differs (fingerprint "
+            f"{found}, sampled {sensitivity.distance}): sample the sensitivity in this norm"
         )
 
 
@@ -180,7 +179,7 @@ def length(norm: Norm, moved: Value) -> jax.Array:
 
 
 def resolution(norm: Norm, value: Value) -> jax.Array:
-    """The norm of the vector of one unit in the last place per coordinate; 0 for integers.
+    """The norm of a vector with one unit in the last place in each coordinate; 0 for integers.
 
     The function computes the norm of the values, and then scales it down. Scaling the values first
     would be wrong for norms such as "hamming", which counts every nonzero coordinate as 1.

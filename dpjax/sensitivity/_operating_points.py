@@ -20,7 +20,7 @@ from dpjax._exact._numerics import bisect, round_up
 _Tail: TypeAlias = Callable[[float, float, float], float]
 
 MOST_PAIRS = 10**10
-# The number 1 in fixed point. Every float is a multiple of the unit 2^-1280.
+# The number 1 in fixed point, with a unit of 2^-1280. Every float64 is a multiple of this unit.
 _ONE = 2**1280
 # SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons are
 # undecided in floats. For few pairs, rational arithmetic is used instead.
@@ -28,7 +28,7 @@ _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # A generous bound on the relative error of SciPy's functions and of sums of logarithms.
 _ERROR = 1e-12
-# Bounds the error of the log gamma functions that SciPy adds up for `betaln`.
+# A bound on the error of each log gamma function that SciPy adds up in `betaln`.
 _ERROR_OF_A_LOG = 1e-15
 
 
@@ -47,10 +47,11 @@ def operating_point(
     - with `confidence` C, the least k with P(Binomial(m, 1 - gamma) <= k - 1) >= C;
     - with `confidence=None`, k = ceil((1 - gamma)(m + 1)), by exchangeability.
 
-    Method "dkw" is Table 1 of the paper. Its statement is true for all thresholds at once, so k is
-    larger. The statement of method "anytime" is true at every m at once, so you may look at the
-    samples and decide whether to draw more. This raises k by a few ranks: at gamma .05, confidence
-    .99 and m = 900, k is 876 instead of 871. The least m is 126 instead of 90.
+    Method "dkw" is Table 1 of the paper. Its statement holds for all thresholds at once, so k is
+    larger than for "exact". The statement of method "anytime" holds for every m at once, so you may
+    look at the samples and decide whether to draw more. For this, k is a few ranks larger than for
+    "exact": at gamma .05, confidence .99 and m = 900, k is 876 instead of 871. The least possible m
+    is 126 instead of 90.
 
     If only gamma is given, m is the least feasible number of pairs and k = m, which selects the
     largest distance. If only m is given, gamma is the least feasible gamma and k = m. If both are
@@ -70,8 +71,8 @@ def operating_point(
     Raises:
         TypeError: if m or gamma is not a number.
         ValueError: if a parameter is out of range, if neither m nor gamma is given, if they are
-            infeasible together (the message names feasible ones), if m would exceed 10^10, or if a
-            confidence is given with "dkw", or None with "anytime".
+            infeasible together (the message names feasible ones), if m would exceed 10^10, if a
+            confidence is given with "dkw", or if it is None with "anytime".
 
     Formal guarantees:
         Assumes that the m pairs are independent draws. If a confidence C is given, then
@@ -96,12 +97,15 @@ def operating_point(
     """
     _checks.choice("method", method, get_args(Method))
     if m is None and gamma is None:
-        raise ValueError("give m, gamma, or both: got neither")
+        raise ValueError("m, gamma or both must be given, got neither")
     if m is not None:
         m = _checks.integer("m", m, least=1, most=MOST_PAIRS)
     for name, value in (("gamma", gamma), ("confidence", confidence)):
         if _checks.is_traced(value):
-            raise TypeError(f"{name} is traced, but operating points are computed on the host")
+            raise TypeError(
+                f"{name} must be a concrete number, because operating points are computed on the "
+                "host, got a traced value: call operating_point outside of jit and vmap"
+            )
     if gamma is not None:
         gamma = _checks.fraction("gamma", gamma)
     if method == "dkw":
@@ -122,14 +126,14 @@ def operating_point(
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """1 - (1 - C)/n, rounded up: at this confidence each, n statements hold together at C."""
+    """1 - (1 - C)/n, rounded up: n statements at this confidence hold together at C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
 def _within_limit(m: float, gamma: float) -> int:
-    """Rounds up a number of pairs, and refuses one above the limit."""
+    """Rounds a number of pairs up. Refuses a number above the limit."""
     if m > MOST_PAIRS:
         raise ValueError(
             f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
@@ -151,7 +155,7 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 def _point(
     m: int | None, gamma: float | None, method: Method, confidence: float | None
 ) -> OperatingPoint:
-    """The operating point of "exact" or "anytime", with the least m, gamma or k not given."""
+    """The operating point of "exact" or "anytime"; numbers not given are the least possible."""
     least_m, least_gamma, least_k = _LEAST["marginal" if confidence is None else method]
     if gamma is None:
         assert m is not None
@@ -288,7 +292,7 @@ def _is_sure(k: int, m: int, gamma: float, confidence: float, tail: _Tail) -> bo
 
 
 def _excess(k: int, m: int, gamma: float, tail: _Tail) -> float:
-    """Log of the mixture e-value for k of m pairs within the quantile of 1 - gamma, rounded down.
+    """Log of the mixture e-value for k of m pairs within the 1 - gamma quantile, rounded down.
 
     The formula is written in gamma and m - k, because 1 - gamma would lose digits for small gammas.
     `tail` is `betainc` for a mixture over smaller gammas, and `betaincc` for a mixture over larger

@@ -52,7 +52,7 @@ def order_statistic(distances: jax.Array, k: int | jax.Array) -> jax.Array:
         `dpjax.sample_sensitivity` for anything that is published.
 
     Source:
-        Algorithm 1 of Rubinstein and Aldà (2017), whose sort needs only this element.
+        Algorithm 1 of Rubinstein and Aldà (2017), which sorts all distances to find this element.
 
     Example:
         >>> import jax.numpy as jnp
@@ -221,14 +221,14 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
     """How many distances of each group are below the first pattern, and between both patterns.
 
     A group consists of every `_BLOCK // _GROUP`-th distance of a block. Both counts share one
-    uint32, with the second count in the upper 16 bits. The distances after the last whole block
-    belong to no group.
+    uint32, with the second count in the upper 16 bits. Distances after the last whole block are not
+    in any group.
     """
 
     def count(index: jax.Array) -> jax.Array:
         patterns = _patterns(_block(distances, index)).reshape(_GROUP, -1)
         below = (patterns < first).astype(jnp.uint32)
-        # Unsigned, so that patterns below the first one wrap around to large numbers.
+        # The subtraction is unsigned, so patterns below the first one wrap around to large numbers.
         between = (patterns - first < second - first).astype(jnp.uint32)
         return jnp.sum(below + (between << 16), axis=0, dtype=jnp.uint32)
 
@@ -238,7 +238,7 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
 def _count_below(
     distances: jax.Array, groups: jax.Array, first: jax.Array, second: jax.Array
 ) -> jax.Array:
-    """How many distances lie below each of two patterns, from the counts of groups."""
+    """How many distances are below each of two patterns, computed from the counts of groups."""
     rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
     below = jnp.sum(groups & 0xFFFF, dtype=jnp.uint32)
     below_both = below + jnp.sum(groups >> 16, dtype=jnp.uint32)
@@ -253,7 +253,7 @@ def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
 def _gather(
     distances: jax.Array, low: jax.Array, high: jax.Array, seen: _Seen
 ) -> tuple[jax.Array, jax.Array]:
-    """Gathers the patterns from low to high - 1, padded with high; and whether some did not fit.
+    """The patterns from low to high - 1, padded with high, and whether there are too many to store.
 
     It reads only the groups that contain such a pattern, and all distances outside of groups.
     """

@@ -86,7 +86,7 @@ def rotated(database: Database, steps: jax.Array) -> Database:
 
 
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
-    """The rotation of the first n of n + 1 records, also with its last record replaced.
+    """A rotation of the first n of n + 1 records, without and with its last record replaced.
 
     Record n + 1 is the replacement. One gather makes both databases along a new axis. On a CPU,
     stacking two arrays would take as long as drawing the records.
@@ -109,8 +109,8 @@ class RandomPair:
     Its hash comes from the fingerprints of its programs, so it can be a static argument of `jit`.
 
     Attributes:
-        target: maps n records to the value f. If the norm is a `NoiseShape`, it maps them to A^-1
-            f.
+        target: maps n records to the value f. If the norm is a `NoiseShape`, it maps the records to
+            A^-1 f.
         oracle: maps a key to n + 1 records.
         norm: maps the difference of two values to a number.
         positions: "last", "average" or "each".
@@ -168,8 +168,8 @@ class RandomPair:
         refuse_touching("norm", norm_program.jaxpr)
         if norm_program.calls_host:
             raise ValueError(
-                "norm must be JAX code: a norm that runs on the host cannot report on which pair"
-                " it failed"
+                "norm must be written in JAX, got a norm that runs code on the host, which "
+                "could not report the pair on which it failed"
             )
         if [leaf.shape for leaf in norm_program.outputs.leaves] != [()]:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
@@ -430,13 +430,14 @@ def _check_oracle(program: Program, n: int) -> None:
             )
     if not program.uses_input:
         raise ValueError(
-            "oracle does not use its key: every database would be the same. Draw with jax.random,"
-            " not with numpy.random, whose numbers are fixed when JAX traces the oracle"
+            "oracle must use its key, because otherwise every database would be the same. Draw "
+            "with jax.random. Numbers from numpy.random become constants when JAX traces the "
+            "oracle"
         )
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
-    """Refuses a shape for other values, or a shape learned from the pairs that are to be drawn."""
+    """Refuses a noise shape for other values, or one that was learned from the same pairs."""
     shape.check_fits(target.outputs.tree())
     if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
         raise ValueError(

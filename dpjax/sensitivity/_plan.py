@@ -31,7 +31,7 @@ from dpjax.sensitivity._operating_points import confidence_of_each, operating_po
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 
 # If only gamma is given, the default m is this many times the least feasible m. With the least m,
-# the estimate would be the largest of all distances, so the noise would be larger.
+# the estimate would be the largest of all sampled distances, and the noise would be larger.
 PAIRS_OVER_LEAST = 10
 # Code on the host is slow. Its chunks are small, so that progress bars advance and checkpoints are
 # written often.
@@ -62,7 +62,7 @@ class Sampling:
     def of(
         cls, key: jax.Array, pair: RandomPair, layout: Layout, team: Team, *more: object
     ) -> Self:
-        """Places the key; refuses processes whose calls differ."""
+        """Places the key on devices. Refuses processes whose calls differ."""
         made = cls(placed(key, layout), pair, layout, team, *more)
         # If the calls differed, the processes would combine chunks of different samplings, and a
         # mismatch would go undetected.
@@ -90,7 +90,7 @@ class Sampling:
             "norm": self.pair.norm.fingerprint,
             "positions": self.pair.positions,
             "shortcut": self.pair.shortcut,
-            "probes": "at two positions",  # Older versions wrote results of other probes.
+            "probes": "at two positions",  # Older versions stored the results of different probes.
             "n": self.pair.n,
             "m": self.layout.m,
             "chunk size": self.layout.size,
@@ -145,7 +145,7 @@ def point_of_each(
 def pairs_in_a_chunk(
     pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
 ) -> int:
-    """The number of pairs in a chunk, at most m. It depends on programs, m and device alone."""
+    """The number of pairs in a chunk, at most m. It depends only on programs, m and the device."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
@@ -165,9 +165,9 @@ def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | Non
     layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
     if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
         raise ValueError(
-            "mesh must be None or one device for a target, oracle or norm that calls"
-            " jax.shard_map: it shards its own work, so dpjax cannot shard the pairs, too, got a"
-            f" mesh of {len(devices)} devices"
+            "mesh must be None or one device for a target, oracle or norm that calls "
+            "jax.shard_map: it shards its own work, so dpjax cannot also shard the pairs, got a "
+            f"mesh of {len(devices)} devices"
         )
     return layout
 
@@ -208,7 +208,7 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
     room = share_of_memory(layout.local.values())
     if used <= room:
         return layout
-    # Part of the memory does not depend on the chunk size. So the next chunk aims at half of the
+    # Some of the memory does not depend on the chunk size. So the next attempt aims at half of the
     # free memory.
     return layout_that_fits(key, pair, _smaller(layout, pair, room / used / 2), probes)
 

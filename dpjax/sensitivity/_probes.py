@@ -6,8 +6,9 @@ The sampled distances are valid under three assumptions:
 - the value of a database is the same alone, as in a release, and in the sampler's batch;
 - the shortcut for sums computes the same distances as the target.
 
-The probes test each assumption. If it fails by no more than rounding explains, the estimate is
-raised by the observed difference. Otherwise the target is refused.
+The probes test each assumption. If an assumption is violated by no more than rounding can explain,
+the estimate is increased by the observed difference. If it is violated by more, the target is
+refused.
 
 The test of order rotates the records by a random number of places. Rotations suffice if the sampler
 replaces only the last record: a rotation can bring any position to the end, and the oracle's
@@ -15,16 +16,16 @@ records are exchangeable. A rotation may change the values of both databases of 
 largest change is added to the estimate. The proof in docs/proofs/sampled-sensitivity.md bounds how
 often a rotation changes a value by more than half of the added amount. A target that passes, such
 as a sum over neighbors in a ring, may still depend on reversals, exchanges of two records and odd
-permutations. But it treats all positions alike.
+permutations. But such a target treats all positions alike.
 
 The oracle's records may not be exchangeable. So the probes also replace the last record of the
 rotated database, which comes from a random position. A rank test refuses the oracle if these
 distances are larger than the distances at the last position.
 
-The probes use the databases of the first pairs, which are also used for the estimate. Both
-statements remain true, because each is about independent draws, and a refusal returns nothing
-(docs/proofs/shorter.md). Only sums are probed on separate databases, because the sampler never
-draws the whole databases of a sum.
+The probes use the databases of the first pairs, which are also used for the estimate. The
+statements about the probes and about the estimate both remain true, because each is about
+independent draws, and a refusal returns nothing (docs/proofs/shorter.md). Only sums are probed on
+separate databases, because the sampler never draws the whole databases of a sum.
 """
 
 import json
@@ -136,8 +137,8 @@ class Probes:
             self._sum = _ProbesOfSum(plan, _databases(pair, plan.point), progress=progress)
             return
         needed = -(-self._count // layout.size)
-        # If there are few chunks, all run the program with probes. That takes less time than
-        # compiling a second program without probes.
+        # If there are few chunks, all of them run the program with probes. That takes less time
+        # than compiling a second program without probes.
         few = not pair.calls_host and layout.chunks <= 2 * needed
         self.chunks = range(layout.chunks if few else needed)
         self.probing = probing_of(pair, layout.size, self._count)
@@ -196,7 +197,7 @@ class Probes:
         return found
 
     def at_another_position(self, block: Block) -> Findings:
-        """The largest finite change of a probed database's value, at another sampled position."""
+        """The largest finite change of a probed database's value, for one more sampled position."""
         layout, found = self._layout, Findings()
         for place, d in enumerate(layout.local):
             for chunk in layout.chunks_of(d):
@@ -229,7 +230,7 @@ class Probes:
 
     @staticmethod
     def _distances(row: np.ndarray, count: int) -> np.ndarray:
-        """The distances of the first pairs of a chunk; of several norms, those of the first."""
+        """The distances of the first pairs of a chunk; for several norms, only the first norm."""
         return row[:count].reshape(count, -1)[:, 0]
 
     def _in(self, chunk: int) -> int:
@@ -294,7 +295,8 @@ def _compiled_distances(values: Value, others: Value, equal: PyTree, *, norm: Pr
     return jax.vmap(moved)(values, others, equal)
 
 
-# Probes of sums, which use databases of their own.
+# Probes of sums. They use separate databases, because the sampler never draws whole databases for a
+# sum.
 
 
 class _ProbesOfSum:
@@ -446,12 +448,13 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
     if not is_sum:
         if not found.is_rounding(found.permuted, found.resolution):
             raise ValueError(
-                "target depends on the order of the records, or is not converged: on random"
-                f" databases, permuting the records moved its value by up to {found.permuted:.3g},"
-                f" and replacing one by up to {found.replaced:.3g}. If the order is meant to"
-                ' matter, ask for positions="average" or positions="each": records at other'
-                " positions may move it further. If a solver's tolerance or rounding is the cause,"
-                " let it converge further (tol= of scikit-learn), or compute in float64"
+                "target depends on the order of the records, or is not converged: on random "
+                "databases, permuting the records changed its value by up to "
+                f"{found.permuted:.3g}, and replacing one record changed it by up to "
+                f"{found.replaced:.3g}. If the order is meant to matter, ask for "
+                'positions="average" or positions="each": records at other positions may change '
+                "the value more. If a solver's tolerance or rounding is the cause, let the "
+                "solver converge further (tol= of scikit-learn), or compute in float64"
             )
         return 2 * moved
     rounding = 2 * max(moved, found.resolution)
@@ -541,12 +544,12 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:
         raise ValueError(
-            "oracle must draw exchangeable records, for positions='last', but replacing a record at"
-            f" a random position moved the target by more than {limit:.3g} on {beyond} of"
-            f" {len(elsewhere)} databases, and replacing the last one on at most {m - k} of {m}."
-            " Sorted records, time series, and classes one after the other are not exchangeable:"
-            " ask for positions='average' or 'each', or shuffle all records by"
-            " jax.random.permutation"
+            "oracle must draw exchangeable records, for positions='last', but replacing a "
+            f"record at a random position changed the target by more than {limit:.3g} on "
+            f"{beyond} of {len(elsewhere)} databases, while replacing the last record did so on "
+            f"at most {m - k} of {m} databases. Sorted records, time series, and classes one "
+            "after the other are not exchangeable: ask for positions='average' or 'each', or "
+            "shuffle all records by jax.random.permutation"
         )
 
 
@@ -556,7 +559,7 @@ def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
     The limit is the k-th smallest of m distances at the last position. The p-value is the
     probability that `beyond` or more of the distances at random positions exceed the limit. The
     bound is valid for exchangeable records and any target (docs/proofs/shorter.md). Distances equal
-    to the limit do not count, which only lowers the probability.
+    to the limit are not counted, which can only make the probability smaller.
 
     Args:
         beyond: how many distances at random positions exceed the limit.

@@ -58,7 +58,7 @@ def record_bound(
         regularization: lambda, above 0.
         residual: a bound on the norm of the objective's gradient at the returned weights, on every
             database, rounding included.
-        n: records of a database.
+        n: the number of records in a database.
         m: number of pairs, as for `dpjax.sample_sensitivity`.
         gamma: as for `dpjax.sample_sensitivity`.
         confidence: probability over the samples.
@@ -77,7 +77,7 @@ def record_bound(
 
     Formal guarantees:
         As for `dpjax.sample_sensitivity`: with the stated confidence, P(G <= value) >= 1 - gamma,
-        because the bound is true on each pair (docs/proofs/record-bound.md). You vouch that the
+        because the bound holds for each pair (docs/proofs/record-bound.md). You vouch that the
         target minimizes this objective up to the residual.
 
     Source:
@@ -126,9 +126,12 @@ def record_bound(
     margin = 1 + (leaf.size + 8) * float(jnp.finfo(leaf.dtype).eps)
     longest = float(np.partition(lengths, point.k - 1)[point.k - 1])
     if not math.isfinite(longest):
-        raise ValueError("the estimated sensitivity is infinite: clip what row returns")
+        raise ValueError("the estimated sensitivity is infinite: clip the values that row returns")
     if longest == 0:
-        raise ValueError("the estimated sensitivity is 0: nearly all rows of the oracle are 0")
+        raise ValueError(
+            "the estimated sensitivity is 0, because row returns 0 for nearly all records of "
+            "the oracle: check row and the oracle"
+        )
     moved = longest * margin / (n * strength) * _OUTWARD
     if not sys.float_info.min <= moved < math.inf:
         raise ValueError(
@@ -156,7 +159,10 @@ def record_bound(
 def _check_row(rows: Program, target: Program) -> None:
     for program in (rows, target):
         if not program.is_concrete:
-            raise TypeError("target and row must not close over traced values")
+            raise TypeError(
+                "target and row must not close over traced values: call record_bound outside of "
+                "jit and vmap"
+            )
     shapes = [leaf.shape for leaf in rows.outputs.leaves]
     if len(shapes) != 1 or len(shapes[0]) != 1 or not is_float(rows.outputs.leaves[0]):
         raise ValueError(f"row must return floats of shape (d,), got {rows.outputs}")

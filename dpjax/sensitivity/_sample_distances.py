@@ -40,7 +40,7 @@ def sample_distances(
             a threefry2x32 key, because sampling needs no secret randomness.
         target: a pure JAX function of a database.
         oracle: `oracle(key, n)` draws n exchangeable records.
-        n: records of a database, at least 1.
+        n: the number of records in a database, at least 1.
         norm: "l1", "l2", "linf", "hamming", "range", or a function of the difference of two values.
         m: number of pairs, at least 1.
         positions: which record changes: "last", "average" (a random one) or "each".
@@ -59,7 +59,7 @@ def sample_distances(
         RuntimeError: if a target on the host fails, or if another process of the call fails.
 
     Formal guarantees:
-        The m pairs are independent draws. So the statement of `dpjax.operating_point` is true of an
+        The m pairs are independent draws. So the statement of `dpjax.operating_point` holds for an
         order statistic of the distances, if you choose m, gamma and confidence C before you look at
         the distances. To choose among J gammas or reruns, use C' = 1 - (1 - C)/J for each, or
         method "dkw", whose band is valid for all gammas at once. This function does not make the

@@ -41,8 +41,8 @@ from dpjax.sensitivity._probes import (
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
 # Defaults with `until`: the largest number of pairs, as a multiple of the least m and in total; and
-# the least number of chunks, because sampling can end only after a chunk. Memory for all distances
-# is allocated at the start: at most 256 MiB.
+# the least number of chunks (sampling can end only after a chunk). Memory for all distances is
+# allocated at the start: at most 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -88,7 +88,7 @@ def sample_sensitivity(
         oracle: `oracle(key, n)` draws n exchangeable records from public knowledge. A list of J
             such functions is accepted, too. If the oracle comes from `dpjax.oracles.independent`
             and the target from `dpjax.targets.summable`, a pair needs two records only.
-        n: records of a database, at least 1.
+        n: the number of records in a database, at least 1.
         norm: the norm of the mechanism: "l1", "l2", "linf", "hamming", "range" (the largest
             coordinate minus the smallest), or a function of the difference of two values. A
             `NoiseShape` for `dpjax.shaped_gaussian`.
@@ -105,12 +105,12 @@ def sample_sensitivity(
         positions: which record changes. "last", as in the paper, is for targets that ignore the
             order of records. The target is evaluated on 5 / gamma random databases with rotated
             records, and refused if a rotation changes its value. A rotation moves all records by a
-            random number of places, and the last records to the front. A target that passes treats
-            all positions alike, though it may still depend on reversals and exchanges of two
-            records. The oracle is refused if replacing a record at a random position changes the
-            value more than replacing the last record does. This test refuses sorted records, time
-            series, and records ordered by class. "average" draws the position uniformly, and the
-            guarantee is averaged over positions. "each" samples every position separately and
+            random number of places, and the last records to the front. A target that passes this
+            test treats all positions alike, although it may still depend on reversals and exchanges
+            of two records. The oracle is refused if replacing a record at a random position changes
+            the value more than replacing the last record does. This test refuses sorted records,
+            time series, and records ordered by class. "average" draws the position uniformly, and
+            the guarantee is averaged over positions. "each" samples every position separately and
             returns the worst estimate, which takes n times the work.
         chunk_size: pairs in a chunk; by default the number that fits the cache or the device. For
             code on the host, it is an upper limit: m is split into chunks of equal size, because
@@ -161,18 +161,19 @@ def sample_sensitivity(
         you may choose m later. If oracle, n, target and tuning come from public knowledge, you may
         publish the estimate.
 
-        For positions="each" the statement is true of all positions at once, because each position
-        is sampled at confidence 1 - (1 - C)/n. For positions="last" it is true of the last record.
-        For a record at a uniformly drawn position it is true with gamma + 2 g instead of gamma.
-        Here g is the fraction of databases on which a random rotation changes the value by more
-        than half of the amount added for rounding. If g is gamma or more, the probes refuse the
-        target with probability at least 147/148. For a record at a fixed position the statement is
-        true with gamma + 4 g, where g is the fraction for a quarter of the added amount
-        (docs/proofs/sampled-sensitivity.md). Both statements need exchangeable records, which are
-        tested, not proved. At gamma = .05 the test always refuses an oracle for which 30% of
-        positions exceed the estimate, and may accept an oracle with 10% of such positions.
+        For positions="each" the statement holds for all positions at once, because each position is
+        sampled at confidence 1 - (1 - C)/n. For positions="last" it holds for the last record. For
+        a record at a uniformly drawn position it holds with gamma + 2 g instead of gamma. Here g is
+        the fraction of databases on which a random rotation changes the value by more than half of
+        the amount added for rounding. If g is gamma or more, the probes refuse the target with
+        probability at least 147/148. For a record at a fixed position the statement holds with
+        gamma + 4 g, where g is the fraction of databases on which a rotation changes the value by
+        more than a quarter of the added amount (docs/proofs/sampled-sensitivity.md). Both
+        statements need exchangeable records, which are tested, not proved. At gamma = .05 the test
+        always refuses an oracle for which 30% of positions exceed the estimate, and may accept an
+        oracle with 10% of such positions.
 
-        With J oracles the statement is true of each oracle, and of every mixture that draws one
+        With J oracles the statement holds for each oracle, and for every mixture that draws one
         oracle for the whole pair. For this, each oracle is sampled at confidence 1 - (1 - C)/J, and
         the largest estimate is returned. A mixture that draws an oracle for each record is not
         covered.
@@ -274,13 +275,13 @@ def _sampled(
 ) -> _Sample:
     """Draws the pairs of all positions, and selects the estimate of the worst one."""
     store = None if path is None else Checkpoint(path, plan.run)
-    # Distances may be looked at before sampling ends, even for the progress bar, only if the
-    # operating point is "anytime".
+    # Looking at distances before sampling ends, even to show them in the progress bar, is valid
+    # only if the operating point is "anytime".
     may_look = plan.point.method == "anytime" and jax.process_count() == 1
     watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
     with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
         probes = Probes(plan, progress=progress)
-        identity = plan.identity  # This takes time, so it runs while devices probe a sum.
+        identity = plan.identity  # Hashing takes time, so it runs while devices probe a sum.
         findings, estimate, resolution, block = Findings(), 0.0, 0.0, None
         for position in range(plan.pair.positions_sampled):
             block, found = sample_block(
@@ -385,7 +386,7 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
 
 
 def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
-    """By how much the norm of a difference of integers may be rounded down in floats.
+    """How much a norm of a difference of integers may lose by rounding in floats.
 
     Integers below 1 / eps are exact in floats, so there is no error except for l2. For larger
     integers, the cast of each nonzero coordinate may round, and so may its addition. The l2 norm

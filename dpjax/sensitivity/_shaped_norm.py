@@ -84,7 +84,7 @@ class NoiseShape:
 
     @property
     def largest_value(self) -> float:
-        """The largest magnitude of a coordinate; larger ones are clamped to it."""
+        """The largest magnitude of a coordinate; larger magnitudes are clamped to this value."""
         return 2.0 ** (VALUE_BITS + self.unit)
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class NoiseShape:
         return -float(np.linalg.slogdet(self.matrix)[1])
 
     def check_fits(self, value: Value) -> None:
-        """Refuses values of another structure or other shapes."""
+        """Refuses values whose structure or shapes differ from `outputs`."""
         got = TreeSpec.of(value)
         if got.form != self.outputs.form:
             raise ValueError(
@@ -127,7 +127,7 @@ class NoiseShape:
 
     @functools.partial(jax.jit, static_argnums=0)
     def shaped(self, mapped: jax.Array) -> Value:
-        """A times an array y, as a pytree like the value, in floats."""
+        """The product of A and an array y, as a pytree like the value, in floats."""
         matrix = jnp.asarray(self.matrix.astype(mapped.dtype))
         released = self.unflattened(jnp.matmul(matrix, mapped, precision="highest"))
         return jax.tree.map(_as_released, released, self.outputs.tree())

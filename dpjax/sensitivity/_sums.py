@@ -157,7 +157,7 @@ class SumOfRecords:
 
 
 class NotAffineError(Exception):
-    """A primitive is not known to be affine. The message is its name."""
+    """Raised if a primitive is not known to be affine. The message is the name of the primitive."""
 
 
 def is_affine(program: jex.ClosedJaxpr) -> bool:

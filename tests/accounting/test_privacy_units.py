@@ -194,6 +194,6 @@ def test_noise_for_another_unit_is_refused():
     """A number may be large enough and still belong to another pair of databases."""
     count = dpjax.queries.counting_query()
     slots = dpjax.queries.padded_records(jnp.ones(3), capacity=4)
-    with pytest.raises(ValueError, match=r"'record', got one for 'person \(id\)'"):
+    with pytest.raises(ValueError, match=r"'record', got a sensitivity for 'person \(id\)'"):
         dpjax.privatize(count, FOR_PEOPLE)(dpjax.random.seeded_key(0), slots)
     dpjax.privatize(count, FOR_ROWS)(dpjax.random.seeded_key(0), slots)

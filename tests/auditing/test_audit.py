@@ -315,7 +315,7 @@ def test_batches_hold_as_many_outputs_as_were_asked_for(key):
     ("changes", "error", "message"),
     [
         ({"value": None}, TypeError, "value and neighbor"),
-        ({"pairs": [ZERO]}, TypeError, "along with pairs"),
+        ({"pairs": [ZERO]}, TypeError, "got both"),
         ({"value": None, "neighbor": None, "pairs": []}, ValueError, "at least one pair"),
         ({"samples": 99}, ValueError, "samples"),
         ({"confidence": 1.0}, ValueError, "confidence"),

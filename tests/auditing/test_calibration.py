@@ -93,7 +93,9 @@ def test_a_bank_is_calibrated_and_a_wrong_density_is_seen(keys):
 
 def test_wrong_arguments_are_refused_by_name(keys):
     good = {"prior": jax.random.normal, "release": noisy}
-    with pytest.raises(ValueError, match="posterior must return 99 draws like theta"):
+    with pytest.raises(
+        ValueError, match="posterior must return 99 draws along a leading axis, each like theta"
+    ):
         calibration(keys(1), lambda key, y, draws: y, **good)
     with pytest.raises(ValueError, match="repeats must be"):
         calibration(keys(1), exact, **good, repeats=10)

@@ -148,7 +148,7 @@ def test_a_mechanism_claims_nothing_beyond_its_sensitivity(release_key):
 def test_a_claim_is_needed(key, flip):
     with pytest.raises(TypeError, match="epsilon must be given"):
         verify(key, flip(1.0), **BIT)
-    with pytest.raises(TypeError, match="delta must come with an epsilon"):
+    with pytest.raises(TypeError, match="delta must be given together with epsilon"):
         verify(key, flip(1.0), delta=0.1, **BIT)
     with pytest.raises(ValueError, match="epsilon"):
         verify(key, flip(1.0), epsilon=-1.0, **BIT)

@@ -198,9 +198,13 @@ def test_losses_of_other_functions_and_relations_are_refused():
     other = accounting.monte_carlo(
         seeded_key(0), lambda key: jax.random.normal(key, dtype="float64"), draws=1000
     )
-    with pytest.raises(TypeError, match=r"must be accounting\.monte_carlo of learning\.part"):
+    with pytest.raises(
+        TypeError, match=r"must be made by accounting\.monte_carlo from learning\.part"
+    ):
         learning.guarantee(state, SAMPLING, delta=1e-2, simulated=other)
-    with pytest.raises(TypeError, match=r"must be accounting\.monte_carlo of learning\.part"):
+    with pytest.raises(
+        TypeError, match=r"must be made by accounting\.monte_carlo from learning\.part"
+    ):
         learning.guarantee(state, SAMPLING, delta=1e-2, simulated=0.5)
     with pytest.raises(ValueError, match="relation must be add-or-remove-one for simulated"):
         learning.guarantee(

@@ -298,7 +298,7 @@ def test_another_strategy_does_not_go_on_with_a_state():
     ]
     found, state = noises[0].update(total(np.ones(DIMS)), noises[0].init(PARAMETERS))
     assert np.isfinite(flat(found)).all()
-    with pytest.raises(ValueError, match="one of another strategy"):
+    with pytest.raises(ValueError, match="a state of another strategy"):
         noises[1].update(total(np.ones(DIMS)), state)
     # A file brings arrays alone, without the strategy.
     arrays, structure = jax.tree.leaves(state), jax.tree.structure(noises[1].init(PARAMETERS))
@@ -402,16 +402,16 @@ def test_noise_in_floats_promises_nothing():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: learning.toeplitz_strategy([0.0, 1.0], steps=4), "diagonal above 0"),
-        (lambda: learning.toeplitz_strategy([-1.0], steps=4), "diagonal above 0"),
-        (lambda: learning.toeplitz_strategy([1e-9, 1.0], steps=4), "diagonal above 0"),
-        (lambda: learning.toeplitz_strategy([0.0], steps=4), "diagonal above 0"),
+        (lambda: learning.toeplitz_strategy([0.0, 1.0], steps=4), "diagonal entries above"),
+        (lambda: learning.toeplitz_strategy([-1.0], steps=4), "diagonal entries above"),
+        (lambda: learning.toeplitz_strategy([1e-9, 1.0], steps=4), "diagonal entries above"),
+        (lambda: learning.toeplitz_strategy([0.0], steps=4), "diagonal entries above"),
         (lambda: learning.toeplitz_strategy([1.0, np.inf], steps=4), "finite"),
         (lambda: learning.toeplitz_strategy([1.0, np.nan], steps=4), "finite"),
         (lambda: learning.toeplitz_strategy([[1.0]], steps=4), "one axis"),
         (lambda: learning.toeplitz_strategy([], steps=4), "bands"),
         (lambda: learning.toeplitz_strategy([1.0], steps=0), "steps"),
-        (lambda: learning.banded_strategy([[1.0, 2.0], [0.0, 1.0]]), "diagonal above 0"),
+        (lambda: learning.banded_strategy([[1.0, 2.0], [0.0, 1.0]]), "diagonal entries above"),
         (lambda: learning.banded_strategy([1.0, 2.0]), "shape"),
         (lambda: learning.cyclic_sampling(40, groups=41, batch_size=1), "groups"),
         (lambda: learning.cyclic_sampling(40, groups=4, batch_size=11), "batch_size"),

@@ -126,7 +126,7 @@ def test_a_second_training_shares_the_program(keys, cheap):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"epochs": 3}, "at least the 18 steps of the training, got one of 12"),
+        ({"epochs": 3}, "at least the 18 steps of the training, got 12"),
         ({"batch_size": None}, "one of batch_size and sampling must be given"),
         ({"sampling": learning.poisson_sampling(N, batch_size=10)}, "one of batch_size and"),
         (
@@ -138,7 +138,7 @@ def test_a_second_training_shares_the_program(keys, cheap):
                 "sampling": learning.cyclic_sampling(61, groups=3, batch_size=10),
                 "batch_size": None,
             },
-            "of the 60 slots of the database",
+            "from the 60 slots of the database",
         ),
         ({"batch_size": 30}, "batch_size must be at most n / groups = 20"),
     ],

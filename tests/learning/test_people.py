@@ -50,7 +50,9 @@ def test_people_stand_in_the_order_of_their_first_rows_and_have_an_order_of_thei
     array = np.array([[7.0, 1.0, 2.0], [7.0, 3.0, 4.0]])
     found = queries.padded_people(array, person=0, rows=2, capacity=1)
     assert found.records["rows"].tolist() == [[[1, 2], [3, 4]]]
-    with pytest.raises(ValueError, match="capacity must be enough for every database, got 2 for 3"):
+    with pytest.raises(
+        ValueError, match="capacity must be enough for every database, got capacity=2 for 3"
+    ):
         people(capacity=2)
 
 
@@ -101,8 +103,8 @@ def test_a_training_on_people_says_whom_it_protects():
     assert found.guarantee.epsilon == same.guarantee.epsilon
     np.testing.assert_array_equal(found.value, same.value)
     for wrong, message in (
-        ({"person": "id", "rows": 2}, "rows and most_people must be given"),
-        ({"rows": 2}, "person must name the column of ids"),
+        ({"person": "id", "rows": 2}, "must be given with person"),
+        ({"rows": 2}, "person must name the column of people"),
     ):
         with pytest.raises(TypeError, match=message):
             learning.fit(key, loss, W, database=TABLE, **wrong, **how)

@@ -174,7 +174,10 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
     ):
         with pytest.raises(error, match=message):
             tuned(keys(1), fit_one, **{"candidates": (0.1,), **settings})
-    with ledger_at(tmp_path), pytest.raises(ValueError, match="instead of `with ledger`"):
+    with (
+        ledger_at(tmp_path),
+        pytest.raises(ValueError, match="instead of opening it by `with ledger`"),
+    ):
         tuned(keys(1))
     with pytest.raises(dpjax.BudgetExceededError):
         tuned(keys(1), ledger=dpjax.Ledger(tmp_path / "small", epsilon=0.01, delta="1e-3"))

@@ -95,7 +95,7 @@ def test_a_new_ledger_is_under_the_relation_of_its_table(opened):
     table(ledger).count(epsilon=0.1)
     assert ledger.relation is opened().relation is ADD
     assert ledger.spent.epsilon == 0.1
-    with pytest.raises(ValueError, match="relation must be that of the ledger"):
+    with pytest.raises(ValueError, match="the relation of the ledger"):
         table(ledger, relation=REPLACE)
     with pytest.raises(ValueError, match="relation must be"):
         opened(relation=REPLACE)
@@ -105,7 +105,7 @@ def test_a_ledger_under_another_relation_is_refused(opened):
     ledger = opened(relation=REPLACE)
     with pytest.raises(ValueError, match=r"relation=dpjax\.NeighboringRelation\.REPLACE_ONE"):
         table(ledger)
-    with ledger, pytest.raises(ValueError, match="relation must be that of the ledger"):
+    with ledger, pytest.raises(ValueError, match="the relation of the ledger"):
         table()
     assert table(ledger, relation=REPLACE).relation is REPLACE
     assert ledger.spent.epsilon == 0
@@ -136,7 +136,7 @@ REFUSED = {
     "no column": (ValueError, "column", lambda t: t.count(where=lambda r: r["y"] > 0, epsilon=1)),
     "nothing": (
         ValueError,
-        "must use a column",
+        "must depend on a column",
         lambda t: t.count(where=lambda r: True, epsilon=1),
     ),
 }

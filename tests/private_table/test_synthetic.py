@@ -389,7 +389,7 @@ def test_what_is_wrong_is_refused_by_name():
     refused("keys of column 'k' must be numbers", TypeError, keys={**CELLS["keys"], "k": ["a"]})
     refused("rows must be an integer of at least 1", rows=0)
     refused("workload must hold sets of the columns", workload=[("site", "z")])
-    refused("workload must hold at least one set", workload=[])
+    refused("workload must contain at least one set", workload=[])
     refused("weight of a workload must be", workload={("site",): -1.0})
     refused(
         "most_cells must be at least 5, the largest number of cells of a column, got 2",

@@ -256,7 +256,7 @@ def test_a_sort_by_equal_records_depends_on_slots():
     def target(d):
         return lax.sort([d.records[:, 0], d.records[:, 1]], num_keys=1)[1][0]
 
-    with pytest.raises(dpjax.proving.NoProofError, match="sorted by their slots"):
+    with pytest.raises(dpjax.proving.NoProofError, match="in the order of their slots"):
         dpjax.prove_sensitivity(
             target, records, bounds=(0, 1), norm="l1", relation=ADDED
         )  # fmt: skip

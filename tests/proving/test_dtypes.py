@@ -123,7 +123,7 @@ def bound(target, records, bounds, relation=REPLACED):
     except (NoProofError, TypeError, ValueError) as refusal:
         if "implicit dtype promotion" in str(refusal):  # The test itself is at fault.
             raise
-        return 0.0 if "no record moves it" in str(refusal) else np.nan
+        return 0.0 if "no record changes its value" in str(refusal) else np.nan
 
 
 def farthest(target, rows):

@@ -110,7 +110,7 @@ def proved(target, bounds):
     except NoProofError:
         return None
     except ValueError as error:
-        if "no record moves it" not in str(error):
+        if "no record changes its value" not in str(error):
             raise
         return 0.0
 

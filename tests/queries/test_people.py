@@ -280,7 +280,9 @@ def test_noise_of_a_query_of_rows_is_refused():
     query = PEOPLE(COUNT, rows=1)
     slots = queries.padded_records({"id": np.arange(3)}, capacity=4)
     private = dpjax.privatize(query, dpjax.laplace(COUNT.sensitivity(relation=ADD), 1.0))
-    with pytest.raises(ValueError, match=r"unit of this target, 'person \(id\)', got one for 'rec"):
+    with pytest.raises(
+        ValueError, match=r"unit of this target, 'person \(id\)', got a sensitivity for 'rec"
+    ):
         private(dpjax.random.seeded_key(0), slots)
 
 
@@ -290,7 +292,10 @@ REFUSED = {
         lambda: PEOPLE(PEOPLE(COUNT, rows=1), rows=1),
         "about rows, got one per p",
     ),
-    "by group of people": (lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD), "apply by first"),
+    "by group of people": (
+        lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD),
+        "Group the rows first",
+    ),
     "no query": (lambda: PEOPLE(len, rows=1), "query must be a Query or scores"),
     "no rows": (lambda: PEOPLE(COUNT, rows=0), "rows must be an integer of at least 1"),
     "no column": (lambda: queries.by_person(COUNT, person=len, rows=1), "person must be the name"),
@@ -302,7 +307,10 @@ REFUSED = {
     ),
     "order": (lambda: PEOPLE(COUNT, rows=1, order=1.5), "order must be the name or index"),
     "a word": (lambda: PEOPLE(COUNT, rows=1, per_person="mean"), "per_person must be"),
-    "of": (lambda: PEOPLE(COUNTS_BY_WARD, rows=1, of="value"), "of must be given to queries.by"),
+    "of": (
+        lambda: PEOPLE(COUNTS_BY_WARD, rows=1, of="value"),
+        "must be left out here, because the query is by group",
+    ),
     "sums": (
         lambda: PEOPLE(COUNTS_BY_WARD, rows=1, of="value", per_person="sum"),
         r"must name the columns that the query is grouped by.*\['ward'\]",

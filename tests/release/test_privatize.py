@@ -73,9 +73,9 @@ def test_a_private_function_says_what_it_is(private):
 
 def test_another_target_is_refused(sampled):
     mechanism = dpjax.laplace(sampled, 1.0)
-    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+    with pytest.raises(ValueError, match="target must be the target that was sampled"):
         dpjax.privatize(lambda database: jnp.sum(database["x"]), mechanism)
-    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+    with pytest.raises(ValueError, match="target must be the target that was sampled"):
         dpjax.privatize(lambda database: 2 * mean(database), mechanism)
     with pytest.raises(TypeError, match="target must be a function"):
         dpjax.privatize(3.0, mechanism)
@@ -259,7 +259,7 @@ def test_sensitivity_sampled_under_x64_is_refused_without(key):
         mechanism = dpjax.laplace(sampled, 1.0)
         release = dpjax.privatize(mean, mechanism)(key, database())
         assert release.value.dtype == "float64"
-    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+    with pytest.raises(ValueError, match="target must be the target that was sampled"):
         dpjax.privatize(mean, mechanism)
 
 
@@ -321,7 +321,7 @@ def test_operation_by_operation_the_target_is_another_one(private_times, key, ke
             private_times(key, TIMES)
         sampled = without_sampling(keys(0), jnp.mean, uniform, N)
         dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))(key, TIMES)
-    with pytest.raises(ValueError, match="target is not the one that was sampled"):
+    with pytest.raises(ValueError, match="target must be the target that was sampled"):
         dpjax.privatize(jnp.mean, dpjax.laplace(sampled, 1.0))
 
 

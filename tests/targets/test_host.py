@@ -174,7 +174,7 @@ def test_a_failure_in_an_oracle_names_the_pair(key):
 
 def test_a_norm_on_the_host_is_refused(key):
     norm = targets.host(lambda d: np.sum(np.abs(d)), output=jnp.zeros(()))
-    with pytest.raises(ValueError, match="norm must be JAX code"):
+    with pytest.raises(ValueError, match="norm must be written in JAX"):
         dpjax.sample_distances(key, lambda d: jnp.mean(d, axis=0), oracle, n=N, norm=norm, m=20)
 
 
