@@ -109,23 +109,23 @@ def interval(
             "no interval is known for this release: "
             + facts.get(
                 "why",
-                "its mechanism was traced, or does not know its error; some mechanisms have a"
-                " method `error` that bounds it",
+                "its mechanism was traced, or does not know its error. If the mechanism has a "
+                "method `error`, use this method to bound the error",
             )
         )
     value, measured = jax.tree.map(np.asarray, (value, accuracy.measured))
     if at_least is not None:
         if accuracy.kind != "quantiles" or measured["n"] is not None:
             raise ValueError(
-                "at_least must be None for this release: it is only for quantiles of records whose"
-                " number is private"
+                "at_least must be None for this release, because it is only for quantiles of a "
+                "private number of records"
             )
         groups = measured["numbers"].shape[:-1]
         known = _checks.host_numbers("at_least", at_least).astype(np.float64)
         if known.shape not in ((), groups) or np.isnan(known).any():
             raise ValueError(
-                f"at_least must be one number, or one for each of the groups {groups}, got"
-                f" {_checks.shown(at_least)}"
+                "at_least must be one number, or an array with a number for each of the groups "
+                f"{groups}, got {_checks.shown(at_least)}"
             )
         measured = {**measured, "n": np.broadcast_to(known, groups)}
     ends = _INTERVALS[accuracy.kind](value, measured, facts, confidence, simultaneous)

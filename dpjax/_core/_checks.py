@@ -63,7 +63,7 @@ def is_traced(value: object) -> bool:
 
 
 def any_traced(*trees: PyTree) -> bool:
-    """Whether a leaf of these trees is known only when the compiled program runs."""
+    """Whether some leaf of these trees is a tracer, known only when the compiled program runs."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
@@ -71,8 +71,8 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Array
     if is_traced(value):
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.number):
             raise ValueError(
-                f"{name} must be {expected}, got a traced {value.dtype} of shape {value.shape};"
-                " use jax.vmap for a grid of values"
+                f"{name} must be {expected}, got a traced {value.dtype} of shape {value.shape}: "
+                "to use several values, map over them by jax.vmap"
             )
         value = value.astype(compute_dtype(value.dtype))
         return jnp.where(valid(value), value, jnp.nan)
@@ -150,7 +150,8 @@ def host_only(name: str, value: Value, instead: str) -> None:
     """Refuses a traced value, because the calling code runs on the host."""
     if is_traced(value):
         raise TypeError(
-            f"{name} runs on the host, not inside jit or vmap: inside of them, use {instead}"
+            f"{name} runs on the host, so it cannot be called inside of jit or vmap: use "
+            f"{instead} there"
         )
 
 
@@ -183,8 +184,7 @@ def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
     array = host_numbers(name, value)
     if not np.isin(array, (0, 1)).all():
         raise ValueError(
-            f"{name} must be True or False, or 1 or 0, but some numbers in {described(array)} are"
-            " not"
+            f"{name} must be True or False, or 1 or 0, got {described(array)} with other numbers"
         )
     return array.astype(bool)
 
@@ -226,7 +226,7 @@ def real_arrays(
     """Converts every leaf of a pytree to a real JAX array; refuses a pytree without leaves."""
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
-        raise ValueError(f"{name} must hold at least one array, got {shown(tree)}")
+        raise ValueError(f"{name} must contain at least one array, got {shown(tree)}")
     converted = [convert(name, leaf) for leaf in leaves]
     check_not_empty(name, converted)
     return jax.tree.unflatten(structure, converted)
@@ -240,11 +240,12 @@ def check_not_empty(name: str, leaves: list[Any]) -> None:
 
 def refuse_masked(name: str, leaf: object) -> None:
     """Refuses masked arrays: conversion would drop the mask and use the hidden numbers."""
-    # The test looks at attributes, so that it also recognizes masked arrays of other libraries.
+    # Checking for attributes also recognizes masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         raise TypeError(
-            f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion would"
-            " drop the mask and use the hidden numbers; fill in missing numbers by .filled(value)"
+            f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion "
+            "would drop the mask and use the hidden numbers; fill in missing numbers by "
+            ".filled(value)"
         )
 
 
@@ -258,8 +259,8 @@ def refuse_foreign_dtype(name: str, leaf: object) -> None:
     dtype = getattr(leaf, "dtype", None)
     if hasattr(leaf, "to_numpy") and not isinstance(dtype, np.dtype):
         raise TypeError(
-            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which NumPy does"
-            " not have: fill in missing values, and pass .to_numpy() of every column"
+            f"{name} must be arrays, got a {type(leaf).__name__} of dtype {dtype}, which is not "
+            "a NumPy dtype: fill in missing values, and pass .to_numpy() of every column"
         )
 
 
@@ -268,7 +269,7 @@ def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeSt
     # NumPy counts durations among the integers.
     real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
     if not (real or leaf.dtype == bool):
-        raise TypeError(f"{name} must be real numbers or booleans, got dtype {leaf.dtype}")
+        raise TypeError(f"{name} must contain real numbers or booleans, got dtype {leaf.dtype}")
 
 
 def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:

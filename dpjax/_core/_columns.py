@@ -31,8 +31,8 @@ class Numbers:
     Attributes:
         held: the array of the numbers. A 64-bit number is stored as two uint32 words along an
             additional last axis.
-        known: booleans, False for missing numbers; None if the column's dtype cannot represent
-            missing numbers.
+        known: booleans that are False for missing numbers; None if the dtype of the column cannot
+            represent missing numbers.
         of_dtype: the NumPy dtype of the numbers. It may be an integer or boolean dtype even if
             numbers are missing.
     """
@@ -105,7 +105,7 @@ def is_numbers(leaf: PyTree) -> bool:
 
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
-    """Refuses anything but one array of numbers of one of these shapes; None fits any length."""
+    """Refuses anything except one array of numbers of one of these shapes. None fits any length."""
     check_usable(records)
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
@@ -125,7 +125,7 @@ def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -
             ": pass one column, as table[name], or one array with several numbers per record, by"
             " numpy.stack([table[name] for name in names], axis=1)"
         )
-    raise ValueError(f"{name} must be numbers of shape {wanted}, got {found}{remedy}")
+    raise ValueError(f"{name} must be numbers of shape {wanted}, got shape {found}{remedy}")
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
@@ -183,7 +183,7 @@ def for_functions(records: PyTree) -> PyTree:
     return jax.tree.map(one, records, is_leaf=lambda x: hasattr(x, "is_column"))
 
 
-# Integers beyond this count as missing, because Python refuses to print thousands of digits.
+# Larger integers count as missing, because Python refuses to print thousands of digits.
 _LARGEST = 10**400
 
 
@@ -213,7 +213,8 @@ class Texts:
                 f"a column of texts can only be compared with a text, got {_checks.shown(other)}"
             )
         words = other.words
-        if words.ndim < self.words.ndim:  # One text, and a whole column.
+        # `other` is a single text, which is compared with a whole column.
+        if words.ndim < self.words.ndim:
             words = words[(None,) * (self.words.ndim - words.ndim)]
         return jnp.all(self.words == words, axis=-1) & jnp.any(self.words != 0, axis=-1)
 
@@ -263,7 +264,8 @@ def texts(public: Sequence[str]) -> Texts:
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
     """The hashes of strings, as `words` of `Texts`."""
 
-    # Cached because strings repeat in a column. Hashing every row would take longer than a release.
+    # The hashes are cached because strings repeat in a column, and hashing every row would take
+    # longer than a release.
     @functools.cache
     def digest(text: str) -> bytes:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

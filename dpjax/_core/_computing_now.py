@@ -11,7 +11,7 @@ import jax.core
 def computing_now() -> Generator[None]:
     """Carries out operations on known numbers, so that their results are known too.
 
-    `jax.ensure_compile_time_eval` alone does not: in an eager `shard_map`, the result of any
+    `jax.ensure_compile_time_eval` alone is not enough: in an eager `shard_map`, the result of any
     operation is an array of shards. No operation may have a traced operand.
     """
     with jax.ensure_compile_time_eval(), jax.core.eval_context():

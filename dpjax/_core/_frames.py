@@ -100,10 +100,10 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     if isinstance(found, Texts) and not named:
         or_floats = ', or convert it by .astype("float64")' if _holds_objects(leaf) else ""
         raise TypeError(
-            f"{place} must be numbers, got the dtype {dtype_of(leaf)}: convert its texts to their"
-            " positions in a public list, for example by"
-            " pandas.Index(public).get_indexer(column), or pass a table with this column and count"
-            f" its texts by dpjax.queries.by{or_floats}"
+            f"{place} must be numbers, got the dtype {dtype_of(leaf)}: convert its texts to "
+            "their positions in a public list, for example by "
+            "pandas.Index(public).get_indexer(column), or pass a table with this column, and "
+            f"count its texts by dpjax.queries.by{or_floats}"
         )
     return found
 
@@ -262,7 +262,8 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
     known = None
     if isinstance(found, Numbers):
         found, known = found.on_host()
-    # Code -1 selects the appended last entry. It also makes an empty list of categories work.
+    # The code -1 selects this appended last entry, which also exists if the list of categories is
+    # empty.
     found = np.append(found, np.zeros(1, found.dtype))
     there = np.append(np.ones(len(found) - 1, bool) if known is None else known, False)[codes]
     if found.dtype.kind == "f":
@@ -418,7 +419,8 @@ def _first(name: str, tables: Iterable[Any]) -> Any:
     for table in tables:
         return table
     raise ValueError(
-        f"{name} must return an iterator of at least one table, which may have no rows, got none"
+        f"{name} must return an iterator of at least one table (which may have no rows), got an "
+        "iterator of no tables"
     )
 
 

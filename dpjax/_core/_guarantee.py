@@ -63,8 +63,8 @@ class SampledEvent:
         confidence: the probability over the samples that the statement about gamma is true; None
             if the statement is marginal.
         identity: a hash of the sampling. Releases with the same identity share the event.
-        records: how many independently drawn records determine whether a pair is covered; None if
-            all records of the pair may matter.
+        records: the number of independently drawn records that determine whether a pair is covered;
+            None if all records of the pair may matter.
 
     Formal guarantees:
         The guarantees of all releases that share an event fail on the same pairs, so gamma counts
@@ -130,10 +130,10 @@ class Guarantee:
     Formal guarantees:
         The statement above is about one run of the mechanism. `dpjax.accounting` composes the
         guarantees of several runs. When `jit` returns a guarantee, its numbers become float32.
-        They are rounded outward then: epsilon, delta and gamma up, the confidence down. Printed
-        numbers are rounded outward, too, except that a relative difference of 2^-50, the rounding
-        error of float64 sums, is ignored. Traced numbers, and guarantees made by `jax.tree.map` or
-        pickle, are not checked here, but later, when dpjax uses them.
+        This conversion rounds outward: epsilon, delta and gamma up, and the confidence down.
+        Printed numbers are rounded outward, too, except that a relative difference of 2^-50, the
+        rounding error of float64 sums, is ignored. Traced numbers, and guarantees made by
+        `jax.tree.map` or pickle, are not checked here, but later, when dpjax uses them.
 
         Two guarantees are equal if all fields are equal. A guarantee with tracers, or with several
         numbers in a field, is equal only to itself.
@@ -165,7 +165,9 @@ class Guarantee:
         for number in self.replacing or ():
             _check_number("replacing", number, math.inf)
         if not all(isinstance(event, SampledEvent) for event in self.events):
-            raise TypeError(f"events must be SampledEvents, got {_checks.shown(self.events)}")
+            raise TypeError(
+                f"events must be a tuple of SampledEvents, got {_checks.shown(self.events)}"
+            )
 
     def __eq__(self, other: object) -> bool:
         return _same(self, other)
@@ -216,19 +218,28 @@ def _is_here(array: Any) -> bool:
 
 
 def concrete(guarantee: object) -> Guarantee:
-    """A copy with Python floats in its fields; refuses other objects, batches and NaN."""
+    """A copy of a guarantee with Python floats in its fields.
+
+    Refuses other objects, batches and NaN.
+    """
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
     def number(name: str, value: Scalar | None) -> Any:
         if value is None:
-            return None  # The confidence of a marginal statement.
+            return None  # Only the confidence may be None: for a marginal statement.
         if _checks.is_traced(value):
-            raise TypeError(f"guarantee.{name} is traced, but accounting runs on the host")
+            raise TypeError(
+                f"guarantee.{name} must be a concrete number, because accounting runs on the "
+                "host, got a traced value: call it outside of jit and vmap"
+            )
         if np.ndim(value) > 0:
             raise ValueError(f"guarantee.{name} must be one number, got shape {np.shape(value)}")
         if math.isnan(value):
-            raise ValueError(f"guarantee.{name} is NaN: a traced parameter was out of range")
+            raise ValueError(
+                f"guarantee.{name} must not be NaN, which means that a traced parameter was out "
+                "of range: check the mechanism's parameters"
+            )
         return float(value)
 
     # The guarantee is rebuilt field by field, because a subclass may have skipped the checks.

@@ -69,7 +69,10 @@ def _axes(stored: list[Any]) -> tuple[Axis, ...]:
 def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
     """One dict for each number of a release: its labels, the number, and its interval."""
     if hasattr(value, "columns"):
-        raise TypeError("the value of the release is already a table: use release.value")
+        raise TypeError(
+            "release must have numbers as its value, got a table: use release.value, which is "
+            "already a table"
+        )
     for leaf in jax.tree.leaves(value):
         _checks.host_only("to_frame", leaf, "the value")
     if _is_ranking(value):
@@ -109,7 +112,7 @@ def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
     """For each array, the ends of the intervals of its numbers; None if no interval is known."""
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval is known, and the message would say why.
+    except ValueError:  # No interval is known for this release, so the columns for it are left out.
         return [None] * arrays
     return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
 

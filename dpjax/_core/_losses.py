@@ -10,7 +10,8 @@ from dpjax._core import _checks
 # Bounds on rounding errors of dp-accounting: the relative error of sums of 10^5 terms, and the
 # absolute error in delta of its Fourier transforms.
 _ROUNDING, TRANSFORMS = 1e-9, 1e-15
-# Above this epsilon, exponentials would overflow. There, adding epsilons is as tight.
+# Above this epsilon, exponentials would overflow. For such epsilons, the sum of epsilons is an
+# equally tight bound.
 LARGEST_EPSILON = 500.0
 
 

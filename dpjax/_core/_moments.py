@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NOTHING = np.iinfo(np.int64).min  # NumPy's representation of a missing time.
-# How many of these units a second has, and how many seconds these units have. Years and months are
-# not supported, because their lengths vary.
+# For short units, how many of them make a second. For long units, how many seconds they have. Years
+# and months are not supported, because their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
@@ -23,8 +23,7 @@ class _Unit(NamedTuple):
     """A unit in which an error is printed.
 
     Attributes:
-        name: the name of the unit.
-        seconds: its length in seconds.
+        name: the name of the unit. seconds: its length in seconds.
         resolution: NumPy's code for the resolution to which times next to the error are cut.
         step: this resolution, in the unit.
     """
@@ -55,7 +54,7 @@ class Moments:
     kind: str
 
     def number(self, moment: Any) -> float:
-        """Converts a date, time or duration as its column was converted; returns numbers as is.
+        """Converts a date, time or duration as its column was converted; returns numbers unchanged.
 
         A time without a time zone counts as UTC. For a column of dates, a time becomes a fraction
         of a day.
@@ -82,7 +81,7 @@ class Moments:
         """
         numbers = np.asarray(numbers, np.float64)
         unit, per = ("D", 1.0) if self.kind == "dates" else ("us", 1e6)
-        # Larger numbers would not fit into 64-bit integers.
+        # Numbers are clipped, because larger numbers would not fit into 64-bit integers.
         whole = np.clip(np.round(numbers * per), -(2.0**62), 2.0**62)
         known = ~np.isnan(whole)
         integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)

@@ -19,8 +19,8 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
 # A program that was compiled while no ledger was open would release without notifying a ledger that
-# was opened later. So this setting, which is part of the key of JAX's cache, changes while a ledger
-# is open. Then JAX traces the program again, and the release in it raises an error.
+# was opened later. To prevent that, this setting, which is part of the key of JAX's caches, changes
+# while a ledger is open. So JAX traces the program again, and the release in it raises an error.
 _TELLING = jax.make_user_context(False)
 
 
@@ -28,7 +28,7 @@ _TELLING = jax.make_user_context(False)
 class _Block:
     """A `with ledger:` block that is open.
 
-    If `last` is true, it stands for a ledger that pays only if no other budget pays.
+    A block of an open ledger. If `last` is true, the ledger pays only if no other budget pays.
     """
 
     ledger: "OpenLedger"
@@ -92,7 +92,7 @@ class Drawing(NamedTuple):
 
     Attributes:
         mechanism: the mechanism that draws.
-        numbers: how many numbers the value has; each gets noise.
+        numbers: how many numbers the value has. Noise is added to each of them.
     """
 
     mechanism: Any
@@ -109,8 +109,8 @@ class Training(NamedTuple):
 
     Attributes:
         run: the steps, as `accounting` describes them.
-        noise_multiplier: of every step.
-        parameters: shapes and dtypes of the result.
+        noise_multiplier: the noise multiplier of every step.
+        parameters: the shapes and dtypes of the trained parameters.
     """
 
     run: Any
@@ -129,8 +129,8 @@ class Payment(NamedTuple):
             name.
         drawing: the draw, which may cost less than the guarantee; None if the release is not a
             single draw.
-        training: the steps of a training, whose best of several runs costs less than the guarantee
-            implies; None if the release is no training.
+        training: the steps of a training. They are needed because the best of several trainings
+            costs less than their guarantees imply. None if the release is not a training.
     """
 
     key: Key | None
@@ -279,8 +279,9 @@ def refuse_traced(used: PyTree) -> None:
     """Refuses a release inside of `jit` or `vmap`, which could run many times with one key."""
     if _checks.is_staging() or _checks.any_traced(used):
         raise TypeError(
-            "a ledger records keys on the host, not inside jit or vmap, where many releases may use"
-            " one key: inside of jit, use jax.debug_key_reuse"
+            "a ledger records keys on the host, and refuses releases inside of jit or vmap, "
+            "where many releases may use one key: release outside of jit, or close the ledger "
+            "and use jax.debug_key_reuse"
         )
 
 

@@ -14,7 +14,7 @@ from dpjax._core._types import Database, Value
 class Proof:
     """The steps of a proof, as text.
 
-    All proofs compare equal, so that JAX's caches ignore them.
+    The steps of a proof. All proofs compare as equal, so that JAX's caches ignore them.
 
     Attributes:
         steps: one line for each step.
@@ -56,7 +56,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The bound that every coordinate is in [low, high], or missing.
+    """A bound on records: every coordinate is in [low, high], or missing.
 
     Attributes:
         low: a public number that the dtype of the array can represent.
@@ -90,7 +90,7 @@ class Interval:
         if jnp.issubdtype(x.dtype, jnp.floating):
             tiny = float(np.finfo(x.dtype).tiny)
             x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
-        # For NaN, the outer condition is false, so NaN becomes `low`.
+        # If x is NaN, the outer condition is false, so NaN becomes `low`.
         inside = jnp.where(x >= low, jnp.where(x <= high, x, high), low)
         if not self.missing:
             return inside
@@ -99,7 +99,7 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Ball:
-    """The bound that the l2 norm of a record, within an array, is at most a radius.
+    """A bound on records: in each array, the l2 norm of a record is at most a radius.
 
     Attributes:
         radius: a public number from 2^-40 to 2^40.
@@ -124,7 +124,7 @@ class Ball:
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """The bound that every coordinate is one of a few numbers.
+    """A bound on records: every coordinate is one of a few numbers.
 
     Attributes:
         values: public numbers that the dtype of the records can represent.
@@ -172,7 +172,7 @@ class RecordBounds:
     def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
         """The target composed with `clamp`.
 
-        The sensitivity is proved for this function, and releases evaluate this function.
+        The target on clamped records. The proof is about this function, and releases evaluate it.
         """
 
         @functools.wraps(target, updated=())

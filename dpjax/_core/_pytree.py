@@ -35,10 +35,10 @@ def down(**options: Any) -> Any:
 def frozen_pytree(cls: type[T]) -> type[T]:
     """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
 
-    Instances are compared by identity: an `__eq__` over arrays would make them unhashable, and
-    `jit(instance)` would fail. JAX runs `__post_init__` at every unflatten, so checks belong in a
-    factory function. Only a class with fields that are `up()` or `down()` may have checks in
-    `__post_init__`, because its unflatten does not run `__post_init__`.
+    Instances are compared by identity. An `__eq__` that compares arrays would make instances
+    unhashable, and `jit(instance)` would fail. JAX runs `__post_init__` at every unflatten, so
+    checks belong in a factory function. Only a class with fields that are `up()` or `down()` may
+    have checks in `__post_init__`, because its unflatten does not run `__post_init__`.
     """
     frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
@@ -52,8 +52,8 @@ def frozen_pytree(cls: type[T]) -> type[T]:
 def made_by_factory(cls: type[T]) -> type[T]:
     """A `frozen_pytree` whose constructor raises: a factory function makes instances by `made`.
 
-    The fields must fit together, so users must not set them one by one. The class needs a field
-    that is `up()` or `down()`, because only then unflattening does not run the constructor.
+    The fields must fit together, so users must not set single fields. The class needs a field that
+    is `up()` or `down()`, because only for such classes unflattening skips the constructor.
     """
 
     def refuse(self: object) -> None:
@@ -110,7 +110,7 @@ def made(cls: type[T], *parts: Any, **named: Any) -> T:
 
 
 def changed(value: T, **fields: Any) -> T:
-    """Copies an instance with some fields changed, also without checks."""
+    """Copies an instance with some fields changed. Like `made`, it checks nothing."""
     return made(type(value), **(vars(value) | fields))
 
 

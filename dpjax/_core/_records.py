@@ -53,8 +53,8 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     # converting each leaf would take long.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
-            f"{wanted}, got {_checks.described(tree)}; if it is a list of numbers, pass"
-            " numpy.asarray(it)"
+            f"{wanted}, got {_checks.described(tree)}; convert a list of numbers to an array by "
+            "numpy.asarray first"
         )
 
     def converted(path: tuple[object, ...], leaf: PyTree) -> PyTree:
@@ -70,7 +70,7 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     (n,) = sizes
     if isinstance(records, PaddedRecords):
         present = records.present
-        # With more booleans than slots, a record would count more than once.
+        # If there were more booleans than slots, a record could count more than once.
         if (is_column(present) and not is_numbers(present)) or present.shape != (n,):
             raise ValueError(
                 f"present must be one boolean for each of {n} slots, got"
@@ -84,7 +84,7 @@ def _refuse_nothing(name: str, tree: Database) -> None:
     """Refuses a database without arrays, naming the dtype of a column if there is one."""
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
         check_usable(leaf)
-    raise ValueError(f"{name} must hold at least one array, got {_checks.shown(tree)}")
+    raise ValueError(f"{name} must contain at least one array, got {_checks.shown(tree)}")
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
@@ -170,7 +170,8 @@ def check_padded(database: Database) -> None:
         )
 
 
-# Records in several chunks, which a query adds up one by one, so that memory suffices.
+# Databases whose records are stored in several parts. A query adds up the parts one by one, so that
+# each fits into memory.
 
 
 T = TypeVar("T")
@@ -199,7 +200,7 @@ class Parts:
 class Summed:
     """Totals that a query has added up over all parts, and accepts in place of the records.
 
-    The totals are as private as the records.
+    The totals are private data, like the records.
 
     Attributes:
         totals: the totals.
@@ -212,7 +213,7 @@ class Summed:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unsummed:
-    """A pass over all parts, which has not run yet. It runs only after a ledger has paid.
+    """A computation over all parts that has not run yet. It runs only after a ledger has paid.
 
     Attributes:
         shapes: the shapes and dtypes of the result.
@@ -228,5 +229,5 @@ class AddsUp(Protocol):
     """A target whose value is a function of totals, which can be added up part by part."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The pass that adds up the totals of these parts."""
+        """The computation that adds up the totals of these parts."""
         ...

@@ -51,7 +51,7 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
         return repr(value)
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval is known, and the message would say why.
+    except ValueError:  # No interval is known for this value, so it is printed without an interval.
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
     texts = jax.tree.map(_printer(labels), centers, low, high)
@@ -106,8 +106,8 @@ def _rounded(number: float, step: float, rounding: Callable[[float], int]) -> st
     """A number as a multiple of a power of ten."""
     if step == 0:
         return f"{number:g}"
-    # If the quotient is an integer up to the rounding error of the division, it counts as an
-    # integer, and rounding outward must not change it.
+    # If the quotient is an integer up to the rounding error of the division, it is treated as this
+    # integer, so that rounding outward does not change it.
     times = number / step
     near = round(times)
     whole = near if abs(times - near) < 1e-9 * max(1, abs(times)) else rounding(times)
@@ -124,8 +124,9 @@ def _array(center: np.ndarray, step: float) -> str:
     return f"[{' '.join(flat[:3])} ...] of shape {center.shape}"
 
 
-# In format 1, which is not read any more, values of sums were integers. Format 3 has a privacy unit
-# other than a record. Older versions of dpjax read format 2 and would ignore the unit.
+# Format 2 is for guarantees about records. Format 3 is for other privacy units: older versions of
+# dpjax, which read only format 2, would ignore the unit. Format 1, in which sums were integers, is
+# not supported any more.
 _OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -175,13 +176,16 @@ def restored(
     parts = {name: part for name, part in saved.items() if name != "sha256"}
     if set(parts) - {"labels", "training"} != set(_PARTS) or saved["sha256"] != _digest(parts):
         raise ValueError(
-            "saved was changed after Release.to_dict made it, or lost a part: its guarantee cannot"
-            " be trusted. Save the release again"
+            "saved must be unchanged since Release.to_dict made it, but its sha256 does not "
+            "match, so its guarantee cannot be trusted. Save the release again"
         )
     try:
         about = parts["accuracy"]
         if not is_kind(about["kind"]):
-            raise ValueError(f"accuracy is of the unknown kind {_checks.shown(about['kind'])}")
+            raise ValueError(
+                f"accuracy must be of a known kind, got {_checks.shown(about['kind'])}: it may "
+                "come from a newer version of dpjax"
+            )
         return (
             tree_from_json(parts["value"]),
             guarantee_from_json(parts["guarantee"]),
@@ -227,7 +231,8 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
         raise ValueError(
-            "the gamma of the guarantee is smaller than the gamma of one of its events"
+            "the gamma of a guarantee must be at least the gamma of each of its events, got a "
+            "smaller gamma"
         )
     if any(_is_weaker(event.confidence, guarantee.confidence) for event in guarantee.events):
         raise ValueError(
@@ -299,7 +304,7 @@ def _array_from_json(stored: dict[str, Any]) -> jax.Array | np.ndarray:
 def _check_real(dtype: np.dtype) -> None:
     kinds = (jnp.integer, jnp.floating, jnp.bool_)
     if not any(jnp.issubdtype(dtype, kind) for kind in kinds):
-        raise TypeError(f"value must hold real numbers, got an array of dtype {dtype}")
+        raise TypeError(f"value must contain real numbers, got an array of dtype {dtype}")
 
 
 def _number_to_json(number: Any) -> Any:
@@ -316,7 +321,7 @@ def _number_from_json(stored: Any) -> Any:
         return _NOT_FINITE[stored]
     if stored is None or isinstance(stored, (bool, int, float)):
         return stored
-    raise TypeError(f"expected a number, got {_checks.shown(stored)}")
+    raise TypeError(f"saved must contain a number here, got {_checks.shown(stored)}")
 
 
 def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
@@ -373,7 +378,7 @@ class Release:
         simultaneous: bool = False,
         at_least: ArrayLike | None = None,
     ) -> Ends:
-        """An interval around each number of the release that contains the truth.
+        """For each number of the release, an interval that contains the true number.
 
         The truth is the number without noise, for this database with its records clamped to the
         public bounds. As an estimate for a larger population, the release also has a sampling

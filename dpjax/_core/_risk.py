@@ -16,7 +16,8 @@ from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_los
 # Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
 # dpjax. The certificates in `random/_lattice.py` are smaller.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
-# If the number of noisy coordinates is unknown, the tables are charged for this many.
+# If the number of noisy coordinates is unknown, the errors of the noise tables are charged for this
+# many coordinates.
 MOST_DIMS = 2**20
 # The number of points of a privacy profile. Each point gives a valid bound, so more points only
 # tighten the result.
@@ -31,15 +32,15 @@ Basis = Literal["losses", "epsilon and delta"]
 class Risk:
     """Bounds on what any attack can learn about one record from releases.
 
-    The bounds are true for the worst pair of neighboring databases, and for an attacker who knows
-    all other records. They use the whole distribution of the privacy loss, so they are tighter than
+    The bounds hold for the worst pair of neighboring databases, and for an attacker who knows all
+    other records. They use the whole distribution of the privacy loss, so they are tighter than
     bounds computed from a single epsilon and delta.
 
     Attributes:
         epsilons: numbers in ascending order. The first one is 0.
         deltas: for each epsilon, an upper bound on the least delta with (epsilon, delta)-DP.
         basis: "losses" if the loss distribution of every release is known; otherwise "epsilon and
-            delta", because for some release only its guarantee is known.
+            delta", because only the guarantee is known for some release.
         relation: which databases are neighbors.
         gamma: the fraction of pairs that sampled sensitivities do not cover.
 
@@ -47,7 +48,7 @@ class Risk:
         Each (epsilon, delta) gives two lines below the trade-off curve: a test with the false
         positive rate x has a false negative rate of at least 1 - delta - e^epsilon x and of at
         least e^-epsilon (1 - delta - x). Methods use the best line, so a coarse grid is valid.
-        Results are rounded toward more risk. If gamma is above 0, they are true for all pairs
+        Results are rounded toward more risk. If gamma is above 0, the results hold for all pairs
         except this fraction.
     """
 
@@ -95,7 +96,7 @@ class Risk:
 
         Raises:
             TypeError: if the prior is not a number.
-            ValueError: if it is out of range.
+            ValueError: if the prior is out of range.
         """
         prior = float(_checks.finite("prior", prior))
         if not 0 <= prior <= 1:
@@ -195,7 +196,7 @@ def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
 def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
     """The risk of a release, if only its epsilon and delta are known.
 
-    It is the risk of randomized response that reveals everything with probability delta, which
+    This is the risk of randomized response that also reveals everything with probability delta. It
     dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).
     """
     epsilons = np.linspace(0.0, epsilon, 64)

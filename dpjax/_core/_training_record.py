@@ -20,7 +20,8 @@ class TrainingRecord:
         slots: the public number of slots for records.
         rate: the probability that a record is in a batch of its group or bin.
         capacity: the number of slots of a batch.
-        groups: a record may join one of this many consecutive batches, that of its group or bin.
+        groups: the number of groups or bins. Of this many consecutive batches, a record may join
+            only the batch of its group or bin.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.
@@ -60,7 +61,8 @@ class TrainingRecord:
         return cls(**{**stored, "clip_norm": norms, "versions": versions})
 
 
-# The rooms above compute risks. The first entry does so for a training with a guarantee.
+# Packages that import this one compute risks. The first entry is a function that computes the risk
+# of a training from its record and guarantee.
 RISK_OF_TRAINING: list[Callable[[TrainingRecord, Guarantee], Risk]] = []
 
 

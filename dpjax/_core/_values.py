@@ -126,8 +126,8 @@ class Sensitivity:
             bound.
         positions: which record of a pair was changed: "last", "average" or "each".
         chunk_size: pairs in a chunk; distances are reproducible for one chunk size and backend.
-        deciding_records: how many independently drawn records determine the distance of a pair;
-            None if all records of the pair may matter.
+        deciding_records: the number of independently drawn records that determine the distance of a
+            pair; None if all records of the pair may matter.
         zero_allowed: whether a value of 0, and so a release without noise, was explicitly allowed.
         identity: a hash of the sampling: key, target, oracle, norm and operating point; None for a
             bound.
@@ -193,7 +193,10 @@ class Sensitivity:
             ValueError: if no proof is known.
         """
         if self.proof is None:
-            raise ValueError("no proof is known: try dpjax.prove_sensitivity")
+            raise ValueError(
+                "sensitivity must have a proof to be explained, got a sensitivity without a "
+                "proof: try dpjax.prove_sensitivity"
+            )
         return self.proof.explained()
 
     def __repr__(self) -> str:
@@ -317,7 +320,7 @@ class KnowsSensitivity(abc.ABC):
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound is true of the integers inside a release, but not of the value."""
+        """Whether the bound holds for the integers inside a release, but not for the value."""
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:

@@ -5,7 +5,7 @@ has changed. So dpjax traces functions again at every call, which takes millisec
 functions need no second trace. The first kind is functions of the user that use only functions of
 JAX, close over no variables, and have no defaults. The second kind is targets and oracles of dpjax
 that consist of such functions and of numbers. All other functions count as unknown, because a wrong
-guess would give a wrong guarantee.
+guess could make a guarantee false.
 
 The *contents* of a function are a hashable value. If two functions have equal contents, they
 compute the same results.
@@ -73,16 +73,17 @@ _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein",
 )
-# Types of values that never change.
+# Types whose values can never change.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
-_LONGEST = 16  # Reading longer tuples could take longer than a trace.
+# Tuples longer than this are not read, because reading them could take longer than a trace.
+_LONGEST = 16
 # Suffixes of the names of bytecode instructions that assign outer variables, import modules, or
 # define classes, in all versions of Python.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
 class _UnknownError(Exception):
-    """Raised if a part of the function may change later."""
+    """Raised if something that the function uses may change later."""
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
@@ -168,7 +169,7 @@ def _contents(value: Any) -> Hashable:
     kind = type(value)
     if kind in (bool, int, str, types.NoneType):
         return kind, value
-    if kind is float:  # Compared by bits, because 0.0 == -0.0, and NaN != NaN.
+    if kind is float:  # Floats are compared by their bits, because 0.0 == -0.0, and NaN != NaN.
         return kind, struct.pack("<d", value)
     if kind is tuple and len(value) <= _LONGEST and not any(type(x) is tuple for x in value):
         return kind, *map(_contents, value)

@@ -122,7 +122,7 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
 
     @OneByOne
     def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
-        if not mapped[1]:  # With one kernel, `vmap` only makes the batch longer.
+        if not mapped[1]:  # If all lanes share the kernel, `vmap` only makes the batch longer.
             return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
         if not mapped[0]:
             return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
@@ -140,9 +140,8 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
 # threads, no thread is left for the tasks, which is a deadlock. A call for one matrix is never
 # split.
 #
-# jaxlib 0.11.1 and 0.11.2 did not hang in our runs. When dpjax needs jaxlib 0.11.1 or later on
-# every Python that it supports, LAPACK calls need no replacement. Convolutions still need
-# `OneByOne`.
+# jaxlib 0.11.1 and 0.11.2 did not hang in our runs. Once dpjax requires jaxlib 0.11.1 or later on
+# every version of Python, this replacement can be removed. Convolutions still need `OneByOne`.
 
 
 class OneByOne(functools.partial[Any]):
@@ -153,7 +152,7 @@ def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
     """A function that calls `call`, with a rule for `vmap`."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
-    # `custom_vmap` has no reverse-mode derivatives. So derivatives are taken of `call` itself.
+    # `custom_vmap` has no reverse-mode derivatives. So derivatives are computed from `call` itself.
     differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
     return differentiable
@@ -336,7 +335,7 @@ def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
     """The larger or smaller of two numbers; NaN if one of them is NaN."""
     x, y = jnp.broadcast_arrays(x, y)
     further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
-    # 0.0 counts as larger than -0.0.
+    # In an extremum, 0.0 counts as larger than -0.0.
     first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
     return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
 

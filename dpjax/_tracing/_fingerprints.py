@@ -47,7 +47,7 @@ class _Sink:
 
     Attributes:
         pieces: the pieces, in order.
-        fixed: whether only the numbers in arrays can change, and nothing else in the encoding.
+        fixed: whether nothing in the encoding can change except the numbers in arrays.
     """
 
     def __init__(self):
@@ -71,19 +71,20 @@ def digest(*parts: object) -> str:
 def _encode(sink: _Sink, value: Any) -> None:
     """Adds a value to the encoding, with a tag for its kind, and its length if it has one."""
     text: str | None = None
-    if type(value) in _BY_TEXT:  # This case is first because it is the most frequent.
+    if type(value) in _BY_TEXT:  # This most frequent case comes first.
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
     elif type(value) in _TYPES_BY_TEXT:
         text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
-        sink.update(struct.pack("<d", value))  # NaNs with different bits have the same `repr`.
+        # NaN is encoded by its bits, because NaNs with different bits have the same `repr`.
+        sink.update(struct.pack("<d", value))
     elif isinstance(value, (str, int, float)):
         text = repr(value)
     elif isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-        # From jax 0.11 on, both names are the same class. Before, only a `ClosedJaxpr` has
-        # constants.
+        # Since jax 0.11, `ClosedJaxpr` and `Jaxpr` are the same class. In older versions, only a
+        # `ClosedJaxpr` has constants.
         jaxpr, constants = parts(value)
         _encode_jaxpr(sink, jaxpr)
         _encode(sink, tuple(constants))
@@ -117,7 +118,7 @@ def _encode(sink: _Sink, value: Any) -> None:
 
 
 def _of_parameter(sink: _Sink, value: object) -> str:
-    """The `repr` of a parameter; a hash if it contains an address, or the value is callable."""
+    """The `repr` of a parameter; a hash if the `repr` has an address, or the value is callable."""
     text = repr(value)
     if " at 0x" in text or callable(value):
         sink.fixed = False
@@ -215,8 +216,8 @@ def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
         encode_atoms(equation.invars)
         parameters = equation.params.items()
         _encode(sink, {name: x for name, x in parameters if name not in _IGNORED_PARAMETERS})
-        # The settings of surrounding `with` statements that can affect results. Precisions and
-        # dtypes are already encoded, as parameters and types.
+        # Encode the settings of surrounding `with` statements that can affect results. Precisions
+        # and dtypes are already encoded, as parameters and types.
         context: Any = equation.ctx
         metadata = dict(context.xla_metadata or {})
         _encode(sink, (context.threefry_partitionable, context.compute_type, metadata))

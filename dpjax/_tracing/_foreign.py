@@ -53,9 +53,10 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
         unknown = foreign - _primitives_in(installed) if level < _MOST_NESTED else foreign
         if unknown:
             raise ValueError(
-                f"{name} must be made of JAX's own primitives or primitives of installed packages,"
-                f" got {sorted(primitive.name for primitive in unknown)}: dpjax cannot check what"
-                " these compute, alone or under jax.vmap. Call functions of JAX instead"
+                f"{name} must be made of JAX's own primitives or primitives of installed "
+                f"packages, got {sorted(primitive.name for primitive in unknown)}: dpjax cannot "
+                "check what these primitives compute, alone or under jax.vmap. Call functions "
+                "of JAX instead"
             )
         again = jax.make_jaxpr(lambda *xs, program=traced: replaced(program, xs, _computed))
         traced = again(*specs(traced.in_avals))

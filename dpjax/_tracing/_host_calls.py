@@ -1,6 +1,6 @@
 """Calls of Python code on the host from compiled programs: interruptions and error messages.
 
-Code on the host runs in a thread of its own. Python delivers Ctrl-C to the main thread. If the code
+Code on the host runs in a separate thread. Python delivers Ctrl-C to the main thread. If the code
 ran in the main thread, it could catch KeyboardInterrupt, and dpjax would not notice it.
 
 If a target on the host fails on a sampled database, the error should say which one. But an error on
@@ -52,16 +52,18 @@ class StoppedError(RuntimeError):
 
 
 def aside(function: Callable[[Callable[[], bool]], T]) -> T:
-    """Calls a function in a thread of its own, and returns its value.
+    """Calls a function in a separate thread, and returns its value.
 
-    An interruption ends the wait at once. The thread then continues, but nobody reads its result.
+    An interruption ends the wait at once. The thread continues after that, but its result is
+    ignored.
 
     Args:
         function: takes a function that returns whether the result is still wanted.
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
-        StoppedError: if an interruption elsewhere stopped all calls, even finished ones.
+        StoppedError: if an interruption elsewhere stopped all calls, including calls that had
+            finished.
     """
     began, result = _stops, futures.Future[T]()
 
@@ -85,7 +87,9 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
         _stop()
         raise
     if not wanted():
-        raise StoppedError("host target was stopped, because another call was interrupted")
+        raise StoppedError(
+            "target on the host was stopped, because another of its calls was interrupted"
+        )
     return result.result()
 
 
@@ -138,7 +142,8 @@ def _raises(look: Callable[[], object]) -> bool:
 
 
 def _heard_ctrl_c() -> bool:
-    with contextlib.suppress(OSError):  # No signal has arrived, or the socket is closed.
+    # The call raises OSError if no signal has arrived, or if the socket is closed.
+    with contextlib.suppress(OSError):
         return _ear is not None and signal.SIGINT in _ear.recv(_MOST_SIGNALS)
     return False
 
@@ -176,8 +181,8 @@ def ended_when_stopped(
 def _stop() -> None:
     global _stops
     with _LOCK:
-        # The counter is raised before anything is ended. So when a subprocess ends, its call can
-        # tell that it was stopped.
+        # The counter is increased before any subprocess is ended. So when a subprocess ends, the
+        # call that waits for it can tell that it was stopped.
         _stops += 1
         for end in tuple(_ends):
             end()
@@ -229,7 +234,7 @@ def fail(origins: np.ndarray, reason: str) -> NoReturn:
     role, first = (int(number) for number in origins[0])
     last = int(origins[-1][1])
     pairs = f"pair {first}" if len(origins) == 1 else f"one of the pairs {first} to {last}"
-    raise HostError(f"host target failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
+    raise HostError(f"target on the host failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
 # The last interruption: the text that XLA passes on, and the exception itself.
@@ -250,7 +255,8 @@ def host_errors() -> Generator[None, None, None]:
     try:
         with heeding_ctrl_c():
             yield
-    except FailedElsewhereError:  # Its text may contain one of the phrases below.
+    # This error is not examined, because its text may contain one of the phrases below.
+    except FailedElsewhereError:
         raise
     except Exception as error:
         said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))

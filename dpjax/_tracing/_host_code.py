@@ -1,4 +1,4 @@
-"""`HostCode`: a copy of a Python function, with a fingerprint of all that the function can reach.
+"""`HostCode`: a copy of a Python function, and a fingerprint of everything that it can reach.
 
 A Python function depends on closures, defaults, globals, modules, classes and objects. All of these
 may change, and may differ between processes. So when a target is traced, its host function is
@@ -65,8 +65,8 @@ class HostCode:
 
     Attributes:
         fingerprint: a hash. Functions with equal fingerprints compute the same.
-        run: the function that calls run, in any process. It is the copy, or the original if the
-            user gave it a version.
+        run: the function that is called, in any process: the copy, or the original function if the
+            user gave a version.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _Frozen:
 
 
 def fingerprint(value: object) -> str:
-    """A 128-bit hash of a value and all that it can reach, the same in every process."""
+    """A 128-bit hash of a value and everything that it can reach, the same in every process."""
     return _encoded(value).digest()
 
 
@@ -172,7 +172,8 @@ class _Encoder:
         numbers: the numbers of mutable objects, by `id`.
         path: the path to the current value, for messages.
         packages: the installed packages that occurred, with their versions.
-        kept: objects with numbers. They must stay alive, or a new object could get the same `id`.
+        kept: the objects that have numbers. They must stay alive, because otherwise a new object
+            could have the same `id`.
     """
 
     numbers: dict[int, int]
@@ -311,10 +312,10 @@ class _Encoder:
         """Raises an error that names the value without a fingerprint, its path, and a remedy."""
         where = ".".join(self.path)
         raise UnknownCodeError(
-            "code on the host must have a fingerprint, so that a release runs the code that was"
-            f" sampled; this has none: {where + ', ' if where else ''}{what}. Pass what the"
-            " function needs as values, by functools.partial, or pass a version that you change"
-            ' whenever the code changes: targets.host(..., version="name 1.2")'
+            "code on the host must have a fingerprint, so that a release runs the code that was "
+            f"sampled, got a value without a fingerprint: {where + ', ' if where else ''}{what}. "
+            "Pass the values that the function needs by functools.partial, or pass a version "
+            'that you change whenever the code changes: targets.host(..., version="name 1.2")'
         )
 
 
@@ -342,10 +343,13 @@ def pickler() -> Any:
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.ModuleType) and not is_installed(obj.__name__):
-                raise UnknownCodeError(f"the module {obj.__name__} as a whole")
+                raise UnknownCodeError(
+                    f"the whole module {obj.__name__}, because something refers to the module "
+                    "object itself"
+                )
             if isinstance(obj, types.FunctionType):
-                # NotImplemented lets pickle store the module and the name of the function, where
-                # cloudpickle might store its code.
+                # If this returns NotImplemented, pickle stores the module and the name of the
+                # function. cloudpickle might store its code instead.
                 return NotImplemented if _is_importable(obj) else _function_apart(obj)
             if isinstance(obj, type):
                 if obj.__module__ == "builtins" or _is_importable(obj):
@@ -356,7 +360,7 @@ def pickler() -> Any:
             if isinstance(obj, typing.TypeVar):
                 return typing.TypeVar, (obj.__name__,)
             if isinstance(obj, jax.Array):
-                # A callback of JAX must not use JAX.
+                # JAX arrays become NumPy arrays, because a callback of JAX must not use JAX.
                 return np.asarray(obj).__reduce_ex__(PROTOCOL)
             if isinstance(obj, io.TextIOWrapper):
                 raise UnknownCodeError("an open file")
@@ -427,7 +431,7 @@ class Imports:
 def _contents(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # The cell of the closure is still empty.
+    except ValueError:  # The cell is still empty, because the variable has no value yet.
         return ()
 
 

@@ -1,10 +1,10 @@
 """Checks that the lanes of a `vmap` do not *touch*: no lane depends on the data of another lane.
 
-Some bounds on the effect of one record assume this, because each record is a lane: in per-example
-gradients, predicates of queries, records of an oracle, and statistics of a sum. With nearly all
-primitives of JAX, a lane computes the same result as without `vmap`, up to rounding. This file
-lists the exceptions and refuses them. Convolutions with several kernels are another exception, but
-`_evaluate.py` runs these one by one.
+Some bounds on the effect of one record assume that lanes do not touch, because each record is a
+lane: in per-example gradients, predicates of queries, records of an oracle, and statistics of a
+sum. With nearly all primitives of JAX, a lane computes the same result as without `vmap`, up to
+rounding. This file lists the exceptions and refuses them. Convolutions with several kernels are
+another exception, but `_evaluate.py` runs these one by one.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
 # These primitives run code that does not consist of JAX primitives. A kernel may read memory beyond
-# its own block, and other code may compute something else under `vmap`.
+# its own block, and other opaque code may compute something different under `vmap`.
 _OPAQUE = names(
     "pallas_call core_map mpmd_map triton_kernel_call tpu_custom_call custom_partitioning",
     "call_exported call_hi_primitive",
@@ -65,7 +65,7 @@ def touching(traced: jex.ClosedJaxpr) -> str | None:
 
 def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
-        # This effect is only present for axes that are bound outside of the program.
+        # The effect is present only if an axis is bound outside of the program.
         if type(effect).__name__ == "NamedAxisEffect":
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
@@ -152,7 +152,7 @@ def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
     if not jnp.issubdtype(dtype, jnp.floating):
         return False
     if _checks.is_traced(constant):
-        return True  # The value of a tracer is unknown.
+        return True  # The value of a tracer is unknown, so it may be subnormal.
     sizes = np.abs(np.asarray(constant, dtype))
     return bool(np.any((sizes > 0) & (sizes < jnp.finfo(dtype).tiny)))
 

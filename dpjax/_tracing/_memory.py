@@ -20,7 +20,7 @@ _BY_ELEMENT = names(
     "stop_gradient convert_element_type bitcast_convert_type broadcast_in_dim squeeze",
 )
 _REDUCTIONS = names("reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or")
-_WHOLE = object()  # Stands for an operation that needs the whole array in memory.
+_WHOLE = object()  # A marker for an operation that needs the whole array in memory.
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,8 +40,8 @@ class _Array:
 
     @property
     def is_written(self) -> bool:
-        # If two loops need an array, XLA may compute it in both, or store it. We assume that XLA
-        # stores it.
+        # If two loops need an array, XLA may compute the array in both loops, or store it. The
+        # estimate assumes that XLA stores it.
         return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
 
 

@@ -31,8 +31,11 @@ from dpjax._tracing._walks import Atom, Equation, aval, equations, parts, primit
 
 T = TypeVar("T")
 
-_MOST_KEPT = 64  # Compiled functions, and programs of a function, one for each shape of arguments.
-# Primitives that run code outside of JAX, besides all with "callback" in their names.
+# The largest number of compiled functions, and of programs of one function (one program for each
+# shape of its arguments).
+_MOST_KEPT = 64
+# Primitives that run code outside of JAX, in addition to all primitives with "callback" in their
+# names.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
 # Errors that JAX raises if Python code asks for the value of a tracer.
 _ASKED_FOR_VALUES = (
@@ -94,7 +97,8 @@ class Program:
                 with _host_calls.TRACING(tracing):
                     return fresh(*args)
             finally:
-                tracing.origin = None  # JAX's caches keep `tracing` alive, but not this tracer.
+                # JAX's caches keep `tracing` alive, but they must not keep this tracer alive.
+                tracing.origin = None
 
         precision = jax.default_matmul_precision("highest")
         with precision, needs_no_values(name):
@@ -136,7 +140,7 @@ class Program:
         return digest(self.traced, configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
-        """Raises if a constant, code on the host or JAX's configuration has changed."""
+        """Raises an error if a constant, code on the host or JAX's configuration has changed."""
         for equation in equations(self.jaxpr.jaxpr):
             if call := _host_call(equation):
                 call.code.check_unchanged()
@@ -158,7 +162,7 @@ class Program:
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:
-        if self is other:  # The usual case in JAX's caches.
+        if self is other:  # This is the usual case when JAX looks up its caches.
             return True
         return isinstance(other, Program) and (
             (self.fingerprint, self.inputs, self.outputs, self.settings)
@@ -190,7 +194,7 @@ class Program:
 
     @functools.cached_property
     def is_spread(self) -> bool:
-        """Whether the program itself shards work over devices, by `jax.shard_map`."""
+        """Whether the program itself distributes work over devices, by `jax.shard_map`."""
         return "shard_map" in primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
@@ -231,7 +235,7 @@ class Unchanging:
         """`name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        # The keys are JAX's configuration, because JAX's own caches ignore some of its settings.
+        # JAX's configuration is part of the keys, because JAX's own caches ignore some settings.
         self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
@@ -298,7 +302,7 @@ def _unchanging(
     key = name, contents, tuple(jax.config.values.values())
     try:
         kept = _UNCHANGING.get(key)
-    except TypeError:  # One of the settings is not hashable.
+    except TypeError:  # A value in the key is not hashable.
         return None
     if kept is None:
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
@@ -313,8 +317,8 @@ def _unchanging(
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Wraps a function in a new function, which checks that the value has real arrays.
 
-    JAX caches traces by the function object. So for an old object, it would not notice that a
-    closed-over array has changed.
+    JAX caches traces by the function object. So if the same function object were traced again, JAX
+    would not notice that a closed-over array has changed.
     """
 
     def fresh(*args: PyTree) -> PyTree:
@@ -388,7 +392,8 @@ def quick_options(version: tuple[int, ...]) -> dict[str, bool | int]:
     Programs that draw noise run as fast without fusion emitters and without LLVM's highest
     optimization level. Integer arithmetic has the same results under all options.
     """
-    # A jaxlib refuses options that it does not know. Version 0.11.1 has no other emitters.
+    # jaxlib raises an error for unknown options. Since version 0.11.1, there is no option to turn
+    # off fusion emitters.
     emitters = {"xla_cpu_use_fusion_emitters": False} if version < (0, 11, 1) else {}
     return {"xla_backend_optimization_level": 1, **emitters}
 
@@ -460,9 +465,9 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
             raise
         asked, *_ = str(error).splitlines()
         raise TypeError(
-            f"{name} must be JAX code, which is traced without knowing any numbers, but asked for"
-            f" one ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, float() and"
-            f" int(), and use jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
+            f"{name} must be JAX code, which is traced without values of arrays, but it asked "
+            f"for such a value ({asked.rstrip('.')}): compute with jax.numpy instead of numpy, "
+            f"float() and int(), and use jnp.where instead of if{_OTHER_WAYS.get(name, '')}"
         ) from error
 
 
@@ -590,7 +595,8 @@ def _copy(array: Any) -> Any:
         own = array.copy()
         own.flags.writeable = False
         return own
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # Key arrays cannot be changed.
+    # Key arrays need no copy, because they cannot be changed in place.
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return array
     with jax.ensure_compile_time_eval():
         return jnp.array(array, copy=True)

@@ -26,8 +26,9 @@ def refuse_unchecked() -> None:
     manual = jax.sharding.get_abstract_mesh().manual_axes
     if manual and _axes(lax.axis_index(manual)) != frozenset(manual):
         raise ValueError(
-            f"noise and clipped sums cannot be checked on the devices of {sorted(manual)}: use"
-            " jax.shard_map with check_vma=True, its default, and not jax.pmap"
+            "noise and clipped sums need jax.shard_map with check_vma=True over the mesh axes "
+            f"{sorted(manual)}, because JAX cannot otherwise check that all devices agree: use "
+            "jax.shard_map with check_vma=True, its default, and not jax.pmap"
         )
 
 

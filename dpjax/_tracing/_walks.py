@@ -28,8 +28,9 @@ JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
 # Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# A cache of inner jaxprs after replacement, by the original jaxpr. Equal calls get the same object,
-# so JAX neither traces nor compiles it again. The mesh is in the key because types contain it.
+# A cache of inner jaxprs after replacement, by the original jaxpr. Equal calls return the same
+# object, so that JAX neither traces nor compiles the jaxpr again. The mesh is in the key because
+# types contain it.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
@@ -132,7 +133,8 @@ def replaced(
                     axis_names=given["newly_manual_axes"],
                     check_vma=given["check_vma"],
                 )(*operands)
-            # Here only rules of dpjax are left, because `without_rules` removes users' rules.
+            # All remaining rules for `vmap` are rules of dpjax, because `without_rules` has removed
+            # users' rules.
             if name == "custom_vmap_call":
                 return bind(equation, equation.params, operands)
             parameters = {

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_refused_before_it_is_paid(bad, keys, tmp_path):
     ledger = dpjax.Ledger(tmp_path / "ledger", epsilon=10, delta="1e-4")
     with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
         fit(keys(1), ledger=ledger, **bad)
-    with pytest.raises(TypeError, match="not inside jit or vmap"):
+    with pytest.raises(TypeError, match="inside of jit or vmap"):
         jax.vmap(lambda records: fit(keys(1), ledger=ledger, database=records).value)(
             jnp.stack([DATABASE, DATABASE])
         )

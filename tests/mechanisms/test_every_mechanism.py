@@ -290,7 +290,7 @@ def test_bad_traced_delta_is_never_released(calibration, key):
 
 @every_mechanism
 def test_traced_parameters_must_be_scalars(name):
-    with pytest.raises(ValueError, match=r"epsilon must be .* use jax.vmap for a grid"):
+    with pytest.raises(ValueError, match=r"epsilon must be .* map over them by jax.vmap"):
         jax.jit(lambda e: EVERY[name][0](1.0, e).guarantee.epsilon)(jnp.ones(3))
 
 

@@ -107,5 +107,5 @@ def test_a_sample_says_so_in_one_line_and_compiles_nothing_for_it(monkeypatch, c
     monkeypatch.setattr("dpjax.sensitivity._sample_sensitivity.provable", lambda *arguments: None)
     silent = sample()
     assert (silent.value, silent.identity) == (found.value, found.identity)
-    with pytest.raises(ValueError, match="no proof is known"):
+    with pytest.raises(ValueError, match="must have a proof to be explained"):
         silent.explain()

@@ -389,13 +389,13 @@ def test_distances_in_whole_steps_of_a_float_target_may_be_counted(sample_quickl
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (lambda x: "private", "be real numbers or booleans"),
-        (lambda x: np.array(["a", "b"]), "be real numbers or booleans"),
-        (lambda x: jax.lax.complex(x, x), "be real numbers or booleans, got dtype complex64"),
-        (lambda x: jax.random.key(0), "be real numbers or booleans"),
+        (lambda x: "private", "contain real numbers or booleans"),
+        (lambda x: np.array(["a", "b"]), "contain real numbers or booleans"),
+        (lambda x: jax.lax.complex(x, x), "contain real numbers or booleans, got dtype complex64"),
+        (lambda x: jax.random.key(0), "contain real numbers or booleans"),
         (lambda x: lambda t: t, "be arrays, got a function.*evaluate_on_lattice"),
-        (lambda x: {}, "hold at least one array"),
-        (lambda x: None, "hold at least one array"),
+        (lambda x: {}, "contain at least one array"),
+        (lambda x: None, "contain at least one array"),
         (lambda x: x[:0], "not be empty"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_sampled_sensitivity_releases(key, keys):
 def test_a_failure_names_the_pair(side, name, wrap, key):
     target = wrap(targets.host(fails_on([pair(key, 13)[side]]), output=VALUE))
     np.testing.assert_array_equal(target(RECORDS), np.zeros(D))  # Traced before, as private.
-    message = rf"^host target failed on pair 13 \({name}\): ValueError: no such thing$"
+    message = rf"^target on the host failed on pair 13 \({name}\): ValueError: no such thing$"
     with pytest.raises(RuntimeError, match=message):
         distances(key, target, chunk_size=8)
 
@@ -167,7 +167,7 @@ def test_a_failure_in_an_oracle_names_the_pair(key):
 
     bad = np.asarray(oracle(jax.random.fold_in(key, 13), N + 1))
     read = targets.host(function, output=jax.ShapeDtypeStruct((N + 1, D), jnp.float32))
-    message = r"^host target failed on pair 13 \(the oracle's records\): ValueError: no such thing$"
+    message = r"^target on the host failed on pair 13 \(the oracle's records\): ValueError: no such thing$"
     with pytest.raises(RuntimeError, match=message):
         distances(key, lambda d: jnp.mean(d, axis=0), lambda key, n: read(oracle(key, n)))
 
@@ -558,6 +558,6 @@ def test_joblib_is_an_extra(monkeypatch):
 
 
 def test_an_error_of_another_process_stays_its_own():
-    text = "process 1 of the call failed: RuntimeError: host target failed on pair 50: no"
+    text = "process 1 of the call failed: RuntimeError: target on the host failed on pair 50: no"
     with pytest.raises(FailedElsewhereError, match="process 1"), host_errors():
         raise FailedElsewhereError(text)

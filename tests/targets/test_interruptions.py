@@ -169,7 +169,7 @@ def test_another_thread_is_told_that_its_call_was_stopped():
     with pytest.raises(KeyboardInterrupt):
         aside(lambda wanted: interrupted()(RECORDS))
     thread.join(60)
-    assert found == ["host target was stopped, because another call was interrupted"]
+    assert found == ["target on the host was stopped, because another of its calls was interrupted"]
 
 
 def test_a_failure_elsewhere_stops_no_call(tmp_path):
@@ -232,7 +232,9 @@ def logged(path):
 def test_the_first_failure_ends_the_sampling(what, tmp_path, capfd, caplog):
     """A program that hangs on every database would hang once for each of a chunk."""
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match=r"^host target failed on pair 0 .*: no such thing$"):
+    with pytest.raises(
+        RuntimeError, match=r"^target on the host failed on pair 0 .*: no such thing$"
+    ):
         CALLS[what](targets.host(logged(str(log)), output=NUMBER))
     assert log.read_text() == "."
     assert (capfd.readouterr(), caplog.text) == (("", ""), "")
@@ -250,7 +252,9 @@ def test_a_worker_that_is_killed_is_blamed_on_no_single_pair(monkeypatch):
     np.testing.assert_array_equal(jax.vmap(target)(batch), np.full(4, 7))
     program = Program.trace("target", target, SPEC)
     at = jax.vmap(lambda d, i: program(d, origin=sampled(Role.DATABASE, i)))
-    message = r"host target failed on one of the pairs 3 to 6 \(the database\): OSError: a worker"
+    message = (
+        r"target on the host failed on one of the pairs 3 to 6 \(the database\): OSError: a worker"
+    )
     with pytest.raises(RuntimeError, match=message):
         jax.block_until_ready(at(batch, jnp.arange(3, 7, dtype=jnp.uint32)))
 

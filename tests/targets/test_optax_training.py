@@ -226,7 +226,7 @@ def test_bad_arguments_are_refused(key):
         targets.optax_training("loss", START, good, steps=1)
     with pytest.raises(TypeError, match=r"parameters must be floats, got dtypes \['int32'\]"):
         targets.optax_training(loss, jnp.zeros(3, int), good, steps=1)
-    with pytest.raises(ValueError, match="parameters must hold at least one array"):
+    with pytest.raises(ValueError, match="parameters must contain at least one array"):
         targets.optax_training(loss, {}, good, steps=1)
     with pytest.raises(TypeError, match="optimizer must be from optax"):
         targets.optax_training(loss, START, "sgd", steps=1)
