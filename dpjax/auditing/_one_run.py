@@ -9,8 +9,9 @@ import scipy
 from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
 
-_ROUNDING = 1e-9  # Bounds the relative error of SciPy's probabilities.
-# To refute a larger epsilon, an attacker would need more guesses than a machine can count.
+_ROUNDING = 1e-9  # A bound on the relative error of SciPy's probabilities.
+# The largest epsilon that is tried. To refute a larger epsilon, an attacker would need too many
+# guesses.
 _MOST_EPSILON = 64.0
 # The largest shift of a Gaussian mechanism that is tried, in standard deviations.
 _MOST_SHIFT = 16.0

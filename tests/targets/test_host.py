@@ -167,7 +167,10 @@ def test_a_failure_in_an_oracle_names_the_pair(key):
 
     bad = np.asarray(oracle(jax.random.fold_in(key, 13), N + 1))
     read = targets.host(function, output=jax.ShapeDtypeStruct((N + 1, D), jnp.float32))
-    message = r"^target on the host failed on pair 13 \(the oracle's records\): ValueError: no such thing$"
+    message = (
+        r"^target on the host failed on pair 13 \(the oracle's records\): "
+        r"ValueError: no such thing$"
+    )
     with pytest.raises(RuntimeError, match=message):
         distances(key, lambda d: jnp.mean(d, axis=0), lambda key, n: read(oracle(key, n)))
 
