@@ -46,9 +46,9 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # Clipped, because the average may be rounded beyond the bound. Average and bound are doubled,
-    # and the exponent of the last shift is smaller by 1, because XLA may multiply the two powers of
-    # a shift first, and 2^128 is not a float32.
+    # The average is clipped, because it may be rounded beyond the bound. XLA may multiply the two
+    # powers of two of a shift first, and 2^128 is not a float32. So average and bound are doubled,
+    # and the exponent of the last shift is smaller by 1.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
@@ -92,8 +92,8 @@ def _nearest_integers(x: jax.Array) -> jax.Array:
     """Rounds floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
 
     After adding 1.5 * 2^nmant, the last bit of the float stands for 1. So the addition rounds to an
-    integer, which is the bits of the sum minus the bits of 1.5 * 2^nmant. That takes two
-    instructions. A conversion would take more, because it handles NaN and overflow.
+    integer, which is the bits of the sum minus the bits of 1.5 * 2^nmant. This subtraction takes
+    two instructions. A conversion to integers would take more, because it handles NaN and overflow.
     """
     middle = np.ldexp(1.5, float_limits(x.dtype).nmant).astype(x.dtype)
     integers = np.dtype(f"int{8 * x.dtype.itemsize}")
@@ -101,7 +101,7 @@ def _nearest_integers(x: jax.Array) -> jax.Array:
 
 
 def _shifted(x: jax.Array, exponent: int | np.ndarray) -> jax.Array:
-    """Multiplies by 2^exponent, in two steps: 2^exponent itself may be out of the range."""
+    """Multiplies by 2^exponent in two steps, because 2^exponent may be out of the dtype's range."""
     for part in map(np.asarray, (exponent // 2, exponent - exponent // 2)):
         power = np.ldexp(1.0, part).astype(x.dtype)
         x = x * power.reshape((1,) * (x.ndim - power.ndim) + power.shape)

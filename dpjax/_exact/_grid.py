@@ -54,7 +54,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
-    """As `round_to_grid`, but clamped to [-2^93, 2^93] units."""
+    """Like `round_to_grid`, but results are clamped to [-2^93, 2^93] units."""
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
@@ -65,7 +65,7 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """As `round_to_grid`, but modulo 2^64: for finite numbers with small differences."""
+    """Like `round_to_grid`, but modulo 2^64: for finite numbers with small differences."""
     significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
     return _scale_and_round(significand, shift).rest
 
@@ -112,7 +112,7 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
     far, within = places >= 64, places & np.uint32(63)
     shifted = _limbs.shift_left(x, within)
-    # Shifted in two steps, because a shift by 64 is undefined.
+    # The shift takes two steps, because a shift by 64 is undefined.
     carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
     finer = Wide(
         jnp.where(far, shifted.low, carried.low),

@@ -45,7 +45,7 @@ def constant(value: int) -> Limbs:
 
 
 def from_integers(x: jax.Array) -> Limbs:
-    """Integers of any dtype; uint64 saturates at 2^63 - 1."""
+    """Converts integers of any dtype; uint64 saturates at 2^63 - 1."""
     if x.dtype.itemsize == 8:
         if x.dtype == jnp.uint64:
             x = jnp.minimum(x, np.uint64(2**63 - 1))
@@ -75,7 +75,7 @@ def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
 
 
 def to_integers(x: Limbs, dtype: DTypeLike) -> jax.Array:
-    """int32 or int64; the limbs must be in range."""
+    """Converts to int32 or int64; the limbs must be in the range of the dtype."""
     if jnp.dtype(dtype).itemsize == 8:
         return x.high.astype(jnp.int32).astype(dtype) << 32 | x.low.astype(dtype)
     return x.low.astype(dtype)
@@ -161,7 +161,7 @@ def shift_left(x: Limbs, by: jax.Array) -> Limbs:
     """Shifts left by 0 to 63 places: x * 2^by modulo 2^64."""
     far, by = by >= 32, by & np.uint32(31)
     high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
-    # In two steps, because a shift by 32 is undefined.
+    # The shift takes two steps, because a shift by 32 is undefined.
     carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
     return Limbs((high << by) | carried, low << by)
 
@@ -172,7 +172,7 @@ def shift_right(x: Limbs, by: jax.Array) -> Limbs:
     high = x.high.astype(jnp.int32)
     low = jnp.where(far, x.high, x.low)
     high = jnp.where(far, high >> 31, high)
-    # Shifted in two steps, because a shift by 32 is undefined.
+    # The shift takes two steps, because a shift by 32 is undefined.
     carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
     return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)
 
@@ -197,8 +197,8 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Quotient and remainder of two uint32, in time that does not depend on x.
 
-    A processor may divide small numbers faster, and the time would leak x. So x is multiplied by a
-    reciprocal instead.
+    A processor may divide small numbers faster, so the time of a division would leak x. Therefore,
+    x is multiplied by a reciprocal instead.
     """
     # The guess is at most 1 too small: (2^32 - 1) // divisor is at least 2^32 / divisor - 1, and
     # x < 2^32.

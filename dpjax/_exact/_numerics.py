@@ -16,12 +16,12 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 _LEAST = np.finfo(np.float32).tiny
-# Bounds the relative error of SciPy's incomplete beta functions, with room to spare.
+# A generous bound on the relative error of SciPy's incomplete beta functions.
 _BETA_ROUNDING = 1e-9
 # The ranks of points in a `TailBand` grow by this factor, so between two points a limit is too
 # large by at most this factor.
 _RATIO = 1.05
-# Bounds the relative error of a sum of products of numbers from 0 to 1.
+# A bound on the relative error of a sum of products of numbers from 0 to 1.
 _SUM = 1e-12
 
 
@@ -93,9 +93,9 @@ def bisected(
         more = found + (jnp.int32(1) << (digits - 1 - i))
         return jnp.where((more <= count) & before(jnp.minimum(more, count) - 1), more, found)
 
-    # Under `shard_map`, the initial carry of a loop must vary over devices like its results. The
-    # first digit is computed outside of the loop from the data, so it does. It starts from a
-    # scalar, so that XLA does not fold a constant array of full size.
+    # Under `shard_map`, the initial carry of a loop must vary over devices like its results. So the
+    # first digit is computed outside of the loop, from the data. It starts from a scalar, so that
+    # XLA does not fold a constant array of full size.
     return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 
@@ -104,7 +104,9 @@ def round_up(exact: Fraction) -> float:
     try:
         nearest = float(exact)
     except OverflowError:
-        raise ValueError("the bound exceeds the largest float64: rescale the target") from None
+        raise ValueError(
+            "the bound must not exceed the largest float64, got a larger number: rescale the target"
+        ) from None
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 
 

@@ -32,7 +32,7 @@ class ChunkFile(NamedTuple):
 def write_chunks(
     path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray], *, secret: bool = False
 ) -> None:
-    """Replaces a file by arrays and a header, whose entry "run" is the run of the arrays."""
+    """Replaces a file by arrays and a header; its entry "run" says what determines the arrays."""
     body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     described = [[array.dtype.name, array.shape] for array in arrays]
     header = {**header, "arrays": described, "bytes": sum(map(len, body))}
@@ -50,7 +50,7 @@ def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
 def check_run(
     file: ChunkFile, run: Json, owner: str, *, place: str, at: str = "", free: Iterable[str] = ()
 ) -> None:
-    """Raises if the run of a file differs from this one in an entry that is not `free`.
+    """Raises an error if a file's run differs from this run in an entry that is not `free`.
 
     A run is everything that determines the bits of the chunks. The message starts with `owner`,
     names the part (`at`) in which the runs differ, and asks for another `place`.
@@ -86,8 +86,8 @@ def read_chunk(path: Path, kind: str) -> ChunkFile:
         raise damaged("is corrupted")
     arrays, start = list[np.ndarray](), 0
     for name, shape in header["arrays"]:
-        # The hash detects accidents, not forgeries, and bytes of a forged file must not be read as
-        # object pointers.
+        # The hash detects accidents, not forgeries. Bytes of a forged file must not be read as
+        # pointers to Python objects.
         if (dtype := np.dtype(name)).hasobject:
             raise damaged("is corrupted")
         arrays.append(np.ndarray(shape, dtype, body, start))

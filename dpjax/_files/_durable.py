@@ -43,7 +43,7 @@ def replace(
 def database_file(path: object, *, instead: str) -> pathlib.Path:
     """The path of an SQLite file, which need not exist.
 
-    Raises for ":memory:", "" and URIs, which SQLite does not read as paths.
+    Refuses ":memory:", "" and URIs, which SQLite does not read as paths.
     """
     words = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(words, str):
@@ -59,7 +59,7 @@ def database_file(path: object, *, instead: str) -> pathlib.Path:
 
 
 def check_folder(path: pathlib.Path, kind: str) -> None:
-    """Raises if the folder of a path is missing or cannot be written to."""
+    """Raises an error if the folder of a path is missing or cannot be written to."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise ValueError(
             f"{kind} {path} must be in a folder that exists and can be written to: create it, or"
@@ -71,16 +71,18 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
     """Removes partial files of this host that no process is writing.
 
     A lock shows whether a process still writes a file, because the system releases it when the
-    process ends in any way. A process number would not show that: numbers are reused, and a
-    container has its own numbers. Hosts may not see each other's locks, so files of other hosts are
-    not removed. `names` is a regular expression for the final names of the files.
+    process ends in any way. A process number would not show whether the process still runs: numbers
+    are reused, and a container has its own numbers. Hosts may not see each other's locks, so files
+    of other hosts are not removed. `names` is a regular expression for the final names of the
+    files.
     """
     if fcntl is None:
         return
     of_host = rf"(?:{names})\.{re.escape(_host())}\.[0-9a-f]+\.partial"
     for file in folder.iterdir():
         if re.fullmatch(of_host, file.name):
-            # OSError: another process writes or has removed it, or the file system has no locks.
+            # An OSError means that another process writes or has removed the file, or that the file
+            # system has no locks.
             with contextlib.suppress(OSError), open(file, "rb+") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.unlink()
@@ -88,7 +90,7 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Generator[None]:
-    """A block that only one process at a time runs; others wait. Needs a file system with locks."""
+    """A block that one process at a time runs; others wait. The file system must have locks."""
     with open(path, "ab") as file:
         _lock(file)
         yield
@@ -96,7 +98,7 @@ def locked(path: pathlib.Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """A block that raises if another process runs it. Needs a file system with locks."""
+    """A block that refuses to run if another process runs it. The file system must have locks."""
     with open(path, "ab") as file:
         if not try_lock(file):
             raise ValueError(refusal)
@@ -134,7 +136,8 @@ def sync_folder(folder: pathlib.Path) -> None:
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
     """A partial file for this writer only, locked while it is open.
 
-    Its name is random: threads share a process number, and so may processes of two containers.
+    The name of the file is random, because threads share a process number, and so may processes of
+    two containers.
     """
 
     def opened(name: str, flags: int) -> int:

@@ -95,7 +95,7 @@ class Chain:
         return [entry for entry in self.entries if "neighbors" in entry.body]
 
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
-        """Raises if a debit is not possible after these entries.
+        """Raises an error if a debit is not possible after these entries.
 
         All debits must be for the same neighboring relation. `key` is the fingerprint of a key,
         which two debits must not share.
@@ -104,23 +104,25 @@ class Chain:
             raise ValueError(f"cost must not be negative, got {cost}")
         if key in self._keys:
             raise ValueError(
-                f"key {str(key)[:12]} was already used for a release: the noise would be the same;"
-                " use a fresh key, by jax.random.split or dpjax.random.secure_key()"
+                f"key must be new, but the key with fingerprint {str(key)[:12]} was already used "
+                "for a release, so both releases would have the same noise: make a new key by "
+                "jax.random.split or dpjax.random.secure_key()"
             )
         if neighbors != (self._neighbors or neighbors):
             raise ValueError(
-                f"guarantee is for databases that differ by {_shown(neighbors)}, but the ledger's"
-                f" guarantees are for {_shown(str(self._neighbors))}: they do not add up"
+                f"guarantee must be for databases that differ by {_shown(str(self._neighbors))}, "
+                "like the other guarantees of the ledger, got a guarantee for "
+                f"{_shown(neighbors)}: the two kinds do not add up"
             )
         left = [budget - spent for budget, spent in zip(self.budget, self.spent, strict=True)]
         if any(price > rest for price, rest in zip(cost, left, strict=True)):
             raise BudgetExceededError(
-                f"this costs {decimals(cost)}, but {self.path.name} has {decimals(tuple(left))}"
-                f" left of its budget of {decimals(self.budget)}"
+                f"this release costs {decimals(cost)}, but {self.path.name} has "
+                f"{decimals(tuple(left))} left of its budget of {decimals(self.budget)}"
             )
 
     def link(self, body: Json) -> tuple[int, str, str]:
-        """Number, text and hash of the entry that would come next."""
+        """The number, text and hash of the next entry, if it has this body."""
         text = json.dumps(body, sort_keys=True)
         return len(self.entries), text, _link(self.last_digest, text)
 
@@ -166,7 +168,10 @@ class Chain:
 
 
 def _shown(neighbors: str) -> str:
-    """Neighbors in words. Debits per record are stored without a unit of privacy."""
+    """Neighbors in words.
+
+    Debits for neighbors that differ in a record are stored without a unit of privacy.
+    """
     return neighbors if ", per " in neighbors else f"{neighbors}, per record"
 
 
@@ -256,8 +261,9 @@ class LedgerFile:
     ) -> None:
         """Opens a ledger, or makes one if neither the file nor its mark exists.
 
-        The budget is in units. A file under another relation than `relation` raises; a new file is
-        under `made_under`. `patience` is the time to wait for other processes, in seconds.
+        The budget is in units. A file that was made under another relation than `relation` is
+        refused. A new file is made under `made_under`. `patience` is the time to wait for other
+        processes, in seconds.
         """
         self.path = Path(path).resolve()
         self._budget, self._relation, self._made_under = budget, relation, made_under
@@ -329,7 +335,7 @@ class LedgerFile:
     def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
-            mark = self._mark.read()  # Read before the entries, which must then include it.
+            mark = self._mark.read()  # Read first: the entries, read later, must include it.
             with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
                 yield connection
@@ -361,16 +367,18 @@ class LedgerFile:
         """Verifies the new entries, and that no old one is missing."""
         entries = self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
-        # The last known entry is read again: if an old file was restored, it may be missing or
-        # another.
+        # The last known entry is read again: if an older file was restored, this entry may be
+        # missing or replaced by another one.
         rows = connection.execute(query, (max(0, len(entries) - 1),)).fetchall()
         if entries and (not rows or rows.pop(0)[2] != self.chain.last_digest):
             raise self.chain.corrupted("an entry that this process has read")
         self.chain.extend(rows)
         if not entries:
-            raise LedgerError(f"{self.path} holds no budget: it is not a ledger, or has lost it")
+            raise LedgerError(
+                f"{self.path} contains no budget: the file is not a ledger, or has lost its budget"
+            )
         if mark is None:
-            raise LedgerError(f"{self._mark.path}, the ledger's high-water mark, is missing")
+            raise LedgerError(f"the ledger's high-water mark, {self._mark.path}, is missing")
         if mark.number >= len(entries) or entries[mark.number].digest != mark.digest:
             raise LedgerError(
                 f"{self.path} is older than a release that used it, or is another ledger: its"
@@ -449,13 +457,13 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
-        # Raises the mark to cover every entry. If the mark cannot be written, this fails before any
-        # debit.
+        # Raises the mark to cover every entry. If the mark cannot be written, this call fails
+        # before any debit.
         self._raise_mark(math.inf)
         return connection
 
     def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
-        """Makes the ledger in an empty file. Raises if the file is of another program.
+        """Makes the ledger in an empty file. Refuses a file of another program.
 
         The header is read by SQLite, because the file must not be opened a second time: on POSIX,
         closing any descriptor of a file releases all of the process's locks on it.
@@ -538,7 +546,8 @@ _HELD = _Held()
 
 
 def _suspend() -> None:
-    # In a fixed order, so that two threads that fork at the same time do not deadlock.
+    # Files are closed in a fixed order, so that two threads that fork at the same time do not
+    # deadlock.
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

@@ -45,7 +45,7 @@ _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
 
 def actual(device: Device | None) -> Device:
-    """The device; None stands for the default one."""
+    """The given device, or the default device for None."""
     if device is not None:
         return device
     # The setting may be None, a device, or the name of a platform.
@@ -121,7 +121,7 @@ class Layout:
 
 
 def row_of(devices: Collection[Device | None]) -> Mesh | None:
-    """A mesh of devices in a row; None for a single device."""
+    """A mesh with one axis over several devices; None for a single device."""
     return Mesh(np.array(tuple(devices)), (AXIS,)) if len(devices) > 1 else None
 
 
@@ -150,8 +150,8 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
     """Copies the key to where this host's devices can use it."""
     if layout.devices == (None,) and len(key.devices()) == 1:
         return key
-    # Copied by way of the host, because a key that is committed to a device or mesh cannot move to
-    # another.
+    # The key is copied through the host, because a key that is committed to a device or mesh cannot
+    # be moved to another one.
     data: Any = np.asarray(jax.random.key_data(key))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     devices = list(layout.local.values())
@@ -159,9 +159,10 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
 
 
 def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorates a function so that it also runs within `jax.set_mesh`.
+    """Decorates a function so that it can also be called inside of `jax.set_mesh`.
 
-    The mesh is hidden from it: explicit axes would become part of the types of all its arrays.
+    The mesh is hidden from the function, because explicit axes would become part of the types of
+    all its arrays.
     """
 
     @functools.wraps(function)
@@ -190,7 +191,8 @@ def fitting(each: int, device: Device | None) -> int:
     """How many items of this size in bytes fit on a device, as a power of two."""
     budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
     most = max(LEAST, budget // max(1, each))
-    # Rounded to a power of two, so that small changes of the estimate rarely change the program.
+    # The number is rounded to a power of two, so that small changes of the estimate rarely change
+    # the program.
     return 2 ** (most.bit_length() - 1)
 
 
@@ -208,7 +210,8 @@ def _memory_of_the_host() -> float:
     return min(machine, _stated_in(_CONTAINER))
 
 
-# Cached, because opening the file at every sampling would take a noticeable part of a millisecond.
+# The result is cached, because opening the file for every sample would take a noticeable part of a
+# millisecond.
 @functools.cache
 def _stated_in(file: pathlib.Path) -> float:
     """The limit that the file of a container contains; infinite if it has no number."""
@@ -221,7 +224,7 @@ def _stated_in(file: pathlib.Path) -> float:
 
 
 def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
-    """Everything except the program that affects the bits of its outputs on these devices."""
+    """What determines, besides a program, the bits of the program's outputs on these devices."""
     used = [actual(device) for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})

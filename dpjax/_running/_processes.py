@@ -19,8 +19,8 @@ from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watch
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"
-# How many calls each group of processes has made. All make their calls in the same order, as
-# collectives require.
+# The number of calls that each group of processes has made. All processes of a group make their
+# calls in the same order, as collectives require.
 _calls: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
@@ -49,7 +49,7 @@ class Team:
         return set(texts.values())
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises the error of another process, if any. It checks once a second."""
+        """Raises an error if another process has failed. It checks once a second."""
         if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
             self._last_look = time.monotonic()
             self._refuse_failures(self._others)
@@ -77,7 +77,7 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
     if isinstance(mesh, Mesh) and count > 1:
         of_mesh = {device.process_index for device in mesh.devices.flat}
         members = of_mesh if here in of_mesh else members
-    elif mesh is not None:  # The mesh will be refused, and the other processes must learn of that.
+    elif mesh is not None:  # Others must learn that the mesh is refused.
         members = set(range(count))
     team = Team(tuple(sorted(members)))
     try:

@@ -38,7 +38,7 @@ def run_in_flight(
     programs: tuple[Program, ...],
     device: Device | None,
 ) -> None:
-    """Starts steps one after the other, and finishes them in order while later ones run.
+    """Starts steps one after the other, and finishes each step while later steps run.
 
     After Ctrl-C or an error, devices still finish the steps that have started, unless they hang.
     Ctrl-C stops code on the host, which may take long.
@@ -66,7 +66,7 @@ def run_in_flight(
     except BaseException as error:
         interrupted = not isinstance(error, Exception) and _on_host(programs)
         with stopping() if interrupted else contextlib.nullcontext():
-            # When one step fails, later ones do too. The first error is the one to report.
+            # If a step fails, later steps fail, too. Only the first error is reported.
             while in_flight:
                 with contextlib.suppress(Exception):
                     finish(in_flight.popleft())
@@ -90,7 +90,7 @@ def wait_for(
         array: the array to wait for.
         programs: the programs that compute it.
         device: where it is computed; None for the default device.
-        look: called at every nap. It ends the wait by raising.
+        look: called at every nap. If it raises an error, the wait ends.
 
     Raises:
         NoAnswerError: if the process has used almost no processor time for a minute of waiting.
@@ -107,10 +107,11 @@ def wait_for(
                 if spent - before < _LEAST_SHARE * _PATIENCE * _LONGEST_NAP:
                     suspects = sorted({x for program in programs for x in program.library_calls})
                     raise NoAnswerError(
-                        "a program does not answer: for a minute the process has used no processor"
-                        f" time. Calls out of XLA ({', '.join(suspects) or 'none in this program'})"
-                        " may block all threads of its pool. Start Python with NPROC=64 in its"
-                        " environment, which makes the pool larger, and please report the function"
+                        "a program has not finished, and for a minute the process has used "
+                        "almost no processor time, so the program probably hangs. Calls out of "
+                        f"XLA ({', '.join(suspects) or 'none in this program'}) may block all "
+                        "threads of its pool. Start Python with NPROC=64 in its environment, "
+                        "which makes the pool larger, and please report the function"
                     )
     except BaseException as error:
         if not isinstance(error, Exception) and _on_host(programs):

@@ -16,12 +16,12 @@ _LEAST_SINGULAR = 1e-11  # Singular values below this fraction of the largest on
 
 
 class Differences(NamedTuple):
-    """Estimates of every record from linear combinations of answers.
+    """Estimates of all records by linear combinations of answers, as `differencing` returns them.
 
     Attributes:
-        values: the estimates. Each uses the combination of queries that is nearest, in least
-            squares, to counting only this record.
-        exposed: whether that combination counts this record and no other.
+        values: the estimates. Each estimate uses the linear combination of queries that is nearest,
+            in least squares, to counting only one record.
+        exposed: for each record, whether its combination counts this record and no other.
         gain: the standard deviation of `values` for independent noise of standard deviation 1.
 
     Formal guarantees:
@@ -37,8 +37,8 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
     """Estimates single records by adding and subtracting sums over subsets.
 
     Two answers are enough if one subset has one person more than the other. In general, a record is
-    exposed if a linear combination of the queries counts it once, and no other record. If there are
-    several, the attack uses the one with the least noise.
+    exposed if a linear combination of the queries counts it once, and no other record. If several
+    combinations do so, the attack uses the one with the least noise.
 
     Args:
         queries: shape (m, n), one row for each query: how often it counts each record, such as
@@ -100,11 +100,11 @@ def _host_array(name: str, values: ArrayLike) -> np.ndarray:
 def reconstruct_by_least_squares(queries: jax.Array, answers: jax.Array) -> jax.Array:
     """Guesses bits from noisy answers to linear queries, such as counts over random subsets.
 
-    Solves queries @ x = answers by least squares, and rounds. Of several solutions it takes the one
-    with the least norm. Suppose that m = r n counts over random subsets, with r above 1, have noise
-    of standard deviation s. Then every record is estimated with noise of about 2 s / sqrt((r - 1)
-    n), and a guess is wrong if its noise exceeds 1/2. As for `walsh_hadamard`, the attack succeeds
-    if the noise is well below sqrt(n). Works inside `jit`.
+    The attack solves queries @ x = answers by least squares, and rounds x. Of several solutions, it
+    takes the one with the least norm. Suppose that m = r n counts over random subsets, with r above
+    1, have noise of standard deviation s. Then every record is estimated with noise of about 2 s /
+    sqrt((r - 1) n), and a guess is wrong if its noise exceeds 1/2. As for `walsh_hadamard`, the
+    attack succeeds if the noise is well below sqrt(n). Works inside `jit`.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -151,10 +151,10 @@ def reconstruct_by_linear_program(
 ) -> np.ndarray:
     """Guesses bits by the x in [0, 1]^n whose answers are nearest to the given answers, in l1.
 
-    Runs on the host, with the HiGHS solvers of SciPy. As for least squares, noise must be well
-    below sqrt(n). Unlike least squares, it tolerates outliers: if some answers have errors of any
-    size and the others are exact, all guesses can still be right. For many Gaussian queries they
-    are right if fewer than 23.9% of answers are wrong.
+    The attack runs on the host, with the HiGHS solvers of SciPy. As for least squares, noise must
+    be well below sqrt(n). Unlike least squares, this attack tolerates outliers: if some answers
+    have errors of any size and the others are exact, all guesses can still be right. For many
+    Gaussian queries, all guesses are right if fewer than 23.9% of answers are wrong.
 
     Args:
         queries: shape (m, n), one row for each query.
@@ -200,5 +200,7 @@ def reconstruct_by_linear_program(
         options={"time_limit": limit},
     )
     if found.x is None or found.status != 0:
-        raise RuntimeError(f"the linear program was not solved: {found.message}")
+        raise RuntimeError(
+            f"the solver failed to solve the linear program of this attack: {found.message}"
+        )
     return found.x[:n] > 0.5

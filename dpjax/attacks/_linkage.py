@@ -40,7 +40,7 @@ def linkage(table: Table, register: Table, *, on: Sequence[str]) -> Linkage:
 
     Args:
         table: columns by name, arrays of one length: a dict, or a DataFrame.
-        register: the same, with other columns.
+        register: the public table, in the same format as `table`, with other columns.
         on: names of shared columns, at least one.
 
     Returns:
@@ -109,7 +109,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    # A single string raises, because it is also a sequence of strings.
+    # A single string is refused, although it is a sequence of strings.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -120,7 +120,7 @@ def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
         _checks.refuse_foreign_dtype(f"{name}[{column!r}]", table[column])
     columns = [np.asarray(table[column]) for column in on]
     if len({column.shape for column in columns}) != 1 or columns[0].ndim != 1:
-        raise ValueError(f"{name} must have columns of one length")
+        raise ValueError(f"{name} must have columns of equal length, got different lengths")
     return columns
 
 
@@ -142,7 +142,7 @@ _DAYS = 365
 
 
 def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> dict[str, np.ndarray]:
-    """Draws fictitious people, to attack without harm.
+    """Draws a register of fictitious people, on whom attacks do no harm.
 
     ZIP codes are equally likely, ages have the distribution of the census of 2010 in bands of five
     years, birthdays are uniform, and 50.8% are female, all independent. Diagnoses are uniform and
@@ -161,7 +161,7 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
 
     Raises:
         TypeError: if a number is not an integer.
-        ValueError: if one is out of range.
+        ValueError: if a number is out of range.
 
     Formal guarantees:
         The register contains no real person's data.

@@ -13,7 +13,7 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
 
-# An estimate from fewer expected false positives than this is mostly noise.
+# The least expected number of false positives. An estimate from fewer is mostly noise.
 _LEAST_FALSE_POSITIVES = 10
 
 
@@ -23,11 +23,11 @@ class TruePositiveRate:
 
     Attributes:
         estimate: the rate at the threshold with this false positive rate in the sample.
-        lower: exact limit; None if scores are not independent.
-        upper: exact limit; None if scores are not independent.
+        lower: an exact lower limit of the rate; None if scores are not independent.
+        upper: an exact upper limit of the rate; None if scores are not independent.
 
     Formal guarantees:
-        As for `RocCurve.true_positive_rate`, which returns it.
+        Those of `RocCurve.true_positive_rate`, which returns this object.
     """
 
     estimate: float
@@ -37,7 +37,7 @@ class TruePositiveRate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RocCurve:
-    """True against false positive rates of all thresholds of a score; see `roc_curve`.
+    """The true and false positive rates of a score at all thresholds; see `roc_curve`.
 
     Attributes:
         members: scores of members, in ascending order.
@@ -93,8 +93,8 @@ class RocCurve:
             return TruePositiveRate(estimate, None, None)
         error = (1 - self.confidence) / 4
         # Let t be the true quantile, with a false positive rate of exactly `rate`. The k-th highest
-        # score of non-members has a higher rate only if fewer than k of them are above t. The
-        # number above t is binomial.
+        # score of non-members has a higher false positive rate only if fewer than k scores of
+        # non-members are above t. The number of these scores is binomial.
         surely_below = int(scipy.stats.binom.ppf(error, n, rate))
         surely_above = int(scipy.stats.binom.isf(error, n, rate)) + 1
         lower, upper = 0.0, 1.0
@@ -121,7 +121,7 @@ class RocCurve:
         """Upper limits of false and lower limits of true positive rates, at some thresholds."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
-        # Scores equal to a threshold do not count as above it.
+        # Scores equal to a threshold do not count as positive.
         passed = n - np.searchsorted(self.non_members, thresholds, "right")
         covering = ranks[np.searchsorted(ranks, passed + 1, "left")]
         rates = clopper_pearson_upper(covering - 1, n, error)
@@ -149,8 +149,8 @@ class RocCurve:
         """The error probability of each limit."""
         if self.confidence is None:
             raise ValueError(
-                "limits need independent scores, one for each training; the curve of"
-                " roc_curve(..., confidence=None) has only estimates"
+                "scores must be independent, one for each training, for limits to exist, but "
+                "this curve is from roc_curve(..., confidence=None), which gives only estimates"
             )
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
@@ -213,7 +213,7 @@ def roc_curve(
             f"members must have the shape of scores, {values.shape}, got {inside.shape}"
         )
     if inside.all() or not inside.any():
-        raise ValueError("members must hold some True and some False")
+        raise ValueError("members must contain both True and False, got only one of them")
     if confidence is not None:
         confidence = _checks.fraction("confidence", confidence)
         if values.ndim != 1:
@@ -230,7 +230,7 @@ def _at_least(ascending: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     return np.asarray(len(ascending) - np.searchsorted(ascending, thresholds, "left"))
 
 
-# Bounds the relative error by rounding in float64.
+# A bound on the relative rounding error in float64.
 _ROUNDING_OF_BOUND = 1e-14
 
 
@@ -303,7 +303,7 @@ class ClaimComparison:
         confidence: the confidence of all limits together.
 
     Formal guarantees:
-        As for `compare_with_claim`, which returns it.
+        Those of `compare_with_claim`, which returns this object.
     """
 
     claimed: Guarantee
@@ -412,7 +412,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
     epsilons = np.maximum(by_positives, by_negatives)
     best = int(np.argmax(epsilons))
-    assert curve.confidence is not None  # Without a confidence it has no corners.
+    assert curve.confidence is not None  # A curve without a confidence has no corners.
     return ClaimComparison(
         claimed,
         max(0.0, float(epsilons[best])),
@@ -423,7 +423,7 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """The guarantee in Python numbers; raises unless it is about replacing one record."""
+    """The guarantee in Python numbers. Refuses any that is not about replacing one record."""
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(

@@ -16,7 +16,7 @@ from dpjax.oracles._independent import IndependentRecords, WeightedChoice, weigh
 
 @frozen_pytree
 class ClassGaussians(IndependentRecords):
-    """Records {"x", "y"}: labels by their frequency, then Gaussian features by label."""
+    """Draws records {"x", "y"}: a label by its frequency, then Gaussian features of its class."""
 
     labels: jax.Array
     choice: WeightedChoice
@@ -104,8 +104,8 @@ def class_gaussians(
     labels, place, counts = np.unique(np.asarray(y), return_inverse=True, return_counts=True)
     if counts.min() < 2:
         raise ValueError(
-            f"records must hold at least 2 of every class, got {counts.min()} of class"
-            f" {labels[np.argmin(counts)]}"
+            f"records must contain at least 2 records of every class, got {counts.min()} of "
+            f"class {labels[np.argmin(counts)]}"
         )
     least = floor * _spread(x64)
     fits = [_fit(x64[place == c], least, shrinkage) for c in range(len(labels))]
@@ -128,7 +128,9 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
     for part in (x, y):
         _checks.host_only("class_gaussians", part, "its oracle, made outside")
     if not is_float(x):
-        raise TypeError(f'"x" must be floats, got dtype {x.dtype}: Gaussians are never integers')
+        raise TypeError(
+            f'"x" must be floats, because Gaussian draws are not integers, got dtype {x.dtype}'
+        )
     if not (np.isfinite(np.asarray(x)).all() and np.isfinite(np.asarray(y)).all()):
         raise ValueError("records must be finite")
     return x, y
@@ -151,7 +153,7 @@ def _fit(
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviations, exactly 0 for equal numbers, also where the mean is rounded."""
+    """Standard deviations, exactly 0 for equal numbers, even if their mean is rounded."""
     return np.where(np.ptp(x, axis=0) > 0, x.std(axis=0, ddof=1), 0)
 
 

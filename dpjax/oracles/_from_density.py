@@ -19,7 +19,7 @@ _DEFAULT_BITS = 14
 
 @frozen_pytree
 class PiecewiseUniform(IndependentRecords):
-    """Points of the unit cube: a random one of equal cells, and a uniform point in this cell."""
+    """Points of the unit cube: first one of many equal cells, then a uniform point in it."""
 
     places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
     choice: WeightedChoice  # Chooses one of these cells.
@@ -51,12 +51,13 @@ def from_density(
 ) -> IndependentRecords:
     """An oracle of points in [0, 1]^dims, drawn by a density that is known up to a factor.
 
-    It is meant for polynomials that the Bernstein mechanism releases. Because of noise they may be
-    negative at some points, and their integral is not 1. The cube is cut into cells^dims cells. A
-    cell gets the density at its center, or 0 if that is negative, divided by the sum over all
-    cells. Points are uniform in a cell. Masses are rounded to 2^-32, and coordinates are multiples
-    of 2^-24. Apart from that, draws follow this piecewise density exactly, and `log_prob` returns
-    its logarithm.
+    This oracle is meant for polynomials that the Bernstein mechanism releases. Because of noise,
+    such a polynomial may be negative at some points, and its integral is not 1. The cube is cut
+    into cells^dims cells. The probability of a cell is the density at its center, or 0 if this
+    density is negative, divided by the sum of these numbers over all cells. Points are uniform in a
+    cell. Masses are rounded to 2^-32, and coordinates are multiples of 2^-24. Apart from this
+    rounding, draws follow the piecewise constant density exactly, and `log_prob` returns its
+    logarithm.
 
     Args:
         density: maps points of shape (..., dims) to their densities, shape (...), like a
@@ -135,7 +136,9 @@ def _masses(density: Callable[[jax.Array], ArrayLike], dims: int, cells: int) ->
             f" {centers.shape} to {values.shape}"
         )
     if not np.isfinite(values).all():
-        raise ValueError("density must be finite on the cube")
+        raise ValueError("density must be finite at all centers of cells, got NaN or infinity")
     if values.max() <= 0:
-        raise ValueError("density must be above 0 somewhere on the cube")
+        raise ValueError(
+            "density must be above 0 at the center of at least one cell, got no positive density"
+        )
     return np.maximum(values, 0)

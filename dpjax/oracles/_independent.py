@@ -38,8 +38,8 @@ class UniformChoice:
 class WeightedChoice:
     """Chooses index i with a given probability, which is a multiple of 2^-32 above 0.
 
-    `ends[i]` is how many 32-bit words choose one of the indices 0 to i. There is no entry for the
-    last index.
+    `ends[i]` is the number of 32-bit words that choose one of the indices 0 to i. The last index
+    has no entry.
     """
 
     ends: jax.Array
@@ -47,7 +47,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """Makes a choice from the number of 32-bit words for each index."""
+        """Makes a `WeightedChoice` from the number of 32-bit words for each index."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -57,16 +57,17 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """How many 32-bit words choose each index: 2^32 times the weight over the sum of weights."""
+    """The number of 32-bit words that choose each index: 2^32 times its share of all weights."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 
 
 def weighted_choice(name: str, weights: ArrayLike | Sequence[float], count: int) -> WeightedChoice:
-    """A choice by public weights above 0, which need not add up to 1."""
+    """Makes a `WeightedChoice` from public weights above 0, which need not add up to 1."""
     if _checks.is_traced(weights):
         raise TypeError(
-            f"{name} must be known when an oracle is made, got traced {jnp.asarray(weights).dtype}"
+            f"{name} must be known when an oracle is made, got a traced "
+            f"{jnp.asarray(weights).dtype} array"
         )
     array = _checks.host_numbers(name, weights).astype(np.float64)
     if array.shape != (count,):
@@ -117,8 +118,7 @@ class IndependentRecords(abc.ABC):
         """
         del record
         raise TypeError(
-            "the density of these records is not known: give it to dpjax.oracles.independent as"
-            " log_prob="
+            "the oracle must have a log density: pass it to dpjax.oracles.independent as log_prob="
         )
 
     def __call__(self, key: Key, n: int, /) -> Database:
@@ -127,7 +127,7 @@ class IndependentRecords(abc.ABC):
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
     def at(self, key: Key, numbers: jax.Array) -> Database:
-        """The records at these positions of any database of the key."""
+        """The records at given positions of a database with this key, of any size."""
 
         def record(number: jax.Array) -> PyTree:
             return self.record(jax.random.fold_in(key, number))
@@ -222,7 +222,7 @@ def mixture(
 ) -> IndependentRecords:
     """An oracle that draws each record from one of several models.
 
-    Under `vmap`, as in the sampler, every model draws a record, and one of these is used.
+    Under `vmap`, as in the sampler, every model draws a record, and one of these records is used.
 
     Args:
         components: oracles of independent records from `dpjax.oracles`, or functions that map a
@@ -257,7 +257,7 @@ def mixture(
         (5,)
     """
     if len(components) == 0:
-        raise ValueError("components must hold at least one, got none")
+        raise ValueError("components must contain at least one component, got none")
     oracles = tuple(
         each
         if isinstance(each, IndependentRecords)

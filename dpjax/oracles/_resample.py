@@ -88,7 +88,7 @@ def public_records(records: Database) -> tuple[Database, int]:
 
 
 def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
-    """Whether entries of public records equal the entries of a record, shape (p, entries)."""
+    """Whether each entry of p public records equals that entry of a record, shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(
@@ -226,10 +226,12 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
             f"frequencies must be a table from word to frequency, got {_checks.shown(frequencies)}"
         )
     if len(frequencies) < 2:
-        raise ValueError(f"frequencies must hold at least 2 words, got {len(frequencies)}")
+        raise ValueError(f"frequencies must contain at least 2 words, got {len(frequencies)}")
     if width is None:
         width = max(len(letters_of(word)) for word in frequencies)
         if width == 0:
-            raise ValueError("frequencies must hold a word with a letter from a to z")
+            raise ValueError(
+                "frequencies must contain a word with a letter from a to z, got no such word"
+            )
     codes = codes_of(frequencies, _checks.integer("width", width, least=1))
     return resample(codes, np.asarray(list(frequencies.values()), np.float64))

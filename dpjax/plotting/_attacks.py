@@ -59,7 +59,7 @@ def roc_curve(
         'log'
     """
     if not curves:
-        raise ValueError("curves must hold at least one")
+        raise ValueError("curves must contain at least one curve, got none")
     least = min(1 / len(curve.non_members) for curve in curves.values())
     rates = np.geomspace(least, 1.0, _RATES)
     bound = None if guarantee is None else highest_true_positive_rate(guarantee, rates)
@@ -134,7 +134,7 @@ def recovered_fraction(
         raise ValueError(f"c must be numbers above 0, got {_checks.shown(c)}")
     if any(fractions.shape != sizes.shape for fractions in curves.values()):
         raise ValueError(
-            f"recovered must hold {sizes.size} fractions for each name, one for each c"
+            f"recovered must contain {sizes.size} fractions for each name, one for each c"
         )
     order = np.argsort(sizes)
     ax = axes_or_new(ax)

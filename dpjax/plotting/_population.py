@@ -29,7 +29,8 @@ def posterior(
 
     Args:
         posterior: from `dpjax.posterior`.
-        number: its name, as in `posterior.to_frame()`; optional if theta is one number.
+        number: the name of the number, as in `posterior.to_frame()`; optional if theta is one
+            number.
         confidence: the confidence of the interval.
         unit: the unit of the axis.
         ax: the axes to draw on; None makes a figure.

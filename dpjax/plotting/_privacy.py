@@ -68,7 +68,10 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     """
     ordered = sorted(results, key=lambda result: result.samples)
     if len({_question(result) for result in ordered}) != 1:
-        raise ValueError("results must hold at least one, all for one bound at one confidence")
+        raise ValueError(
+            "results must contain at least one audit, and all audits must bound the same "
+            "quantity at the same confidence"
+        )
     first = ordered[0]
     ax = axes_or_new(ax)
     samples, bounds = [x.samples for x in ordered], [x.bound for x in ordered]
@@ -77,7 +80,7 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     if (claimed := first.claimed) is not None:
         ax.axhline(claimed, color=VERMILION, linestyle="--", label=f"claimed, {claimed:g}")
     top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
-    ax.set_ylim(-0.04 * top, top)  # Keeps a claim of 0 clear of the frame.
+    ax.set_ylim(-0.04 * top, top)  # The margin separates a claim of 0 from the frame.
     ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
     return legend_above(ax)
 
@@ -154,7 +157,7 @@ def gamma_by_record(
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError: if the feature does not contain real numbers.
-        ValueError: if it does not contain one number for each record.
+        ValueError: if the feature does not contain one number for each record.
 
     Formal guarantees:
         The limits have the guarantee of `dpjax.gamma_by_record`, for all records at once.

@@ -83,7 +83,7 @@ def noise(
     """
     _checks.fraction("probability", probability)
     if not mechanisms:
-        raise ValueError("mechanisms must hold at least one, got none")
+        raise ValueError("mechanisms must contain at least one mechanism, got none")
     for name, mechanism in mechanisms.items():
         if not isinstance(mechanism, CoordinatewiseMechanism):
             raise TypeError(
@@ -98,7 +98,7 @@ def noise(
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
         inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
-        # Markers must stand at points of the curve.
+        # The markers must be at points of the curve.
         at = np.union1d(offsets, [-inside, inside])
         log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
         density = np.exp(np.asarray(log_density, np.float64)) / scales[name]
@@ -161,20 +161,22 @@ def release_with_error(
     """
     if not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(release.value)):
         raise TypeError(
-            f"release must hold numbers, got {_checks.described(release.value)}; polynomials are"
-            " for dpjax.plotting.released_function"
+            f"release must contain numbers, got {_checks.described(release.value)}: plot "
+            "polynomials by dpjax.plotting.released_function"
         )
     _checks.fraction("probability", probability)
     values = _flat(estimate(release.value, release.accuracy))
     if truth is not None and _flat(truth).shape != values.shape:
         raise ValueError(
-            f"truth must hold {len(values)} numbers, like the release, got"
-            f" {_checks.described(truth)}"
+            f"truth must contain {len(values)} numbers, like the release, got "
+            f"{_checks.described(truth)}"
         )
     if names is None:
         names = names_of(release.value, release.accuracy, release.labels)
     if len(names) != len(values):
-        raise ValueError(f"names must be {len(values)}, one for each number, got {len(names)}")
+        raise ValueError(
+            f"names must have {len(values)} entries, one for each number, got {len(names)}"
+        )
     ax, places = axes_or_new(ax), np.arange(len(values))
     at_once = " at once" if simultaneous and len(values) > 1 else ""
     try:

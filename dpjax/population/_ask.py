@@ -161,7 +161,8 @@ def _check_runs(agreeing: float, draws: int) -> None:
     """Refuses runs that disagree on how probable the release is: their draws did not reach it.
 
     Such draws may lie together far from the posterior, and then the differences of their averages
-    say nothing. None agree if no draw could have given the release, which has its own error.
+    say nothing. If no draw could have given the release, no runs agree, and another check raises
+    the error.
     """
     if 0 < agreeing < ISLANDS / 2:
         raise ValueError(

@@ -241,7 +241,10 @@ def _computed(
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     program = Program.trace("model", function, jax.ShapeDtypeStruct((), key.dtype), {})
     if not program.is_concrete:
-        raise TypeError("model closes over a traced value, but simulation_bank runs on the host")
+        raise TypeError(
+            "model must not close over a traced value, because simulation_bank runs on the "
+            "host: call simulation_bank outside of jit and vmap"
+        )
     cell = fingerprint_of_cell(())
     words = words_of_cells([cell], np.arange(draws))
     part = _Whole("simulations", cell.hex(), program, outputs_of(program.outputs), words)

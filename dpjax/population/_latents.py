@@ -95,8 +95,8 @@ class Latents:
         """Finds the draws of a function of a key.
 
         Raises:
-            ValueError: if a key is used for two draws, or the outputs depend on the key in another
-                way than by its random bits.
+            ValueError: if a key is used for two draws, or the outputs depend on the key other than
+                through its random bits.
         """
         program, outputs = jax.make_jaxpr(function, return_shape=True)(key)
         structure = jax.tree.structure(outputs)
@@ -192,7 +192,7 @@ class _Walk:
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
-        """The next given draw. The first run has none: it records the draw and returns zeros."""
+        """The next given draw. The first run, without given draws, records it and returns zeros."""
         if self._given is not None:
             return next(self._given)
         words = np.asarray(jax.random.key_data(keys))
@@ -228,8 +228,8 @@ def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
     keys = [key for source in by_draw.values() for key in source.keys]
     if len(set(keys)) < len(keys):
         raise ValueError(
-            'prior and model must use every key once for method="tempered", got a key that draws'
-            " twice: split it, as by jax.random.split"
+            'prior and model must use every key once for method="tempered", got a key that is '
+            "used for two draws: split it by jax.random.split"
         )
     return tuple(by_draw.values())
 

@@ -44,7 +44,7 @@ class _StoppedError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
-    """How a private function releases databases of one kind.
+    """The distribution of a private function's releases, for databases of one kind.
 
     Attributes:
         private: the function.
@@ -136,7 +136,10 @@ class Law:
             if array.shape != like.shape or not fits(array, like.dtype):
                 raise ValueError(_unlike(name, wanted, held))
             if np.isnan(array).any():
-                raise ValueError(f"{name} is NaN: a parameter of its mechanism was bad")
+                raise ValueError(
+                    f"{name} must not be NaN: NaN marks a release whose mechanism had an invalid "
+                    "parameter"
+                )
             return jnp.asarray(array.astype(like.dtype))
 
         return self._as_drawn(jax.tree.map(converted, held, wanted.tree()))
@@ -233,13 +236,14 @@ def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
         return found[0]
     except _ASKED_FOR_NUMBERS as error:
         raise TypeError(
-            "private must be made by dpjax.privatize, or be JAX code that runs on many simulated"
-            f" databases at once, but {_checks.shown(private)} asks for the numbers in them: use"
-            " dpjax.confidence_set, or write the target with jax.numpy"
+            "private must be made by dpjax.privatize, or be JAX code that runs on many "
+            f"simulated databases at once, but {_checks.shown(private)} needs the values of "
+            "their arrays while it is traced: use dpjax.confidence_set, or write the target "
+            "with jax.numpy"
         ) from error
     raise TypeError(
-        "private must release by dpjax.privatize, or by a private statistic of dpjax, got"
-        f" {_checks.shown(private)}, which draws nothing"
+        "private must release by dpjax.privatize, or by a private statistic of dpjax, got "
+        f"{_checks.shown(private)}, which draws no noise"
     )
 
 
@@ -375,7 +379,7 @@ def as_several(private: OneOrSeveral) -> tuple[Releases, ...]:
                 f" key and a database that releases a private statistic, got {_checks.shown(one)}"
             )
     if not several:
-        raise ValueError("private must hold at least one private function, got none")
+        raise ValueError("private must contain at least one private function, got none")
     return several
 
 

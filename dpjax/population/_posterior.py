@@ -48,7 +48,9 @@ class Posterior:
         """Refuses weights that are concentrated on too few draws, and draws that are NaN."""
         count = len(weights)
         if draws.with_nan:
-            raise ValueError(f"prior must draw numbers, got NaN for {draws.with_nan}")
+            raise ValueError(
+                f"prior must draw parameters without NaN, got NaN for {draws.with_nan}"
+            )
         if not effective_size > 0:
             raise ValueError(
                 f"none of the {count:,} simulated databases could have given this release: the"
@@ -63,11 +65,11 @@ class Posterior:
                     " give fewer released numbers at once"
                 )
             raise ValueError(
-                f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of"
-                f" {count:,} draws: few simulated databases have values near the release. Ask"
-                ' dpjax.posterior for method="tempered", which moves them there, or for about'
-                f" {needed:.1g} draws; or take a narrower prior from public knowledge, or give"
-                " fewer released numbers at once"
+                f"effective size must be at least {LEAST_SIZE}, got {effective_size:.1f} of "
+                f"{count:,} draws: few simulated databases have values near the release. Ask "
+                'dpjax.posterior for method="tempered", which moves databases toward the '
+                f"release, or for about {needed:.1g} draws; or take a narrower prior from public "
+                "knowledge, or give fewer released numbers at once"
             )
         return cls(weights, effective_size, draws)
 
@@ -92,7 +94,7 @@ class Posterior:
 
         Raises:
             TypeError: if the confidence is not a number.
-            ValueError: if it is out of range.
+            ValueError: if the confidence is out of range.
 
         Formal guarantees:
             If theta is drawn from the prior and the database from the model, the interval contains

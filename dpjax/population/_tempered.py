@@ -23,10 +23,10 @@ Density: TypeAlias = Callable[[jax.Array], jax.Array]
 """Takes a row of normal numbers to the log density of the release, which is finite."""
 
 WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
-"""The same with a row of derivatives."""
+"""Computes the log density and its derivative, for a row of normal numbers."""
 
 _KICKS = 16  # The number of steps of a path along the derivative.
-_MOST_TRIES = 12  # The most points that are tried on an ellipse.
+_MOST_TRIES = 12  # The largest number of points tried on an ellipse.
 RANDOM = 2 + _MOST_TRIES  # The number of further normal numbers that a move needs.
 
 
@@ -35,7 +35,7 @@ def with_slope(density: Density, size: int) -> WithSlope:
     both = jax.value_and_grad(density)
     try:
         jax.eval_shape(both, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
-    except (NotImplementedError, TypeError, ValueError):  # JAX raises these if it cannot.
+    except (NotImplementedError, TypeError, ValueError):  # JAX's errors if it cannot differentiate.
         return lambda normal: (density(normal), jnp.zeros_like(normal))
     return both
 

@@ -127,7 +127,9 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
     other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
     here, there = ((law.values, law.published) for law in (world.laws[0], other.laws[0]))
     if here != there:
-        raise ValueError("private must compute arrays of one shape for every epsilon")
+        raise ValueError(
+            "private must compute arrays of the same shape for every epsilon, got different shapes"
+        )
     return dataclasses.replace(bank, _world=other)
 
 

@@ -84,7 +84,7 @@ class World:
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
 
     def check_explained(self, log_density: float) -> None:
-        """Refuses releases that are far from all simulated ones, as those of another model are.
+        """Refuses releases that are far from all simulated ones, such as releases of another model.
 
         `log_density` is the largest log density among simulated databases. Additive noise has a
         log-concave density. In k dimensions, the log of such a density is below its maximum by x or
@@ -97,9 +97,10 @@ class World:
         numbers = sum(x.size for law in self.laws for x in law.values.leaves)
         if scipy.special.gammaincc(numbers, max(fall, 0.0)) < _RARE:
             raise ValueError(
-                "release is far from all simulated ones: even from the nearest database, its noise"
-                f" would be drawn less than once in {1 / _RARE:,.0f} times. Use the n and the"
-                " private function of the release, and a prior and model that can explain it"
+                "release must be near a simulated one, but even for the nearest simulated "
+                "database, noise as large as that of the release would be drawn less than once "
+                f"in {1 / _RARE:,.0f} times. Use the n and the private function of the release, "
+                "and a prior and model that can explain it"
             )
 
     @functools.cached_property
@@ -119,8 +120,8 @@ class World:
         given = list(release) if isinstance(release, (list, tuple)) else [release]
         if len(given) != len(self.laws):
             raise ValueError(
-                f"release must be a list of {len(self.laws)}, with one release of each private"
-                f" function, got {len(given)}"
+                f"release must be a list of {len(self.laws)} releases, one of each private "
+                f"function, got {len(given)}"
             )
         check_distinct([law.private for law in self.laws], given)
         read = zip(self.laws, given, strict=True)

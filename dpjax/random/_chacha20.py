@@ -107,7 +107,9 @@ def _rounds_of_words(words: Words) -> Words:
 
 
 def _rounds_in_kernels(words: Words) -> Words:
-    """The rounds on a GPU, with two double rounds per kernel. More would compile slowly.
+    """The rounds on a GPU, with two double rounds per kernel.
+
+    Kernels of more rounds would compile slowly.
 
     The first two double rounds are outside of the loop, so that XLA fuses them with the computation
     of the state.
@@ -377,7 +379,10 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _NotPickled:
-    """A function of the key implementation. A pickled key would contain it, so pickling raises."""
+    """A function of the key implementation.
+
+    A pickled key would contain it, so pickling it raises an error.
+    """
 
     function: Callable[[jax.Array], jax.Array]
     instead: str

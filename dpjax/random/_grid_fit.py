@@ -208,10 +208,11 @@ class Calibration:
     def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
         """The exponent of the grid, which all leaves share.
 
-        Every power of two is correct. This one keeps the noise small. A step g increases the scale
-        by the factor 1 + rounding * g / sensitivity, and rounding c down by about 1 + 1 / c.
+        Every power of two is a correct step of the grid. The chosen one keeps the noise small. A
+        step g increases the scale by the factor 1 + rounding * g / sensitivity, and rounding c down
+        by about 1 + 1 / c.
         """
-        # At this step, in units of sensitivity / rounding, both factors are equal.
+        # The step at which both factors are equal, in units of sensitivity / rounding.
         ratio = self.scale / self.sensitivity
         balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
         ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)

@@ -78,7 +78,7 @@ def seeded_key(seed: int) -> jax.Array:
 
     Raises:
         TypeError: if the seed is not an integer.
-        ValueError: if it is out of range.
+        ValueError: if the seed is out of range.
 
     Formal guarantees:
         None: anyone who guesses the seed can remove the noise, and a search can find it.
@@ -246,8 +246,9 @@ class KeyLedger(OpenLedger):
                 self._connection.execute("INSERT INTO used_keys VALUES (?)", (claimed,))
         except sqlite3.IntegrityError as error:
             raise ValueError(
-                f"key {claimed[:12]} was used for a release before, and the noise would be the same"
-                " again: make a new key, by jax.random.split or dpjax.random.secure_key()"
+                f"key must be new, but the key with fingerprint {claimed[:12]} was used for a "
+                "release before, so both releases would have the same noise: make a new key by "
+                "jax.random.split or dpjax.random.secure_key()"
             ) from error
 
     def record(self, release: Payment) -> None:
@@ -285,7 +286,7 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
 
 
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
-    """The key; or a new key, if an earlier shard has the same key.
+    """Returns the key, or a new key if an earlier shard has the same key.
 
     After `jax.lax.pcast`, the type of a key says that the key varies over shards, although its bits
     are the same.

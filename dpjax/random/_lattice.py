@@ -129,7 +129,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             large.pop()
             if left[alias] < capacity:
                 small.append(alias)
-    # A slot that is still full has the bound 0, and is its own alias.
+    # A slot that still has its full capacity gets the bound 0, and is its own alias.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -282,7 +282,7 @@ def _drawn(sampler: Sampler, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(shape), drawn)
 
 
-# Words that a round does not use, a random bit, and the variable.
+# The words that a round leaves unused, a random bit, and the exponential variable.
 _Exponential: TypeAlias = tuple[Words, jax.Array, Limbs]
 
 
@@ -378,7 +378,7 @@ def _sum_of_levels(outcomes: Sequence[jax.Array]) -> Limbs:
         return functools.reduce(lambda sum, x: (sum << _LEVEL_BITS) + x, levels)
 
     levels = [x - _CENTER for x in outcomes]
-    # Three levels and two are below 2^26 and 2^19, so each part is an int32.
+    # Three joined levels are below 2^26 and two are below 2^19, so each part is an int32.
     coarse, fine = joined(levels[:-_FINE]), joined(levels[-_FINE:])
     bits = np.uint32(_FINE * _LEVEL_BITS)
     shifted = Limbs(

@@ -37,7 +37,7 @@ class Lattice:
         certificate: bounds on the difference from the ideal distribution, for every coordinate.
 
     Formal guarantees:
-        As for the certificate.
+        Those of the certificate.
     """
 
     variables: Callable[[jax.Array, tuple[int, ...]], PyTree]

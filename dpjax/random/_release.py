@@ -108,8 +108,8 @@ def add_integer_noise(
 ) -> list[jax.Array]:
     """Adds noise to integers, and returns them as floats in units of 2^exponent.
 
-    `scale` is in units of the integers, and must cover all that moves them. If noise of this scale
-    would not fit, the result is NaN.
+    `scale` is in units of the integers, and must be large enough for the whole change of the
+    integers between neighbors. If noise of this scale would not fit, the result is NaN.
     """
     count = sum(x.low.size for x in steps)
     if noise.lattice is None:

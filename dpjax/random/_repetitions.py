@@ -1,4 +1,4 @@
-"""How often a tuning runs: random integers from random bits, with exact probabilities.
+"""The random number of runs of a tuning: integers from random bits, with exact probabilities.
 
 Every decision is a coin with a rational probability: random bits are compared with the binary
 digits of the probability, until a bit differs. So all probabilities are exact, without floats.
@@ -112,7 +112,7 @@ class Repetitions:
     def attempt(self, coin: Coin) -> int | None:
         """One attempt at a number: a negative binomial one, or a piece of a Poisson one.
 
-        Given that it does not return None, it has the right distribution.
+        Given that the result is not None, it has the right distribution.
         """
         if self.shape is None:
             twice, count = 2 * self.poisson_mean / self.pieces, 0

@@ -54,7 +54,7 @@ _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 
-# The samples, which columns are still open, and whether any column is.
+# The samples, which columns are still open, and whether any column is open.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
 # Gives the words of one round for a batch of samples.
 Draw: TypeAlias = Callable[[jax.Array], Words]
@@ -87,7 +87,7 @@ class Sampler:
     def first_words(self, block: Words, row: int) -> Words:
         """The first words of the sample in a row, from a shared block.
 
-        In a sample's own block, the first words are those of the last row.
+        If the block belongs to a single sample, its first words are those of the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
@@ -155,7 +155,7 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 
 
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The same samples on a CPU: from first words, and from all words only for open samples."""
+    """The samples of groups on a CPU: from first words, or from all words for open samples."""
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
@@ -254,7 +254,7 @@ def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arr
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Zeros that vary over devices as the data does, which loops under `shard_map` require."""
+    """Zeros that vary over the same devices as the data, as loops under `shard_map` require."""
     return ((keys[:, :1] ^ places) & np.uint32(0)).reshape(-1)
 
 

@@ -26,7 +26,7 @@ from dpjax.random._lattice import exponential_rounds, lattice_exponential
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scale
 
-# Log weights of options, one for each.
+# The log weights of all options.
 LogBase: TypeAlias = tuple[float, ...]
 # The next round, and the selected index, or -1 if every try has failed so far.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
@@ -98,7 +98,7 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # A zero that varies over devices as the data does, which a loop under `shard_map` requires.
+    # A zero that varies over the same devices as the data, as a loop under `shard_map` requires.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
@@ -184,7 +184,7 @@ def _selected(
 
 
 def without_weight(log_base: LogBase | None) -> jax.Array | None:
-    """Booleans: which options have weight 0; None if no option has."""
+    """Booleans: which options have weight 0; None if no option has weight 0."""
     if log_base is None or min(log_base) > -math.inf:
         return None
     return jnp.asarray(np.asarray(log_base) == -math.inf)

@@ -32,10 +32,11 @@ def fingerprint_of_value(name: str, value: PyTree) -> bytes:
 
 
 def as_held(name: str, value: ArrayLike) -> np.ndarray:
-    """Numbers in the dtype that JAX converts them to. Raises if a number does not fit."""
+    """Numbers in JAX's dtype. Raises an error if a number is out of the range of this dtype."""
     if jnp.issubdtype(getattr(value, "dtype", object), jax.dtypes.prng_key):
         raise TypeError(
-            f"{name} must be numbers, got keys: derive keys from the key that the function takes"
+            f"{name} must be numbers, got keys: derive keys from the key that is passed to the "
+            "function"
         )
     array = _checks.host_numbers(name, value)
     floats = jnp.issubdtype(array.dtype, jnp.floating)
@@ -70,7 +71,7 @@ def _canonical(name: str, leaf: PyTree) -> tuple[str, str | np.ndarray]:
     if array.dtype == bool:
         return "constant", str(bool(array))
     if np.isnan(array):
-        raise ValueError(f"{name} must not hold NaN, which cannot be a coordinate")
+        raise ValueError(f"{name} must not contain NaN, because NaN cannot be a coordinate")
     number = float(array) if jnp.issubdtype(array.dtype, jnp.floating) else int(array)
     return "number", str(number if np.isinf(array) else Fraction(number))
 
@@ -167,7 +168,10 @@ def _traced(name: str, values: PyTree) -> Axis:
         values = np.array(values)
     leaves, structure = jax.tree.flatten(values)
     if any(_checks.is_traced(leaf) for leaf in leaves):
-        raise TypeError(f"{name} is traced, but sweep runs on the host")
+        raise TypeError(
+            f"{name} must not be traced, because sweep runs on the host: call sweep outside of "
+            "jit and vmap"
+        )
     if not leaves or any(np.ndim(leaf) == 0 for leaf in leaves):
         raise ValueError(
             f"{name} must be a list of numbers, or arrays with a leading axis of values, got"
@@ -179,7 +183,7 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
-    # The function gets the same numbers that the fingerprints, and so the keys of cells, are of.
+    # The function gets exactly the numbers from which fingerprints and keys of cells are computed.
     tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
@@ -234,7 +238,7 @@ def _static(name: str, values: PyTree) -> Axis:
         raise ValueError(f"{name} must have at least one value")
     fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
-    # Values with the same text raise, too, because they would be equal coordinates.
+    # Values with the same text are refused, too, because they would be equal coordinates.
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, list(values), {name: _array_of_labels(labels)}, fingerprints)
 

@@ -56,8 +56,8 @@ def cut_at_draws(program: Program) -> Cut:
     """Cuts a program of a key and values at its small draws from the key.
 
     Without cuts, each choice of static parameters would compile ChaCha20 and the noise tables
-    again. Where a program is cut does not depend on other choices of static parameters, so its bits
-    do not, either.
+    again. The cuts of a program do not depend on other choices of static parameters, so the bits of
+    its results do not depend on them, either.
     """
     return Cut((), program) if program.calls_host else _Walked(program).cut()
 
@@ -90,7 +90,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # Not `Program.trace`, because the operations were checked with the whole program.
+        # `Program.trace` is not needed, because the whole program was already checked.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -122,7 +122,7 @@ class _Walked:
         return found
 
     def _is_small(self, step: _Step) -> bool:
-        """Whether it draws few numbers, or keys of the kind of the key."""
+        """Whether a step draws few numbers, or keys of the same kind as the key."""
         drawn, kind = [*map(aval, step.equation.outvars)], self.program.inputs.leaves[0].dtype
         kinds = {x.dtype for x in drawn if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
         return kinds <= {kind} and 0 < sum(x.size for x in drawn) <= _MOST_VALUES
@@ -177,7 +177,7 @@ def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Ar
 # An interruption loses about one of `_CHUNKS` chunks. Chunks of fewer than `_LEAST_CELLS` cells
 # would be slow.
 _CHUNKS, _LEAST_CELLS = 16, 64
-_LEAST = 2  # XLA compiles a batch of one differently, with other rounding.
+_LEAST = 2  # XLA compiles a batch of one cell differently, with other rounding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ def parts_of(
     static: Sequence[Axis],
     repeats: int,
 ) -> list[Part]:
-    """Traces all parts before any cell is computed. Raises if their outputs differ in kind."""
+    """Traces all parts before any cell is computed. Refuses parts whose outputs differ in kind."""
     parts = [
         _trace(function, key, traced, static, choice, repeats)
         for choice in itertools.product(*(range(len(axis)) for axis in static))
@@ -269,9 +269,12 @@ def _trace(
     values = {axis.name: axis.spec_of_value() for axis in traced}
     program = Program.trace("function", of_a_cell, key_spec, values)
     if not program.is_concrete:
-        raise TypeError("function closes over a traced value, but sweep runs on the host")
-    # Hashed now: while the next part is traced, the function may write to an array that it closes
-    # over.
+        raise TypeError(
+            "function must not close over a traced value, because sweep runs on the host: call "
+            "sweep outside of jit and vmap"
+        )
+    # The program is hashed now, because the function may write to an array that it closes over
+    # while the next part is traced.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])
     cells = list[bytes]()

@@ -24,7 +24,7 @@ from dpjax.sweeps._sweep import sweep
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_LEAST_DRAWS = 20  # Fewer would not estimate a spread.
+_LEAST_DRAWS = 20  # Fewer draws would not estimate a spread.
 _MECHANISM, _DRAW = "mechanism", "draw"
 _MOSTLY_NOISE = 3  # From this ratio of noise to spread, a release is mostly noise.
 _PAGE = "docs/when-it-works.md"
@@ -110,7 +110,7 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
-    # Raises wherever a release would raise, before anything is drawn.
+    # Raises any error that a release would raise, before anything is drawn.
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
@@ -163,7 +163,7 @@ def _named(mechanisms: Any) -> dict[str, Any]:
         if not isinstance(name, str):
             raise TypeError(f"mechanisms must have strings as names, got {_checks.shown(name)}")
     if not pairs:
-        raise ValueError("mechanisms must hold at least one mechanism, got none")
+        raise ValueError("mechanisms must contain at least one mechanism, got none")
     if len(dict(pairs)) < len(pairs):
         raise ValueError(
             f"mechanisms must have distinct names, got {[name for name, _ in pairs]}: give a dict"
@@ -235,7 +235,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         variables[f"released{suffix}"] = (_MECHANISM, *dims), np.stack(rows)
     value = _numbers(variables, "value", 1)
     finite = np.asarray(np.isfinite(value).all(axis=1))
-    with np.errstate(all="ignore"):  # Infinite or undefined ratios get verdicts of their own.
+    with np.errstate(all="ignore"):  # Infinite and undefined ratios get separate verdicts.
         error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())

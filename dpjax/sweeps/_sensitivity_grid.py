@@ -98,8 +98,8 @@ def sensitivity_grid(
             raise ValueError(f"{name} must have distinct values, at least one, got {values!r}")
     if choices > 1 and ("dkw" in methods or None in confidences):
         raise ValueError(
-            f"choices={choices} needs statements that hold simultaneously, but marginal statements"
-            ' do not: give confidences in (0, 1), with method "exact"'
+            "choices must be 1 for marginal statements, which do not hold simultaneously, got "
+            f'{choices}: give confidences in (0, 1), with method "exact"'
         )
     taken = [
         c if c is None else confidence_of_each(_checks.fraction("confidences", c), choices)

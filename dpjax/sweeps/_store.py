@@ -36,7 +36,7 @@ class Store:
         # An existing folder may be a mounted disk, whose parent need not be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"sweep {self.path} must be a folder, but is a file")
+            raise ValueError(f"sweep {self.path} must be a folder, got a file")
         self.path.mkdir(exist_ok=True)
         sync_folder(self.path.parent)
         self._found: dict[str, list[ChunkFile]] = {}
@@ -76,7 +76,7 @@ class Store:
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Writes the run of a part into the folder before its first chunk.
+        """Writes what determines the bits of a part into the folder, before the part's first chunk.
 
         Other processes compare their own runs with it.
         """
@@ -95,8 +95,8 @@ class Store:
             named: for each part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # For a part that this call does not ask for, only the entries are compared that are
-            # equal for all parts.
+            # If this call does not ask for the part, only entries that are equal for all parts are
+            # compared.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""

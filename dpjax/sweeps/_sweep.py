@@ -29,7 +29,7 @@ RELATION = "relation"
 
 
 def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
-    """Raises if names collide in a dataset, or units have unknown names."""
+    """Refuses names that would collide in a dataset, and units of unknown names."""
     coordinates = {REPEAT, *(name for axis in axes for name in axis.coordinates)}
     named = {output.name for output in outputs}
     if both := sorted(coordinates & named):

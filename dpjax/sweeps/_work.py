@@ -139,7 +139,7 @@ class Work:
             for place, cells in enumerate(step):
                 if len(cells):
                     of_chunk = [array[place, : len(cells)] for array in values]
-                    if store is not None:  # Write to disk first, because of interruptions.
+                    if store is not None:  # The disk comes first, for interruptions.
                         store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
                     self.computed += len(cells)
                     self._keep(i, cells, of_chunk)
@@ -192,8 +192,8 @@ def _run_chunk(
     return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)
 
 
-# Keys are passed as words, because `jax.debug_key_reuse` would count each program as a further use
-# of the key.
+# Keys are passed to the program as words, because `jax.debug_key_reuse` would count each program as
+# a further use of the key.
 @functools.partial(jax.jit, static_argnames="mesh")
 def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Array:
     def chunk(key: Key, words: jax.Array) -> jax.Array:

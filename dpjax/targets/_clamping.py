@@ -103,8 +103,8 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
 def into_unit_ball(x: jax.Array) -> jax.Array:
     """Scales vectors along the last axis down to length 1; NaN counts as 0.
 
-    Vectors of length at most 1 do not change. Lengths are rounded up, so no result is longer than
-    1. Results are float32 or wider.
+    Vectors of length at most 1 do not change. Computed lengths are rounded up, so no result is
+    longer than 1. Results are float32 or wider.
     """
     # The limit is far beyond any useful feature, and its square is finite. Without this clip, an
     # infinite feature would give infinity / infinity.

@@ -66,8 +66,8 @@ def command_line(
             file, such as a script, the file's contents are part of the target.
         output: a pytree of arrays or of `jax.ShapeDtypeStruct`: shapes and dtypes of the printed
             numbers.
-        timeout: seconds after which the program, and all that it has started, is killed. Choose it
-            far above the usual time.
+        timeout: seconds after which the program and all processes that it has started are killed.
+            Choose a timeout far above the usual running time.
         failure: the value to release if the program fails on the private database, see `host`.
         jobs: how many programs run at a time, see `host`.
 
@@ -129,13 +129,13 @@ class NumbersRead:
         self._numbers = list[int | float]()
 
     def take(self, piece: bytes) -> None:
-        """Reads the next chunk; raises if it contains anything but numbers, or too many numbers."""
+        """Reads a chunk. Raises an error if it has anything except numbers, or too many numbers."""
         text = self._rest + piece.replace(b",", b" ")
         words = text.split()
         # The last word may continue in the next chunk.
         self._rest = words.pop() if words and not text[-1:].isspace() else b""
         if max(map(len, [*words, self._rest])) > _LONGEST_WORD:
-            raise ValueError(f"it printed a word of more than {_LONGEST_WORD} bytes")
+            raise ValueError(f"the program printed a word of more than {_LONGEST_WORD} bytes")
         for word in words:
             self._add(word)
 
@@ -144,12 +144,14 @@ class NumbersRead:
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):
-            raise ValueError(f"it printed {len(self._numbers)} of {len(self._kinds)} numbers")
+            raise ValueError(
+                f"the program printed {len(self._numbers)} of {len(self._kinds)} numbers"
+            )
         return self._numbers
 
     def _add(self, word: bytes) -> None:
         if len(self._numbers) == len(self._kinds):
-            raise ValueError(f"it printed more than {len(self._kinds)} numbers")
+            raise ValueError(f"the program printed more than {len(self._kinds)} numbers")
         self._numbers.append(self._kinds[len(self._numbers)](word.decode()))
 
 
@@ -210,7 +212,7 @@ def converse(
             pipes.register(pipe, event, call)
         while pipes.get_map():
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"it took longer than {timeout:g} s")
+                raise TimeoutError(f"the program took longer than {timeout:g} s")
             ended = process.poll() is not None
             if ended:
                 end(process)
@@ -225,7 +227,7 @@ def converse(
     try:
         process.wait(max(deadline - time.monotonic(), 0))
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"it took longer than {timeout:g} s") from None
+        raise TimeoutError(f"the program took longer than {timeout:g} s") from None
     return complaint.decode(errors="replace")
 
 
@@ -257,7 +259,7 @@ class _Program:
         with ended_when_stopped(start, _kill) as process:
             complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)
         if process.returncode != 0:
-            raise RuntimeError(f"it ended with status {process.returncode}: {complaint}")
+            raise RuntimeError(f"the program ended with status {process.returncode}: {complaint}")
 
 
 def _kill(process: Process) -> None:

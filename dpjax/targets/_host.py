@@ -119,7 +119,7 @@ def host_target(
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
     declared = TreeSpec.of(output).tree()
     public = _public_value(failure, declared)
-    # This raises early if the function cannot be copied. Tracing will make another copy.
+    # This copy raises an early error if the function cannot be copied. Tracing makes another copy.
     freeze()
 
     def target(database: Database) -> Value:
@@ -185,7 +185,7 @@ def _failure(error: BaseException) -> _Failure:
     kind = type(error).__name__
     try:
         return _Failure(" ".join(f"{kind}: {error}".split()))
-    except BaseException:  # Even the __str__ of an exception may raise.
+    except BaseException:  # Even the __str__ of an exception may raise an error.
         return _Failure(kind)
 
 
@@ -201,7 +201,7 @@ class _Evaluation(HostCall):
     def __call__(self, origin: jax.typing.ArrayLike, database: Database) -> list[np.ndarray]:
         """The leaves of the function's outputs, stacked over databases.
 
-        On private databases it raises only if the user interrupts it.
+        On private databases, the call raises an error only if the user interrupts it.
         """
         try:
             # Only NumPy is used from here on: JAX may be waiting for this call, so using JAX here
@@ -246,7 +246,10 @@ class _Evaluation(HostCall):
 def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, in their declared dtypes. A failure on a sampled database raises."""
+    """The leaves of the value, in their declared dtypes.
+
+    Raises if it fails on a sampled database.
+    """
     # Signals arrive in the main thread, so the function must run in another thread. In a worker
     # process, this code runs in the main thread.
     if threading.current_thread() is threading.main_thread():
@@ -267,11 +270,15 @@ def _leaves(output: PyTree, value: PyTree) -> list[np.ndarray]:
 def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.ndarray:
     array = np.asarray(value)
     if array.shape != spec.shape or not _same_kind(array.dtype, spec.dtype):
-        raise ValueError(f"it returned {_checks.described(array)}, not {_checks.described(spec)}")
+        raise ValueError(
+            f"the function returned {_checks.described(array)}, not {_checks.described(spec)}"
+        )
     with np.errstate(all="ignore"):
         converted = array.astype(spec.dtype)
     if jnp.issubdtype(spec.dtype, jnp.integer) and np.any(converted != array):
-        raise OverflowError(f"it returned integers that {spec.dtype} cannot hold")
+        raise OverflowError(
+            f"the function returned integers that are out of the range of {spec.dtype}"
+        )
     return converted
 
 

@@ -165,7 +165,7 @@ def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
 
 
 def _peak(h: float, dims: int, dtype: np.dtype) -> float:
-    """K(0) / h^dims; raises if it is out of the range of the dtype."""
+    """K(0) / h^dims; raises an error if the quotient is out of the range of the dtype."""
     largest = float(np.finfo(dtype).max)
     # The comparison is in logarithms, which do not overflow.
     if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
@@ -191,7 +191,7 @@ def priestley_chao(*, bandwidth: float) -> Callable[[Database], Callable[[jax.Ar
 
     Raises:
         TypeError: if the bandwidth is not a number.
-        ValueError: if it is not above 0.
+        ValueError: if the bandwidth is not above 0.
 
     Formal guarantees:
         No global bound is known: a single distant record can make a gap arbitrarily long. The

@@ -116,7 +116,8 @@ class KnownSensitivity(KnowsSensitivity):
         if relation not in self.relations:
             known = " or ".join(map(str, self.relations))
             raise ValueError(
-                f"relation must be {known}, because no other bound is known, got {relation}"
+                f"relation must be {known}, because no bound is known under other relations, got "
+                f"{relation}"
             )
         n = None if n is None else _checks.integer("n", n, least=1)
         bound = self._bound(norm, relation, n, dtype)

@@ -107,7 +107,7 @@ def letter_counts(*, width: int) -> BoundedSum:
 
 
 class _Counts(BoundedSum):
-    reads = "integers"  # 64-bit integers are clamped to int32, where they are no codes, either.
+    reads = "integers"  # Clamping 64-bit integers to int32 makes no new codes.
 
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max

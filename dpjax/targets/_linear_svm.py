@@ -25,7 +25,7 @@ from dpjax.targets._known_sensitivity import (
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
 # The largest length of a step, as a fraction of the step that reaches the boundary. With a larger
-# fraction, divisors in the next step would lose digits. A smaller one would need more steps.
+# fraction, divisors in the next step would lose digits. A smaller fraction would need more steps.
 _STRIDE = 0.99
 # The target value of the complementary products, divided by the cap. A product is a slope times a
 # distance, so this value bounds the error of a margin. In float32 it is a tenth of eps. In float64
@@ -58,8 +58,8 @@ class Point(NamedTuple):
     theta: jax.Array
     slope: jax.Array  # Below the cap.
     spare: jax.Array  # The cap minus the slope, stored because subtraction would lose digits.
-    short: jax.Array  # How far a record is below the margin. Times spare, it is 0 at the solution.
-    beyond: jax.Array  # How far it is above the margin. Times slope, it is 0 at the solution.
+    short: jax.Array  # The distance below the margin. At the solution, short * spare is 0.
+    beyond: jax.Array  # The distance above the margin. At the solution, beyond * slope is 0.
 
 
 def linear_svm(
@@ -89,8 +89,8 @@ def linear_svm(
             was at most 2% of the effect of replacing a record. For the Gaussians 8 steps are
             enough. Hard problems at C = 100 need more than 12, and float64.
         working_set: how many records, at least 2 (d + 1), take part in the final steps: the most
-            undecided ones. The slopes of the others stay fixed. None uses all records. Use None if
-            many records lie on the margin, such as copies of each other at large C.
+            undecided ones. The slopes of other records stay fixed. None uses all records. Use None
+            if many records lie on the margin, such as copies of each other at large C.
 
     Returns:
         A target with a known `sensitivity`, in l1: maps {"x": (n, d) features, "y": (n,) labels,
@@ -156,7 +156,9 @@ def linear_svm(
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         del n  # The bound is the same for all n.
         if not clip:
-            raise ValueError("clip must be True: without it no bound is known, got False")
+            raise ValueError(
+                "clip must be True, because no bound is known without clipping, got False"
+            )
         check_strength(regularization)
         d, exactly = known_dims(dims), Fraction(cost)
         longest = min(exactly * d / 2, Fraction(sqrt_up(exactly * d)))
@@ -197,7 +199,7 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # This length makes margins 1 on average if the cap allows it.
+    # With this length, margins are 1 on average if the cap allows it.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)

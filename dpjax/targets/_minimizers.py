@@ -3,9 +3,10 @@
 An objective with the term (lambda / 2) ||w||^2 is lambda-strongly convex, so ||w - w*|| is at most
 ||gradient(w)|| / lambda. The norm of a gradient thus bounds the distance of w to the minimizer w*.
 
-Fast solvers usually make the gradient short enough, but this is not proven in floats. An error if
-they do not would leak private data. So gradient descent follows, with at most K steps and usually
-none. It is proven to end near the minimizer from any point (docs/proofs/learners.md).
+Fast solvers usually make the gradient short enough, but this is not proven in floats. Raising an
+error for a longer gradient would leak private data. Instead, gradient descent follows, with at most
+K steps and usually none. This descent is proven to end near the minimizer from any point
+(docs/proofs/learners.md).
 """
 
 import math
@@ -33,13 +34,13 @@ Number = TypeVar("Number", float, Fraction)
 
 
 def check_strength(regularization: float) -> float:
-    """Returns a lambda above 0 that is known when the target is made, or raises."""
+    """Checks that lambda is above 0 and known when the target is made, and returns it."""
     check_known("regularization", regularization)
     return _checks.positive("regularization", regularization)
 
 
 def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
-    """Raises if lambda is too small for the rounding with d features, or enormous."""
+    """Raises an error if lambda is too small for the rounding with d features, or enormous."""
     least = _LEAST_IN_UNITS * (d + 8) * unit(dtype)
     if not least <= Fraction(strength) <= _LARGEST:
         raise ValueError(
@@ -49,7 +50,7 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto a ball around 0, so no point in the ball gets farther away; NaN gives 0."""
+    """Projects w onto a ball around 0, without moving away from any point in it; NaN gives 0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
@@ -152,7 +153,7 @@ def inverse_factor(matrix: jax.Array) -> jax.Array:
 
 
 def _split(matrix: jax.Array) -> jax.Array:
-    """The inverse factor from those of two matrices of half the size."""
+    """The inverse factor, computed from the inverse factors of two matrices of half the size."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
     half = len(matrix) // 2

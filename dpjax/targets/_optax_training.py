@@ -36,8 +36,8 @@ def optax_training(
         loss: `loss(parameters, database)`, a scalar that ignores the order of the records, such as
             an average over them.
         parameters: theta_0, public: a pytree of float arrays.
-        optimizer: from optax, such as `optax.adam(0.1)`. It also gets the value of the loss, its
-            gradient and the loss as a function, for optimizers that search along a line.
+        optimizer: from optax, such as `optax.adam(0.1)`. For optimizers with a line search, the
+            target also passes the value of the loss, its gradient, and the loss as a function.
         steps: optimizer steps, at least 1.
         average_last: the number of last steps over which the returned parameters are averaged.
 
@@ -180,7 +180,7 @@ def _training(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
                 current = optax.apply_updates(current, updates)
-            if averaged == 1:  # Keeping a mean would take the memory of another set of parameters.
+            if averaged == 1:  # A separate mean would double the memory.
                 return (current, memory, current), None
             return (current, memory, _mean_with(mean, current, step - steps + averaged)), None
 
@@ -192,7 +192,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """The mean of `before` earlier points and the current point; only this if before <= 0."""
+    """The mean of `before` earlier points and the current one; the current one if before <= 0."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)

@@ -39,11 +39,11 @@ from dpjax.targets._minimizers import (
     walk_to_minimizer,
 )
 
-# Above the largest value of m / (1 + exp(m)).
+# An upper bound on m / (1 + exp(m)) for all m.
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop continues while each step halves the gradient, until the gradient is shorter than
-# needed by this factor. Most problems get there, which makes sampled distances more accurate.
-# Shorter gradients would not make them better.
+# The loop continues while each step halves the gradient, until the gradient is shorter than needed
+# by this factor. This is possible for most problems, and makes sampled distances more accurate.
+# Even shorter gradients would not improve these distances.
 _FAR_BELOW = 1024
 # Each refinement divides the residual by 16 or more, down to its rounding error.
 _REFINEMENTS = 6
@@ -67,7 +67,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """The plan of the gradient steps. Raises if lambda is too close to rounding error."""
+        """The plan of the gradient steps. Refuses a lambda that is too close to rounding error."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -85,7 +85,7 @@ class _Objective(NamedTuple):
         return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
 
     def bound(self, d: int, n: int | None, dtype: np.dtype) -> list[Fraction]:
-        """How much replacing one record changes the weights in l2, at most."""
+        """A bound on the l2 distance by which replacing one record moves the weights."""
         check_carried(float(self.strength), d, dtype)
         eps = unit(dtype)
         error = walk_error(

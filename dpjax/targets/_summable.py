@@ -63,8 +63,9 @@ def log_likelihoods(
 ) -> Summable:
     """A target: log p(D | theta) for each parameter in a public list, with independent records.
 
-    The target of Section 4 of the paper, on a list of theta instead of all theta. If records are
-    dependent, write a target that returns the K log likelihoods of a database.
+    This is the target of Section 4 of the paper (see Source), for a list of theta instead of all
+    theta. If records are dependent, write a target that returns the K log likelihoods of a
+    database.
 
     Args:
         log_likelihood: maps one record and one parameter to log p(record | parameter), a float.

@@ -42,10 +42,10 @@ def bounded_mean(*, lower: float, upper: float, dims: int = 1) -> BoundedSum:
 
     Formal guarantees:
         Replacing a record changes every coordinate by at most (upper - lower) / n. So it changes
-        the average by at most dims times that in l1, and sqrt(dims) times that in l2. All these
-        bounds are attained. Records are added up in fixed point, exactly, so their order does not
-        matter. Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate, which is small in
-        comparison if n is well below 1 / eps.
+        the average by at most dims (upper - lower) / n in l1, and sqrt(dims) (upper - lower) / n in
+        l2. Each of these bounds is attained. Records are added up in fixed point, exactly, so their
+        order does not matter. Rounding adds at most 5 eps max(|lower|, |upper|) to a coordinate,
+        which is small in comparison if n is well below 1 / eps.
 
     Source:
         Dwork, McSherry, Nissim and Smith (2006).
@@ -117,9 +117,9 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # `_check_powers` raises on powers beyond the range of the dtype, once the dtype is known. The
-    # tuple cannot change, so a release traces the target once; with a list, it would trace it every
-    # time.
+    # `_check_powers` raises on powers beyond the range of the dtype, once the dtype is known. A
+    # tuple cannot change, so a release traces the target only once. With a list, every release
+    # would trace the target.
     largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
@@ -143,7 +143,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
 
 
 def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
-    """Raises if powers may overflow: moments of neighbors could then differ by any amount."""
+    """Refuses powers that may overflow: moments of neighbors could then differ by any amount."""
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(

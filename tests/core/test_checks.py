@@ -43,7 +43,10 @@ def test_traced_integers_are_numbers_too():
 
 
 def test_traced_arrays_are_refused():
-    with pytest.raises(ValueError, match=r"size must be .* shape \(2,\); use jax.vmap"):
+    with pytest.raises(
+        ValueError,
+        match=r"size must be .* shape \(2,\): to use several values, map over them by jax.vmap",
+    ):
         jax.jit(lambda value: _checks.positive("size", value))(jnp.ones(2))
 
 

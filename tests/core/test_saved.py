@@ -122,9 +122,9 @@ def guarantee(**numbers):
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ({**SAVED, "value": 0.6}, "changed after Release.to_dict made it"),
-        ({k: v for k, v in SAVED.items() if k != "guarantee"}, "lost a part"),
-        (forged(more=1), "changed after Release.to_dict made it, or lost a part"),
+        ({**SAVED, "value": 0.6}, "must be unchanged since Release.to_dict made it"),
+        ({k: v for k, v in SAVED.items() if k != "guarantee"}, "its sha256 does not match"),
+        (forged(more=1), "must be unchanged since Release.to_dict made it"),
         ({**SAVED, "format": 9, "dpjax": "9.9"}, "format 9 by dpjax '9.9'.*install that version"),
         (None, "must be a dict by Release.to_dict, got None"),
         (forged(**guarantee(epsilon=-1.0)), "epsilon must be a number, 0 or above, got -1"),
@@ -143,7 +143,10 @@ def guarantee(**numbers):
         (forged(value={"dtype": "int8", "shape": [1], "data": [300]}), "not contain a release"),
         (forged(value={"dtype": "int8", "shape": [2], "data": [3]}), "does not contain a release"),
         (forged(value={"set": []}), "does not contain a release"),
-        (forged(accuracy={"kind": "magic", "public": {}, "measured": None}), "kind 'magic'"),
+        (
+            forged(accuracy={"kind": "magic", "public": {}, "measured": None}),
+            "known kind, got 'magic'",
+        ),
     ],
 )
 def test_forged_and_newer_dicts_are_refused(saved, message):

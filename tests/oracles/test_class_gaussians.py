@@ -99,7 +99,7 @@ def test_units_do_not_matter():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"y": np.arange(80)}, ValueError, "at least 2 of every class, got 1 of class 0"),
+        ({"y": np.arange(80)}, ValueError, "at least 2 records of every class, got 1 of class 0"),
         ({"x": X[:, 0]}, ValueError, r'records must be \{"x"'),
         ({"x": X.astype(int)}, TypeError, '"x" must be floats'),
         ({"x": X * np.nan}, ValueError, "records must be finite"),

@@ -42,7 +42,7 @@ def test_what_adds_no_noise_is_refused(ax):
     for other in (dpjax.exponential(1.0, 1.0), dpjax.randomized_response(1.0)):
         with pytest.raises(TypeError, match="mechanisms must add noise to numbers"):
             noise({"other": other}, ax=ax)
-    with pytest.raises(ValueError, match="mechanisms must hold at least one"):
+    with pytest.raises(ValueError, match="mechanisms must contain at least one"):
         noise({}, ax=ax)
     with pytest.raises(ValueError, match="probability must be"):
         noise(MECHANISMS, probability=1.0, ax=ax)

@@ -76,9 +76,9 @@ def test_a_release_without_an_interval_has_no_bars(ax):
 
 def test_what_does_not_fit_is_refused(ax):
     text = dpjax.Release(("Bonn",), LAPLACE.guarantee)
-    with pytest.raises(TypeError, match="release must hold numbers"):
+    with pytest.raises(TypeError, match="release must contain numbers"):
         release_with_error(text, ax=ax)
-    with pytest.raises(ValueError, match="truth must hold 3"):
+    with pytest.raises(ValueError, match="truth must contain 3"):
         release_with_error(RELEASE, 1.0, ax=ax)
-    with pytest.raises(ValueError, match="names must be 3"):
+    with pytest.raises(ValueError, match="names must have 3"):
         release_with_error(RELEASE, names=["a"], ax=ax)

@@ -376,7 +376,7 @@ def test_a_host_program_fails_as_in_a_release(keys):
 PLAIN = {"prior": jax.random.uniform, "model": bernoulli, "n": N, "draws": 200}
 REFUSED = {
     "a plain function": (count, {}, TypeError, "dpjax.privatize"),
-    "no private function": ([], {}, ValueError, "private must hold at least one"),
+    "no private function": ([], {}, ValueError, "private must contain at least one"),
     "n beyond the capacity": (PRIVATE, {"capacity": N - 1}, ValueError, "n must be"),
     "a private n without capacity": (PRIVATE, {"n": lambda x: x}, ValueError, "capacity must be"),
     "few draws": (PRIVATE, {"draws": 10}, ValueError, "draws must be"),
@@ -423,7 +423,9 @@ def test_a_prior_that_draws_nan_is_refused():
         share = jax.random.uniform(key)
         return {"share": share, "odds": jnp.where(share > 0.5, jnp.nan, share)}
 
-    with pytest.raises(ValueError, match=r"prior must draw numbers, got NaN for \['odds'\]"):
+    with pytest.raises(
+        ValueError, match=r"prior must draw parameters without NaN, got NaN for \['odds'\]"
+    ):
         dpjax.posterior(
             dpjax.random.seeded_key(0),
             jnp.int32(10),

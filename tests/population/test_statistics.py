@@ -168,8 +168,14 @@ REFUSED = {
     "another kind": (MEAN, COUNT, {}, ValueError, "the kind"),
     "a value that lost the noisy numbers": (COUNT, rounded, {}, TypeError, "computed from them"),
     "two draws": (MEAN, twice, {}, TypeError, "draws 2"),
-    "numbers of a simulated database": (COUNT, of_numbers, {}, TypeError, "asks for the numbers"),
-    "no draw": (COUNT, lambda key, x: x, {}, TypeError, "draws nothing"),
+    "numbers of a simulated database": (
+        COUNT,
+        of_numbers,
+        {},
+        TypeError,
+        "needs the values of their arrays",
+    ),
+    "no draw": (COUNT, lambda key, x: x, {}, TypeError, "draws no noise"),
     "a mechanism alone": (
         COUNT,
         lambda key, x: OTHER.mechanism(key, jnp.sum(x, dtype=jnp.int32)),
@@ -193,7 +199,7 @@ def test_a_release_of_another_function_is_refused(name):
 
 def test_a_release_that_the_model_cannot_explain_is_refused():
     """With 40 people, a count of 90 would need noise that is drawn once in e^25 times."""
-    with pytest.raises(ValueError, match="far from all simulated ones"):
+    with pytest.raises(ValueError, match="must be near a simulated one"):
         posterior(jnp.int32(90), COUNT)
     posterior(jnp.int32(55), COUNT)
 

@@ -59,7 +59,7 @@ def test_float64_is_seen_where_there_is_float64(x64):
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        (np.nan, ValueError, "x must not hold NaN"),
+        (np.nan, ValueError, "x must not contain NaN"),
         (np.float64(1e300), ValueError, "x must fit float32"),
         (np.int64(2**40), ValueError, "x must fit int32"),
         (1j, TypeError, "x must be real numbers"),

@@ -409,7 +409,7 @@ def test_chunks_of_two_runs_are_one_sweep(swept, tmp_path):
 
 def test_a_file_is_no_folder(swept, tmp_path):
     (tmp_path / "file").write_text("something")
-    with pytest.raises(ValueError, match="must be a folder, but is a file"):
+    with pytest.raises(ValueError, match="must be a folder, got a file"):
         swept(path=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "something"
 

@@ -290,7 +290,7 @@ REFUSED = {
         "names of outputs' dimensions: value_dim_0",
     ),
     "zeros": ({"traced": {"x": [0.0, -0.0]}}, ValueError, "which are the same value"),
-    "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not hold NaN"),
+    "NaN": ({"traced": {"x": [np.nan]}}, ValueError, "x must not contain NaN"),
     "keys": ({"traced": {"x": jax.random.key(0)[None]}}, TypeError, "x must be numbers, got keys"),
     "a large one": ({"traced": {"x": [2**40]}}, ValueError, "x must fit int32"),
     "no values": ({"static": {"x": []}}, ValueError, "at least one value"),
@@ -357,7 +357,7 @@ def test_outputs_that_do_not_fit_are_refused_before_work(key, name, tmp_path, mo
 def test_it_runs_on_the_host(key, draw):
     with pytest.raises(TypeError, match="sweep runs on the host"):
         jax.jit(lambda key: dpjax.sweep(key, draw))(key)
-    with pytest.raises(TypeError, match="x is traced, but sweep runs on the host"):
+    with pytest.raises(TypeError, match="x must not be traced, because sweep runs on the host"):
         jax.jit(lambda x: dpjax.sweep(key, draw, traced={"x": x}))(jnp.ones(2))
 
 

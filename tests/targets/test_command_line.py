@@ -90,12 +90,12 @@ def test_numbers_fill_the_output_in_order():
 
 
 FAILURES = {
-    "status": ("echo 1 2; echo broken >&2; exit 3", "it ended with status 3: broken"),
-    "crash": ("kill -SEGV $$", "it ended with status -11"),
-    "too few numbers": ("echo 1", "it printed 1 of 2 numbers"),
-    "too many numbers": ("echo 1 2 3", "it printed more than 2 numbers"),
-    "too many at the end": ("printf '1 2 3'", "it printed more than 2 numbers"),
-    "nothing": ("true", "it printed 0 of 2 numbers"),
+    "status": ("echo 1 2; echo broken >&2; exit 3", "the program ended with status 3: broken"),
+    "crash": ("kill -SEGV $$", "the program ended with status -11"),
+    "too few numbers": ("echo 1", "the program printed 1 of 2 numbers"),
+    "too many numbers": ("echo 1 2 3", "the program printed more than 2 numbers"),
+    "too many at the end": ("printf '1 2 3'", "the program printed more than 2 numbers"),
+    "nothing": ("true", "the program printed 0 of 2 numbers"),
     "a long word": ("echo 1; printf '%01025d' 2", "a word of more than 1024 bytes"),
     "an early end of output": ("echo 1 2; exec >&- 2>&-; sleep 0.2; exit 3", "status 3"),
     "a large file": ("truncate -s 257M $(mktemp -d)/x && echo 1 2", "status 153"),
@@ -115,9 +115,12 @@ def test_failures_are_errors_when_sampling_and_a_fixed_value_otherwise(what, cap
 
 
 ENDLESS = {
-    "numbers": ("yes 1", "it printed more than 2 numbers"),
-    "numbers in one line": ("yes 1 | tr '\\n' ' '", "it printed more than 2 numbers"),
-    "numbers of many children": ("yes 1 & yes 2 & yes 3 & wait", "it printed more than 2 numbers"),
+    "numbers": ("yes 1", "the program printed more than 2 numbers"),
+    "numbers in one line": ("yes 1 | tr '\\n' ' '", "the program printed more than 2 numbers"),
+    "numbers of many children": (
+        "yes 1 & yes 2 & yes 3 & wait",
+        "the program printed more than 2 numbers",
+    ),
     "a word": ("tr '\\0' 1 < /dev/zero", "a word of more than 1024 bytes"),
     "bytes": ("cat /dev/zero", "a word of more than 1024 bytes"),
     "white space": ("yes ''", "took longer"),
@@ -244,7 +247,7 @@ def test_the_timeout_ends_a_program_and_its_children(script, tmp_path):
     try:
         np.testing.assert_array_equal(target(RECORDS), np.zeros(D))
         assert hung_up(reader)
-        with pytest.raises(RuntimeError, match=r"TimeoutError: it took longer than 0.3 s"):
+        with pytest.raises(RuntimeError, match=r"TimeoutError: the program took longer than 0.3 s"):
             sampled_value(target)
     finally:
         os.close(reader)

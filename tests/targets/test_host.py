@@ -243,11 +243,14 @@ FAILURES = {
     "exit": (raising(SystemExit(3)), "SystemExit: 3"),
     "interrupt": (raising(KeyboardInterrupt()), "KeyboardInterrupt"),
     "exception without a text": (raising(RudeError()), "RudeError"),
-    "shape": (lambda database: database, r"it returned float32\[12, 2\], not float32\[2\]"),
-    "structure": (lambda database: {"a": np.zeros(D)}, "it returned object"),
-    "complex": (lambda database: np.zeros(D, complex), r"it returned complex128\[2\]"),
-    "text": (lambda database: np.array(["1", "2"]), "it returned <U1"),
-    "nothing": (lambda database: None, "it returned object"),
+    "shape": (
+        lambda database: database,
+        r"the function returned float32\[12, 2\], not float32\[2\]",
+    ),
+    "structure": (lambda database: {"a": np.zeros(D)}, "the function returned object"),
+    "complex": (lambda database: np.zeros(D, complex), r"the function returned complex128\[2\]"),
+    "text": (lambda database: np.array(["1", "2"]), "the function returned <U1"),
+    "nothing": (lambda database: None, "the function returned object"),
     "writing": (lambda database: np.negative(database, out=database), "read-only"),
 }
 
@@ -269,7 +272,7 @@ def test_integers_that_do_not_fit_are_a_failure():
     for count in (2**31, -(2**31) - 1, 2**70, 1.0):
         target = targets.host(lambda database, count=count: count, output=output)
         assert int(target(RECORDS)) == 0
-        with pytest.raises(RuntimeError, match="it returned"):
+        with pytest.raises(RuntimeError, match="the function returned"):
             jax.block_until_ready(at_origin(target)(RECORDS))
     largest = targets.host(lambda database: np.uint64(2**31 - 1), output=output)
     assert int(largest(RECORDS)) == 2**31 - 1

@@ -457,7 +457,9 @@ def test_what_cannot_be_frozen_is_refused_with_the_way_out(tmp_path):
 
 def test_the_message_says_where(tmp_path):
     model = Model({"inner": [Model(threading.Lock())]})
-    with pytest.raises(TypeError, match=r"this has none: scale\.inner\.scale, TypeError: cannot"):
+    with pytest.raises(
+        TypeError, match=r"without a fingerprint: scale\.inner\.scale, TypeError: cannot"
+    ):
         HostCode(model.predict)
 
 
