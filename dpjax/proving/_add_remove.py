@@ -80,7 +80,9 @@ class PaddedWalk(Walk):
         value = constant(array)
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
-            raise RefusalError("a subnormal constant has no rule here: use 0")
+            raise RefusalError(
+                "a subnormal constant is not supported in proofs under add-or-remove-one: use 0"
+            )
         return Tracked(value, value, Slots(), fixed=True)
 
     def shown(self, value: Tracked) -> Abstract:

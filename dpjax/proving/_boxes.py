@@ -164,7 +164,7 @@ class Enclosure:
         self.run, self.count = jax.jit(jax.vmap(ends)), 0
 
     def __call__(self, low: Array, high: Array) -> Boxes:
-        """Boxes with the ends of g over each of them."""
+        """The boxes with these ends, and bounds on g over each box."""
         found, size = [], self.size
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
@@ -222,10 +222,10 @@ def norms(moves: Array, norm: str) -> Array:
 
 
 def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
-    """The largest distance of two rows of g; of one row and the fixed one, if there is one.
+    """The largest distance of two rows of g, or of a row from the `fixed` row if it is given.
 
-    It halves the worst boxes until the bound is close to the distance of two records, or until the
-    clock `time.monotonic` shows `end`.
+    The search halves the worst boxes until the bound is close to the distance of two known records,
+    or until `time.monotonic()` reaches `end`.
     """
     alive = enclose(*enclose.coordinates.whole_box())
     low, high = _hull(alive if fixed is None else alive.joined(fixed))

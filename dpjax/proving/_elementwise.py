@@ -383,7 +383,9 @@ def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     """
     a, b = aligned(first, second)
     if first.dtype.kind == "f":
-        raise RefusalError("a remainder of floats has no rule: subtract a multiple by jnp.floor")
+        raise RefusalError(
+            "a remainder of floats is not supported in proofs: subtract a multiple by jnp.floor"
+        )
     _check_divisor(b)
     most, still = b.low - 1, a.magnitude < b.low
     low = np.where(still, a.low, np.where(a.low < 0, np.maximum(a.low, -most), 0.0))
@@ -396,7 +398,8 @@ def _check_divisor(b: Abstract) -> None:
     """Refuses divisors of integers that are private, or not above 0."""
     if not b.is_known or not (b.low > 0).all():
         raise RefusalError(
-            "a quotient or remainder of integers needs a public divisor above 0: convert to float"
+            "a quotient or remainder of integers is supported in proofs only for a public "
+            "divisor above 0: convert to float"
         )
 
 

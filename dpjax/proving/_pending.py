@@ -187,8 +187,8 @@ def _bits(
     bits = sum(own)
     if bits + sum(tops) > rounding.most_bits(dtype):
         raise OverflowRefusalError(
-            "the factors of a product may overflow if a compiler combines them: take fewer steps,"
-            " or rescale the records"
+            "a compiler may combine the public factors of a product into a number that "
+            "overflows: take fewer steps, or rescale the records"
         )
     return bits
 

@@ -88,11 +88,11 @@ def prove_sensitivity(
         relation: which databases are neighbors. None takes the relation of an open ledger, or else
             replace-one. Under add-or-remove-one, `records` are `dpjax.queries.PaddedRecords`, n is
             the number of slots, and `bounds` are bounds on the records alone.
-        effort: seconds, compilation included, in which the box of one record is split. This
+        effort: seconds, including compilation, in which the box of one record is split. Splitting
             tightens the bound of a function that is computed for each record alone, before its
             values are added up or combined in another way. More time may give a smaller bound,
-            which is right in any case. The split ends early if the function has a bound within 1.01
-            of the distance of two records. None splits nothing.
+            which is valid whenever the search stops. The search stops early if the bound is within
+            a factor 1.01 of the distance of two records. None does not split the box.
 
     Returns:
         A `Sensitivity` with gamma 0, method "proved", and `explain()`. With `effort`, it also says

@@ -38,7 +38,7 @@ from dpjax.proving._walk import Walk
 
 # The indices that locate a result, as in `Step.key`.
 Key = tuple[int, ...]
-# With more coordinates of a record, no slopes are computed.
+# If a record has more coordinates than this, no slopes are computed.
 _MOST_SLOPES = 16
 
 # These operations grow with each operand, so the ends of a result are the values at the ends of the
@@ -61,9 +61,9 @@ class Fact:
         low: lower bounds on the computed result.
         high: upper bounds.
         relative: a charge for each unit of the result, or of the magnitudes that a sum adds up.
-        absolute: a charge in addition. Both cover the largest distance of the computed result from
-            the exact result for the same computed operands, and the error of the same operation
-            in float64.
+        absolute: a charge that is added. Both charges cover the largest distance of the computed
+            result from the exact result for the same computed operands, and the error of the same
+            operation in float64.
         merging: a charge for each unit of the largest magnitude among operands and results,
             because a compiler may merge the operations of an evaluation.
         gap: numbers that are closer than this may compare as equal, because a device flushes them.
@@ -155,7 +155,7 @@ class RecordWalk(PaddedWalk):
             tiny = max((rounding.tiny(z.value.dtype) for z in operands), default=0.0)
             relative, absolute = (0.0, max(x.apart, y.apart)) if x.off is None else x.off
             merging = 2.0**-43 if relative or absolute + more > 2.0**-100 else 0.0
-            # The error of the evaluation itself, which is in float64.
+            # This part covers the error of the evaluation itself, which is in float64.
             double = np.dtype(float) in (x.dtype, *(z.value.dtype for z in operands))
             own = 2.0 if double else 1 + 2.0**-16
             charges = own * relative, own * (absolute + more), merging

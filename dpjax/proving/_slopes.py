@@ -230,7 +230,7 @@ def _between(function: Bind, x: Any, y: Any) -> Ends:
 
 def _by(factor: Ends, form: Form) -> Sloped:
     """The slopes of a function of one array whose derivative lies in an interval."""
-    # The derivative itself is rounded.
+    # This covers the rounding error of the derivative.
     slack = 2.0**-36 * (1 + largest(factor))
     factor = factor[0] - slack, factor[1] + slack
     found = _scaled(factor, form.slopes)

@@ -400,7 +400,9 @@ def make(
     low, high = np.asarray(low, float), np.asarray(high, float)
     # Empty arrays are refused, because an extremum over no entries would be infinite.
     if math.prod(shape) == 0:
-        raise RefusalError("an empty array has no rule: leave out parts without entries")
+        raise RefusalError(
+            "an empty array is not supported in proofs: leave out parts without entries"
+        )
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)

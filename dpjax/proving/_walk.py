@@ -82,7 +82,7 @@ class Walk:
     # The user's line of the current operation, or of the call that it is in: JAX's own functions
     # have no line of the user inside.
     line: str = ""
-    # Float sums over records, and variances of records, that can be made exact.
+    # The float sums and variances over records that a release can compute exactly.
     sums: Sums = dataclasses.field(default_factory=dict)
     # Tighter facts about parts of a program that were found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
@@ -212,7 +212,7 @@ class Walk:
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
-        # In the total order, an answer may move though no number does: 0 and -0 differ.
+        # In the total order, an answer may change although no number does, because 0 and -0 differ.
         if (
             equation.primitive.name == "lt_to"
             or not elementwise
@@ -354,7 +354,7 @@ class Walk:
             # A compiler may regroup the factors of a product, so that a partial product underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
-            # -0 and 0 are equal, and only `lt_to` tells them apart.
+            # All operations except `lt_to` treat -0 and 0 alike.
             if operation.slots is at_one_place and equation.primitive.name != "lt_to":
                 found = counted(found, operands)
             if may_be_nan and of_nan is not None:

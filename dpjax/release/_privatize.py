@@ -403,7 +403,7 @@ def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
 
 
 def accepting_values(mechanism: Mechanism) -> Mechanism:
-    """The mechanism without the check that records were clamped, because the target does it."""
+    """The mechanism without the check for clamped records, because the target clamps them."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:
         return mechanism

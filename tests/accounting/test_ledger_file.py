@@ -344,7 +344,7 @@ def test_a_copy_without_its_mark_is_refused(path, tmp_path):
     pay(file, 2)
     copy = tmp_path / "copy.db"
     shutil.copy(path, copy)
-    with pytest.raises(LedgerError, match="high-water mark, .*, is missing"):
+    with pytest.raises(LedgerError, match=r"high-water mark, .*, is missing"):
         LedgerFile(copy, BUDGET)
 
 
