@@ -578,7 +578,7 @@ def _public_factor(
 
 
 def outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
-    """How far a sum of a b^T over the records moves in l1 and in l2.
+    """How much a sum of a b^T over the records moves, in l1 and in l2.
 
     It moves by at most |a| |b - b'| + |b'| |a - a'|, and by at most |a| |b| + |a'| |b'|.
     """
