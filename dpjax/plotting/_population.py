@@ -129,11 +129,13 @@ def confidence_set(
     thetas, p_values = confidence_set.searched()
     draws = Draws(jax.tree.map(np.asarray, thetas))
     name, place = _number(draws, number)
-    order = np.argsort(draws.columns[place])
+    values, groups = np.unique(draws.columns[place], return_inverse=True)
+    highest = np.zeros(values.shape)
+    np.maximum.at(highest, groups, p_values)
     drawn = axes_or_new(ax)
     look: dict[str, Any] = {"color": BLUE, "marker": "o", "markersize": 2.5}
     look["linestyle"] = "-" if len(draws.columns) == 1 else "none"
-    drawn.plot(draws.columns[place][order], p_values[order], label="p-value", **look)
+    drawn.plot(values, highest, label="p-value", **look)
     drawn.axhline(
         1 - confidence_set.confidence,
         color=VERMILION,

@@ -44,7 +44,11 @@ def searched_set():
     """A confidence set whose search is done."""
     found = made(ConfidenceSet, 0.95, (np.zeros(()), np.ones(())), 199)
     vars(found)["_simulation"] = types.SimpleNamespace(tree=lambda row: row[0])
-    search = Search(lambda x: (np.where(abs(x[:, 0] - 0.4) < 0.1, 0.5, 0.01), x[:, 0]), 0.05, 1)
+
+    def evaluate(x):
+        return np.where(abs(x[:, 0] - 0.4) < 0.1, 0.5, 0.01), np.repeat(x - 0.4, 199, axis=1)
+
+    search = Search(evaluate, 0.05, 1)
     vars(found)["_searched"] = search, search.ends()
     return found
 
