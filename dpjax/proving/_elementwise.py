@@ -349,7 +349,8 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     if first.dtype.kind != "f":
         _check_divisor(b)
         ends = np.trunc(a.low / b.low), np.trunc(a.high / b.low)
-        return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / over(b.low, a.axis)))
+        least = -over(-b.low, a.axis)  # The divisor may differ between records.
+        return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / least))
     least = _nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
         raise RangeRefusalError(

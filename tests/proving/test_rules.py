@@ -72,6 +72,8 @@ RULES = {
     "is_finite": lambda x: jnp.where(jnp.isfinite(x), x, 5.0),
     "convert": lambda x: (3 * x).astype(jnp.int32),
     "div of integers": lambda x: lax.div((9 * x).astype(jnp.int32), jnp.int32(4)),
+    "div by several": lambda x: lax.div((9 * x).astype(jnp.int32), jnp.array([4, 1, 9])),
+    "rem by several": lambda x: lax.rem((9 * x).astype(jnp.int32), jnp.array([4, 1, 99])),
     "rem": lambda x: lax.rem((9 * x).astype(jnp.int32), jnp.int32(4)),
     "rem of small integers": lambda x: lax.rem((3 * x).astype(jnp.int32), jnp.int32(4)),
     "floor_divide": lambda x: (9 * x).astype(jnp.int32) // 4,
