@@ -11,17 +11,21 @@ import numpy as np
 from dpjax._core._labels import Axis
 from dpjax._core._types import Key
 from dpjax._core._values import Release
-from dpjax._tracing._programs import Unchanging
 from dpjax.queries._moments import _centered_sums, private_mean, private_variance
 from dpjax.queries._private_quantiles import exact_probabilities, private_quantiles
 from dpjax.queries._second_moments import second_moments_query
 from dpjax.queries._sums import sum_query
-from dpjax.release._privatize import privatize
 from dpjax.tables._asked_table import identity
 from dpjax.tables._bounds import Bounds, bounds_of
 from dpjax.tables._cost import PARTS, Cost
 from dpjax.tables._counts import CountsOfTable
-from dpjax.tables._float64 import in_float64, mean_of, quantiles_of, variance_of
+from dpjax.tables._float64 import (
+    in_float64,
+    mean_of,
+    quantiles_of,
+    sums_in_float64,
+    variance_of,
+)
 from dpjax.tables._groups import By
 from dpjax.tables._large_frame import structure_of
 from dpjax.tables._question import Question
@@ -82,8 +86,7 @@ class AveragesOfTable(CountsOfTable):
         def ask(low: float, high: float, cost: Cost) -> Asked:
             asked = self._asked("sum", [column], by=by, where=where, about=(low, high))
             query = sum_query(lower=low, upper=high, capacity=self.most_rows, missing=self._missing)
-            grouped = asked.in_groups(query)
-            private = privatize(Unchanging("sum", grouped), cost.cheapest(grouped))
+            private = sums_in_float64(grouped := asked.in_groups(query), cost.cheapest(grouped))
             database = self._records(asked, lambda t, asked: asked.database(t._leaf(column)))
             return Asked(asked, lambda key: private(key, database, name=asked.name))
 

@@ -12,10 +12,15 @@ import jax
 import numpy as np
 
 from dpjax._core._checks import any_traced
-from dpjax._core._types import PyTree
+from dpjax._core._types import Database, Key, PyTree
 from dpjax._core._values import Release
+from dpjax._tracing._programs import Unchanging
+from dpjax.mechanisms._additive import AdditiveMechanism
+from dpjax.mechanisms._noisy_arrays import as_floats
 from dpjax.queries._private_quantiles import _estimates
+from dpjax.queries._query import Query
 from dpjax.queries._rank_search import Ranks
+from dpjax.release._privatize import privatize
 from dpjax.targets._clamping import middle_and_half
 
 
@@ -32,6 +37,24 @@ def in_float64(
     found = compute(measured, release.accuracy.facts)
     value = jax.tree.map(lambda x, like: x.reshape(np.shape(like)), found, release.value)
     return dataclasses.replace(release, value=value)
+
+
+def sums_in_float64(query: Query, mechanism: AdditiveMechanism) -> Callable[..., Release]:
+    """The private version of a query of sums, whose noisy integers become float64."""
+    private = privatize(Unchanging("sum", query._integers), query._on_integers(mechanism))
+
+    def ask(key: Key, database: Database, *, name: str) -> Release:
+        release = private(key, database, name=name)
+        value = release.value
+        if any_traced(value):
+            value = query._in_units(value)
+        else:
+            value = as_floats(np.asarray(value)) * query._integers.unit
+        relation = mechanism.sensitivity.relation
+        accuracy = query._accuracy_of(release.accuracy, relation, value, database)
+        return dataclasses.replace(release, value=value, accuracy=accuracy)
+
+    return ask
 
 
 def mean_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:

@@ -86,6 +86,20 @@ def test_a_mean_of_times_or_of_large_numbers_has_the_digits_of_float64():
         np.testing.assert_array_equal(saved.to_frame(), large.to_frame())
 
 
+def test_a_sum_of_many_numbers_has_the_digits_of_float64():
+    numbers = np.random.default_rng(0).uniform(0, 1, 30_000)
+    table = dpjax.PrivateTable({"x": numbers, "g": np.arange(30_000) % 2}, most_rows=2**15)
+    for by, truth in ((None, numbers.sum()), ({"g": [1]}, numbers[1::2].sum())):
+        found = table.sum("x", bounds=(0, 1), by=by, **SHARP)
+        assert found.value.dtype == np.float64
+        # The grid of the noise has steps of 2^-14; floats near 15,000 have steps of 2^-10.
+        np.testing.assert_allclose(np.ravel(found.value), truth, atol=2.0**-13)
+        low, high = found.interval()
+        assert np.all((low <= truth) & (truth <= high))
+        saved = dpjax.Release.from_dict(found.to_dict())
+        np.testing.assert_array_equal(saved.to_frame(), found.to_frame())
+
+
 def test_quantiles_of_times_by_group_are_times():
     ends = {"time": (FIRST, LAST)}
     asked = {"bounds": ends, "by": {"age": [1, 2]}, "epsilon": 50.0, "key": KEY}
