@@ -133,7 +133,7 @@ class OracleCheck(SensitivityMechanism):
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
         # One program serves all checks with this score: what they expect is an argument.
         del value
-        return dataclasses.replace(self, epsilon=jnp.asarray(self.epsilon))._draw
+        return jax.tree.map(jnp.asarray, self)._draw
 
     def _draw(self, key: Key, value: Value) -> OraclePlausibility:
         score = _program_of(self.score, value)
