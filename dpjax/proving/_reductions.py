@@ -365,7 +365,10 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
     zero = _may_be_zero(x)
 
     def moved(end: np.ndarray, *ds: Difference) -> Moves:
-        any_ = np.logical_or.reduce([d.each.max(dimension, keepdims=True) > 0 for d in ds])
+        # Their shapes may differ, because axes of length 1 stand for all entries.
+        any_ = functools.reduce(
+            np.logical_or, [d.each.max(dimension, keepdims=True) > 0 for d in ds]
+        )
         return np.where(zero | any_, rounding.up(over(end, lanes[0].axis)), 0.0), math.inf, math.inf
 
     made = [_sorted(x, dimension)]

@@ -462,3 +462,12 @@ def test_a_reshape_keeps_rows():
         reshape(row(0, 1, 0), (3, 4))
     with pytest.raises(RefusalError, match="mixes"):
         reshape(row(0, 1, 0), (2, 6))
+
+
+def test_arrays_with_bounds_of_unlike_shapes_are_sorted_together():
+    """Each step of the loop has bounds of its own, and the places that are sorted have one."""
+    steps = lambda x: jax.lax.scan(lambda c, r: (c + r, c + r), jnp.zeros(2), x)[1]  # noqa: E731
+    target = lambda x: jnp.argsort(steps(x), axis=0).sum(1)  # noqa: E731
+    spec = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    found = dpjax.prove_sensitivity(target, spec, bounds=(-1, 1), norm="linf")
+    assert 3 <= found.value <= 6.001
