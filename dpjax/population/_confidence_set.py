@@ -234,18 +234,18 @@ class ConfidenceSet:
 
         Formal guarantees:
             The bounds are cut into cells, and the range of all cells that are not left out is
-            returned. A cell is left out only if no numbers near those at its corners would give a
-            p-value above 1 - confidence. For releases of one number, these numbers are the sorted
+            returned. A cell is left out only if no numbers near those at its places would give a
+            p-value above 1 - confidence. Its places are the corners, the middle, and the middles of
+            edges and faces. For releases of one number, the compared numbers are the sorted
             differences between the simulated releases and the observed one. For several, they are
             the differences between the observed release and the mean of the simulated ones,
             standardized by their covariance, and the sorted lengths of simulated ones. Near means
-            between the least and the largest value at the corners, or beyond by half of this range.
+            between the least and the largest value at the places, or beyond by half of this range.
 
             So the range contains the whole set, also parts that are not connected, if inside each
-            cell no such number leaves this enlarged range. For one parameter, it suffices that for
-            each seed the simulated release increases or decreases with theta in each cell; there
-            are 64 first cells. For a model with jumps or sharp bends between the corners of a first
-            cell, narrower bounds make the cells smaller.
+            cell no such number leaves this enlarged range. For one parameter, it suffices that each
+            number increases, decreases or is quadratic in theta in each cell; there are 32 first
+            cells. If a model bends more often, narrower bounds make the cells smaller.
 
             Cells at the ends are halved until an end is within 1/256 of the range (one parameter:
             2^-16) of a point that belongs, or after 3,000 points. After that, the remaining cells

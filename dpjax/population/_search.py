@@ -144,17 +144,17 @@ Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _Evaluated: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 MOST_DIMS = 6
-_UNITS = 2**22  # Cells have corners at multiples of 1 / _UNITS.
-_FIRST = (64, 16, 8, 4, 4, 2)  # The number of first cells along each axis, for 1 to 6 axes.
-_POINTS = 3000  # A search evaluates about as many points after the corners of the first cells.
+_UNITS = 2**22  # Cells have their places at multiples of 1 / _UNITS.
+_FIRST = (32, 8, 4, 2, 2, 1)  # The number of first cells along each axis, for 1 to 6 axes.
+_POINTS = 3000  # A search evaluates about as many points after those of the first cells.
 _CHOSEN = 16  # The number of cells at each end that are split at a time.
-_BATCH = 256
-_BEYOND = 0.5  # How far margins may lie beyond their range at the corners, in ranges.
+_BATCH = 64
+_BEYOND = 0.5  # How far margins may lie beyond their range at the places of a cell, in ranges.
 _NEAR = 1 / 256  # How far an end may lie beyond a point that belongs, in widths of the set.
 
 
 class _Cells(NamedTuple):
-    """Boxes with corners at multiples of 1 / _UNITS, and upper bounds of the p-values in them."""
+    """Boxes in units of 1 / _UNITS, and upper bounds of the p-values in them."""
 
     lows: np.ndarray
     widths: np.ndarray
@@ -171,15 +171,16 @@ class Search:
     """A search of the unit cube by cells that are split, until few of them matter.
 
     A point *belongs* if its upper p-value exceeds alpha. A cell is left out only if the upper
-    p-value for all margins near those of its corners is at most alpha. Near means: between their
-    extremes, or at most half of this range beyond.
+    p-value for all margins near those of its places is at most alpha. The places are its corners,
+    its middle, and the middles of its edges and faces. Near means: between their extremes, or at
+    most half of this range beyond. This includes all margins that are quadratic along a line.
     """
 
     def __init__(self, evaluate: Evaluate, alpha: float, dims: int, numbers: int = 1):
         self._evaluate, self._alpha, self._dims, self._numbers = evaluate, alpha, dims, numbers
         self._places: dict[tuple[int, ...], int] = {}
         self._found: list[_Evaluated] = []
-        self._corner = np.stack(np.unravel_index(np.arange(2**dims), (2,) * dims), axis=1)
+        self._place = np.stack(np.unravel_index(np.arange(3**dims), (3,) * dims), axis=1)
 
     @property
     def points(self) -> np.ndarray:
@@ -248,7 +249,7 @@ class Search:
         return self._tested(places * width, np.full_like(places, width))
 
     def _can_split(self, cells: _Cells) -> np.ndarray:
-        return np.asarray(cells.widths.max(axis=1) > 1)
+        return np.asarray(cells.widths.max(axis=1) > 2)
 
     def _upper_at_points(self) -> np.ndarray:
         _, p_values, margins = self._all()
@@ -261,17 +262,17 @@ class Search:
             return np.full(2 * self._dims, -np.inf)
         return np.concatenate([-inside.min(axis=0), inside.max(axis=0)])
 
-    def _at_corners(self, lows: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The p-values at the corners of cells, shape (cells, 2^d), and the margins."""
-        corners = lows[:, None] + widths[:, None] * self._corner
-        keys = [tuple(row) for row in corners.reshape(-1, self._dims).tolist()]
+    def _at_places(self, lows: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The p-values at the places of cells, shape (cells, 3^d), and the margins."""
+        places = lows[:, None] + widths[:, None] // 2 * self._place
+        keys = [tuple(row) for row in places.reshape(-1, self._dims).tolist()]
         new = [key for key in dict.fromkeys(keys) if key not in self._places]
         if new:
             start = len(self._places)
             self._places.update((key, start + i) for i, key in enumerate(new))
             rows = np.array(new)
             self._found.append((rows, *self._evaluate(rows / _UNITS)))
-        rows = np.array([self._places[key] for key in keys]).reshape(corners.shape[:2])
+        rows = np.array([self._places[key] for key in keys]).reshape(places.shape[:2])
         _, p_values, margins = self._all()
         return p_values[rows], margins[rows]
 
@@ -280,7 +281,7 @@ class Search:
         bounds: list[np.ndarray] = []
         for start in range(0, len(lows), _BATCH):
             part = slice(start, start + _BATCH)
-            p_values, margins = self._at_corners(lows[part], widths[part])
+            p_values, margins = self._at_places(lows[part], widths[part])
             low, high = margins.min(axis=1), margins.max(axis=1)
             more = _BEYOND * (high - low)
             near = upper_p_values(low - more, high + more, self._numbers)
@@ -289,18 +290,18 @@ class Search:
 
     def _split(self, cells: _Cells) -> _Cells:
         """Halves cells along the axis along which their margins change most."""
-        _, margins = self._at_corners(cells.lows, cells.widths)
+        _, margins = self._at_places(cells.lows, cells.widths)
         several = self._numbers if self._numbers > 1 else 0
         others = margins.shape[-1] - several
         weights = np.r_[np.ones(several), np.full(others, 1 / others)]
         changes = np.stack(
             [
-                (np.abs(margins[:, bit == 1] - margins[:, bit == 0]) @ weights).mean(axis=1)
-                for bit in self._corner.T
+                (np.abs(margins[:, side == 2] - margins[:, side == 0]) @ weights).mean(axis=1)
+                for side in self._place.T
             ],
             axis=1,
         )
-        changes = np.where(cells.widths > 1, changes, -1.0)
+        changes = np.where(cells.widths > 2, changes, -1.0)
         # Equal changes: the longest axis.
         axis = np.argmax(changes + 1e-9 * cells.widths / _UNITS, axis=1)
         is_halved = np.arange(self._dims) == axis[:, None]

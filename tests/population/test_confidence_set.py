@@ -207,6 +207,19 @@ def test_an_interval_contains_parts_of_the_set_between_the_first_points():
     assert high[0] >= (150 + reach[1]) / 500
 
 
+def test_an_interval_contains_a_set_at_a_peak_between_two_points():
+    """A parabola reaches the observed number between two points where it has equal values."""
+    peak = 20.5 / 64
+    evaluate, _ = world(lambda x: [-((200 * (x[0] - peak)) ** 2)], jnp.array([0.0]), spread=0.04)
+    around = evaluate(np.array([[20 / 64], [21 / 64], [peak]]))[0]
+    assert around[0] <= 0.05
+    assert around[1] <= 0.05
+    assert around[2] > 0.05
+    low, high = Search(evaluate, 0.05, 1).ends()
+    assert low[0] < peak < high[0]
+    assert high[0] - low[0] < 0.01
+
+
 def test_an_interval_of_two_parameters_contains_the_set_and_little_more():
     """Against a fine sample: two ellipses of radius .02, at opposite places."""
     truth = np.array([0.15, 0.1])
