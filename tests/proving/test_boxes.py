@@ -324,3 +324,7 @@ def test_the_lower_end_is_about_the_whole_function():
 def test_the_slope_of_a_maximum_is_of_any_entry_that_may_be_it():
     """The entry with the largest lower end is not the largest one everywhere in the box."""
     _check_enclosed(lambda x: x.max(1), np.float32)
+
+
+def test_a_curve_through_an_inflection_is_steeper_than_between_its_ends():
+    _check_enclosed(lambda x: jnp.tanh(4 * x) - 0.667 * x, np.float32)
