@@ -348,6 +348,13 @@ def means(data: Data, group: str | None = None, name: str = "means by group") ->
     )
 
 
+_MEDIAN = (
+    "at .1, one of OpenDP's candidates, which are 20 apart, happens to be 3.1 from the median: its"
+    " error at every epsilon. A half or more of epsilon pays for counts, which give intervals; no"
+    " peer gives any"
+)
+
+
 def quantiles(data: Data, wanted: tuple[float, ...] = QUARTERS, grouped: bool = True) -> Job:
     """Quartiles of each group, or a median."""
     column = data.number[0]
@@ -390,9 +397,7 @@ def quantiles(data: Data, wanted: tuple[float, ...] = QUARTERS, grouped: bool = 
                 lambda: np.array([[one(x, p, e) for p in wanted] for x in parts]), r
             ),
         },
-        "at .1, one of OpenDP's candidates, which are 20 apart, happens to be 3.1 from the median: its"
-        " error at every epsilon. A half or more of epsilon pays for counts, which give intervals;"
-        " no peer gives any",
+        "" if grouped else _MEDIAN,
     )
 
 
