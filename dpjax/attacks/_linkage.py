@@ -109,7 +109,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    # A single string is refused, although it is a sequence of strings.
+    # A single string is also a sequence of strings, so it needs a separate check.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -179,7 +179,7 @@ def synthetic_register(key: Key, n: int, *, zips: int, diagnoses: int = 4) -> di
     n = _checks.integer("n", n, least=1)
     zips = _checks.integer("zips", zips, least=1)
     diagnoses = _checks.integer("diagnoses", diagnoses, least=2)
-    # float32 has steps of 2^-24, finer than every marginal.
+    # Uniform numbers in float32 are multiples of 2^-24, which is finer than the given percentages.
     place, age, day, sex, health = np.asarray(jax.random.uniform(key, (5, n)), np.float64)
     band = np.searchsorted(np.cumsum(_AGES)[:-1], 100 * age)
     people = {

@@ -321,7 +321,7 @@ def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tupl
 
 
 def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
-    """The axes in order of benefit: first the axis along which halving the worst boxes helps."""
+    """The axes, sorted by how much halving the worst boxes along each axis tightens the bounds."""
     count = boxes.low.shape[1]
     rows = max(1, enclose.size // (2 * count))
     some = boxes[np.argsort(-scores)[:rows]]

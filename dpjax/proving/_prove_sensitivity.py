@@ -380,7 +380,10 @@ def _padded_walk(
 
 
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
-    """The program without its first operation, the clamp, whose results become further inputs."""
+    """The program without the clamp, its first operation.
+
+    The results of the clamp become inputs.
+    """
     jaxpr = program.jaxpr.jaxpr
     # The clamp is recognized by its fingerprint and position, so other code cannot imitate it.
     clamp = jax.make_jaxpr(public.clamp)(specs)

@@ -1,4 +1,4 @@
-"""The parts of a program that are computed for each record alone, enclosed over boxes of a record.
+"""Bounds, over boxes of one record, on the parts of a program that handle each record alone.
 
 A *part* is an array whose row of record i is g(record i), with the same g for all records, and
 which an operation then combines over the records. `enclosed` bounds g over many boxes at once: it

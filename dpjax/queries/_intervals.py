@@ -274,7 +274,7 @@ def _of_draws(
 
 
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
-    """Flips the signs of simulated directions to agree with the value: a direction has no sign."""
+    """Flips simulated directions to agree with the value, because the sign has no meaning."""
     if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)

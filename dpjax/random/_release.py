@@ -316,7 +316,7 @@ def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> S
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # If this overflows to infinity, values are clamped to `largest_release`.
+    # If the product below overflows to infinity, values are clamped to `largest_release`.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 

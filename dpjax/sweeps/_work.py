@@ -139,7 +139,8 @@ class Work:
             for place, cells in enumerate(step):
                 if len(cells):
                     of_chunk = [array[place, : len(cells)] for array in values]
-                    if store is not None:  # The disk comes first, for interruptions.
+                    # The chunk is stored on disk first, so that an interruption loses nothing.
+                    if store is not None:
                         store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
                     self.computed += len(cells)
                     self._keep(i, cells, of_chunk)

@@ -67,8 +67,8 @@ def people_of(
         return None
     if rows is None:
         raise TypeError(
-            f"rows must be given with person={person!r}: the number of rows of each person that "
-            "count"
+            f"rows must be given together with person={person!r}: the largest number of rows of "
+            "each person that are used"
         )
     return People(checked_truncation(person, rows, groups, order))
 

@@ -81,14 +81,14 @@ def test_a_budget_never_grows_by_a_debit(path):
 def test_a_key_pays_once(path):
     LedgerFile(path, BUDGET).debit((1, 0), neighbors="n", key="a")
     file = LedgerFile(path, BUDGET)
-    with pytest.raises(ValueError, match="key a was already used"):
+    with pytest.raises(ValueError, match="fingerprint a was already used"):
         file.debit((1, 0), neighbors="n", key="a")
     assert file.chain.spent == (1, 0)
 
 
 def test_one_kind_of_neighbors(path):
     LedgerFile(path, BUDGET).debit((1, 0), neighbors="replace-one", key=None)
-    with pytest.raises(ValueError, match=r"differ by add-or-remove.*for replace-one"):
+    with pytest.raises(ValueError, match=r"differ by replace-one.*for add-or-remove"):
         LedgerFile(path, BUDGET).debit((1, 0), neighbors="add-or-remove", key=None)
 
 

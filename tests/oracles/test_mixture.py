@@ -82,7 +82,7 @@ def test_a_component_without_a_density_says_so():
         ([1.0, -1.0], ValueError, "weights must be finite and above 0"),
         ([1.0, np.nan], ValueError, "weights must be finite and above 0"),
         ([1.0, 1e-10], ValueError, "at least 2\\^-32 times their sum"),
-        (["a", "b"], TypeError, "weights must be real numbers"),
+        (["a", "b"], TypeError, "weights must contain real numbers"),
     ],
 )
 def test_bad_weights_are_refused(weights, error, message):

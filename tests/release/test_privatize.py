@@ -155,7 +155,7 @@ def test_another_kind_of_number_is_refused(fields, private, key):
 
 def test_keys_are_no_records(key):
     private = dpjax.privatize(lambda x: jnp.float32(len(x)), dpjax.laplace(1.0, 1.0))
-    with pytest.raises(TypeError, match="database must be real numbers"):
+    with pytest.raises(TypeError, match="database must contain real numbers"):
         private(key, jax.random.split(key, 3))
 
 

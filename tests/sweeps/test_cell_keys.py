@@ -62,8 +62,8 @@ def test_float64_is_seen_where_there_is_float64(x64):
         (np.nan, ValueError, "x must not contain NaN"),
         (np.float64(1e300), ValueError, "x must fit float32"),
         (np.int64(2**40), ValueError, "x must fit int32"),
-        (1j, TypeError, "x must be real numbers"),
-        (object(), TypeError, "x must be real numbers"),
+        (1j, TypeError, "x must contain real numbers"),
+        (object(), TypeError, "x must contain real numbers"),
     ],
 )
 def test_what_is_no_coordinate_is_refused(value, error, message):
