@@ -6,6 +6,7 @@ of a column, never on its entries, because even the fact that entries are missin
 
 import dataclasses
 import functools
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -302,7 +303,7 @@ Table = dict[str, Any]
 
 _WANTED = (
     "a function that returns a new iterator of tables at every call, a pyarrow dataset or"
-    " ParquetFile, a LazyFrame of polars, or a Dask DataFrame"
+    " ParquetFile, a LazyFrame of polars, a Dask DataFrame, or a Dataset of Ray"
 )
 
 
@@ -407,6 +408,13 @@ def batches_of(name: str, source: Any) -> Batches | None:
             lambda names, rows: iter([]),
             lambda names, function: _on_dask(source, names, function),
         )
+    if root == "ray" and hasattr(source, "map_batches"):
+        return Batches(
+            name,
+            lambda: _like_ray(source.schema()),
+            lambda names, rows: iter([]),
+            lambda names, function: _on_ray(source, names, function),
+        )
     if callable(source) and not hasattr(source, "columns"):
         make: Any = source
         # The iterator must contain at least one table, even if the table has no rows. Otherwise an
@@ -440,3 +448,21 @@ def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) ->
     dask = sys.modules["dask"]
     parts = source[list(names)].to_delayed()
     yield from dask.compute(*(dask.delayed(function)(part) for part in parts))
+
+
+def _like_ray(schema: Any) -> Any:
+    """An empty table of Arrow. Some blocks of Ray are pandas, but workers convert them to Arrow."""
+    columns = zip(schema.names, schema.types, strict=True)
+    return sys.modules["pyarrow"].schema(list(columns)).empty_table()
+
+
+def _on_ray(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:
+    """Applies a function to every block, where Ray's scheduler places it."""
+
+    def of_block(block: Any) -> dict[str, list[bytes]]:
+        return {"result": [pickle.dumps(function(block))]}
+
+    blocks = source.select_columns(list(names))
+    results = blocks.map_batches(of_block, batch_size=None, batch_format="pyarrow")
+    for row in results.iter_rows():
+        yield pickle.loads(row["result"])

@@ -42,7 +42,8 @@ class LargeFrame(Frame):
                 "frame must have batches in a fixed order if person= is given, got partitions, "
                 "and the rows of a person may be in several partitions: pass a function that "
                 "returns the batches, such as lambda: (frame.get_partition(i).compute() for i "
-                "in range(frame.npartitions))"
+                "in range(frame.npartitions)) for Dask, or lambda: "
+                "dataset.iter_batches(batch_format='pyarrow') for Ray"
             )
 
     def __getitem__(self, name: str) -> NoReturn:

@@ -39,3 +39,21 @@ def test_partitions_of_dask_have_the_bits_of_the_table_in_memory():
         distributed.Client(two),
     ):
         assert mean_and_count(frame) == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_of_ray_have_the_bits_of_the_table_in_memory(monkeypatch):
+    ray = pytest.importorskip("ray")
+    data = pytest.importorskip("ray.data")
+    monkeypatch.setenv("RAY_DISABLE_METRICS_COLLECTION", "1")
+    data.DataContext.get_current().enable_progress_bars = False
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        blocks = data.from_pandas([FRAME[:300], FRAME[300:300], FRAME[300:950], FRAME[950:]])
+        expected = mean_and_count(FRAME)
+        assert mean_and_count(blocks) == expected
+        assert mean_and_count(lambda: blocks.iter_batches(batch_format="pyarrow")) == expected
+        with pytest.raises(ValueError, match="fixed order"):
+            dpjax.PrivateTable(blocks, most_rows=N, person="ward", rows=1)
+    finally:
+        ray.shutdown()
