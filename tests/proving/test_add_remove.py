@@ -315,7 +315,7 @@ def attack(seed, count):
         except NoProofError:
             continue
         except ValueError as error:
-            if "public" not in str(error):
+            if "no record changes" not in str(error):
                 raise
             continue
         proved += 1
