@@ -116,7 +116,7 @@ class FixedLoss:
 
     def __call__(self, *arguments: PyTree) -> jax.Array:
         """The loss of one example."""
-        found = _walks.run(self.traced.derivatives, jax.tree.leaves(arguments), perform)
+        found = jex.jaxpr_as_fun(self.traced.derivatives)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(self.traced.results, found).loss
 
 
@@ -350,7 +350,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
     used, own = _used_and_formed(program.uses)
 
     def one(example: list[jax.Array]) -> Derivatives:
-        leaves = _walks.run(program.derivatives, [*inputs, *example], perform)
+        leaves = jex.jaxpr_as_fun(program.derivatives)(*inputs, *example)
         return jax.tree.unflatten(program.results, leaves)
 
     # The barrier ensures that norms and sum use the same numbers. Without it, XLA might compute the
