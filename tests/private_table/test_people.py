@@ -145,5 +145,5 @@ def test_a_ledger_of_people_refuses_rows(tmp_path):
         people.count(epsilon=1.0)
         people = dpjax.PrivateTable(frame, most_rows=4, ledger=ledger, person="id", rows=2)
         people.count(epsilon=1.0)
-        with pytest.raises(ValueError, match=r"per record.*per person \(id\)"):
+        with pytest.raises(ValueError, match=r"per person \(id\).*per record"):
             dpjax.PrivateTable(frame, most_rows=4, ledger=ledger).count(epsilon=1.0)
