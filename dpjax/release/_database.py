@@ -1,7 +1,8 @@
 """Converts the database of a release to the dtypes that its target expects.
 
-The conversion depends only on the target and on the dtypes of columns. It never depends on the
-numbers in the columns, which are private. docs/how-to/pandas.md explains the rules to users.
+The conversion depends only on the target and on the dtypes of the columns. It never depends on the
+numbers in the columns, because these are private. docs/how-to/pandas.md explains the rules to
+users.
 """
 
 import jax
@@ -20,9 +21,15 @@ _KINDS = (jnp.floating, jnp.signedinteger, jnp.unsignedinteger, jnp.bool_)
 
 
 def released_records(target: Target, database: Database, sensitivity: Sensitivity) -> Database:
-    """Converts a database to records for the target. Errors depend on its structure alone."""
+    """Converts a database to the records that the target expects.
+
+    Whether this raises an error depends only on the structure, shapes and dtypes of the database,
+    not on its values.
+    """
     known = knowing(target)
-    # Neighbors may differ in their number of rows, because people have different numbers of rows.
+    # For these targets and relations, neighboring databases may differ in their number of rows: a
+    # record is added or removed, or people have different numbers of rows. So the number of rows
+    # must be hidden by padding.
     of_people = known is not None and known.privacy_unit != RECORD
     added = sensitivity.relation is NeighboringRelation.ADD_OR_REMOVE_ONE
     if (added or of_people) and sensitivity.n is None:
@@ -60,7 +67,7 @@ def _beyond(path: tuple[object, ...], leaf: Numbers) -> str:
 
 
 def _as_sampled(records: Database, sampled: TreeSpec) -> Database:
-    """Converts records to the dtypes of the oracle, and clamps them to the dtypes' ranges."""
+    """Converts records to the dtypes of the oracle's databases, clamped to each dtype's range."""
     arrays = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
         records,

@@ -1,7 +1,7 @@
-"""`Draw`: the compiled draw of a mechanism for values of given shapes, cached for later releases.
+"""`Draw`: a mechanism's compiled sampling function for values of given shapes and dtypes.
 
-Checking a value and flattening a mechanism take longer than drawing noise. Mechanisms cannot
-change, so both are done once for all values of one structure, with the same shapes and dtypes.
+Checking a value and flattening a mechanism take longer than drawing noise. Mechanisms are
+immutable, so both steps run once for all values that have the same structure, shapes and dtypes.
 Nothing is cached for a mechanism that contains tracers, because tracers are invalid after tracing.
 """
 
@@ -35,16 +35,18 @@ class Compiled:
     """A compiled function that all mechanisms with the same pytree structure share.
 
     Attributes:
-        draw: maps the leaves of a mechanism, a key and a value to the noisy value.
-        ahead: the dtypes of keys and kinds of values for which `draw` is already compiled.
+        draw: a function of a mechanism's leaves, a key and a value, which returns the noisy value.
+        ahead: the inputs for which `draw` is already compiled: each entry has the dtype of the key,
+            the shapes and dtypes of the value, and JAX's default float dtype.
     """
 
     def __init__(self, structure: TreeDef):
         """Takes the pytree structure of a mechanism, as `jax.tree.flatten` returns it."""
 
         def draw(numbers: list[Any], key: Key, value: Value) -> Value:
-            # Inside another program the numbers may be constants. XLA would fold constants at
-            # compile time, and might round a quotient differently. The barrier prevents folding.
+            # Inside another program, the mechanism's numbers may be constants. XLA would fold these
+            # constants at compile time, and might then round a quotient differently. The barrier
+            # prevents this.
             mechanism = jax.tree.unflatten(structure, lax.optimization_barrier(numbers))
             return mechanism._draw(key_for_each(key, value), value)
 
@@ -52,16 +54,17 @@ class Compiled:
         self.ahead = set[tuple[np.dtype, TreeSpec, np.dtype]]()
 
 
-# `jax.jit` would compare structures of nested dataclasses at every call. This takes longer than
-# drawing, so `Draw` stores its compiled function.
+# Draws of mechanisms with the same structure share one compiled function. `jax.jit` would compare
+# the structures of nested dataclasses at every call, which takes longer than drawing noise.
 _compiled = functools.lru_cache(Compiled)
 
 
 class Draw:
     """The draw of one mechanism for values of one structure, with given shapes and dtypes.
 
-    It contains the numbers of the mechanism, but no reference to the mechanism. So when the
-    mechanism is deleted, the cache `_DRAWS`, whose keys are weak references, deletes the draw, too.
+    It contains the numbers of the mechanism, but no reference to the mechanism itself. The keys of
+    the cache `_DRAWS` are weak references to mechanisms, so when a mechanism is deleted, its draw
+    is deleted, too.
     """
 
     def __init__(self, mechanism: "SensitivityMechanism", kind: TreeSpec):
@@ -71,8 +74,8 @@ class Draw:
         arrays = kind.tree()
         mechanism._check_like_sampled(kind)
         _with_host_numbers(mechanism, leaves)._check_value(arrays)
-        # The draw does not depend on m, gamma or the identity of the samples. They are removed,
-        # because otherwise each new value would compile another program.
+        # The noise does not depend on m, gamma or the identity of the samples. They are removed
+        # here, because otherwise each new combination of them would be compiled again.
         whole = mechanism.sensitivity
         bare = Sensitivity(
             whole.value, 0.0, 1.0, whole.norm, None, whole.relation, zero_allowed=whole.zero_allowed
@@ -81,7 +84,7 @@ class Draw:
         self._compiled, self._kind = _compiled(self._structure), kind
         self._pieces = None
         if not self.is_traced:
-            with computing_now():  # No tracer may be cached.
+            with computing_now():  # The result is cached, so it must not contain tracers.
                 self._pieces = mechanism._in_pieces(kind)
         self._guarantees = dict[Any, Guarantee]()
         self._accuracy: Accuracy | None = None
@@ -91,44 +94,44 @@ class Draw:
         if self._pieces is not None and _can_be_cut(key, jax.tree.leaves(value)):
             return self._pieces(key, value)
         if _checks.is_staging():
-            # If the target is in the same program, XLA could compute the value twice and round it
-            # differently. The noise does not hide the difference of two roundings.
+            # If the target is part of the same program, XLA could compute its value twice and round
+            # it differently each time. The noise does not hide the difference of the two roundings.
             value = jax.tree.map(written, value)
         return self._compiled.draw(self.numbers, key, value)
 
     def outline(self, key: Key, value: Value) -> Value:
-        """The draw, only for tracing its operations and shapes. This program never runs.
+        """Returns the same noisy value, for tracing only: this program never runs.
 
-        It has the same operations as the programs that run, under the same settings, so JAX traces
-        each operation once.
+        It consists of the same operations as the programs that do run, and is traced under the same
+        settings. So JAX traces each of these operations only once.
         """
         with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
             return (self if self._pieces is None else self._pieces)(key, value)
 
     def promised(self, mechanism: "SensitivityMechanism", key: Key) -> Guarantee:
-        """The guarantee of a release under a key. `mechanism` is the mechanism of this draw."""
+        """Returns the guarantee of a release under `key`; `mechanism` is the one of this draw."""
         if self.is_traced:
             return guarantee_under(key, mechanism.guarantee)
         kind = jax.random.key_impl(key)
         if kind not in self._guarantees:
-            with computing_now():  # No tracer may be cached.
+            with computing_now():  # The result is cached, so it must not contain tracers.
                 self._guarantees[kind] = guarantee_under(key, mechanism.guarantee)
         return self._guarantees[kind]
 
     def accuracy(self, mechanism: "SensitivityMechanism") -> Accuracy:
-        """The accuracy of a release. `mechanism` is the mechanism of this draw."""
+        """Returns the accuracy of a release; `mechanism` is the one that this draw is for."""
         if self._accuracy is None:
             self._accuracy = mechanism.accuracy(self._kind)
         return self._accuracy
 
     def compile(self, mechanism: "SensitivityMechanism", key: Key) -> None:
-        """Compiles the programs of a release. Only the implementation of the key matters."""
+        """Compiles all programs of a release; `key` only determines the key implementation."""
         kind = key.dtype, self._kind, jnp.result_type(float)
         if kind in self._compiled.ahead:
             return
         left = None
         if self._pieces is not None:
-            # The result of this draw is dropped. Its only purpose is to compile the programs.
+            # The noisy zeros are discarded: this call only compiles the programs of the draw.
             zeros = (jax.device_put(np.zeros(x.shape, x.dtype)) for x in self._kind.leaves)
             self(key, jax.tree.unflatten(self._kind.structure, zeros))
         else:
@@ -137,42 +140,43 @@ class Draw:
             self.accuracy(mechanism)
         finally:
             if left is not None:
-                left.result()  # If XLA fails, this raises before the release is paid for.
+                # If XLA failed, this raises its error before the release is paid for.
+                left.result()
         self._compiled.ahead.add(kind)
 
 
 class DrawOfAnother:
-    """The draw of a mechanism of another library, which has only the methods of `Mechanism`."""
+    """The draw of a third-party mechanism, which only implements the protocol `Mechanism`."""
 
     def __init__(self, mechanism: Mechanism, kind: TreeSpec):
-        """The mechanism checks its values itself."""
+        """Stores the mechanism and the kind of value. The mechanism checks its values itself."""
         self._mechanism, self._kind = mechanism, kind
 
     def __call__(self, key: Key, value: Value) -> Value:
-        """The noisy value."""
+        """Draws the noisy value by the mechanism's own method, without notifying ledgers."""
         return self._mechanism.unpaid_draw(key, value)
 
     outline = __call__
 
     def promised(self, mechanism: Mechanism, key: Key) -> Guarantee:
-        """The guarantee of a release under a key."""
+        """Returns the guarantee of a release under `key`."""
         return guarantee_under(key, mechanism.guarantee)
 
     def accuracy(self, mechanism: Mechanism) -> Accuracy:
-        """The accuracy of a release, if the mechanism has a method `accuracy`."""
+        """Returns the accuracy of a release; unknown if the mechanism has no method `accuracy`."""
         knows = getattr(mechanism, "accuracy", None)
         return UNKNOWN if knows is None else knows(self._kind)
 
 
-# A cache of draws by mechanism, and then by kind of value and whether x64 is enabled. Without x64,
-# numbers are rounded outward to float32.
+# Caches the draws of each mechanism, by the kind of value and by whether x64 is enabled: without
+# x64, numbers are rounded outward to float32.
 _DRAWS: weakref.WeakKeyDictionary[Any, dict[tuple[bool, TreeSpec], Draw]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def draw_of(mechanism: "SensitivityMechanism", kind: TreeSpec) -> Draw:
-    """The draw of a mechanism for a kind of value, from the cache if possible."""
+    """Returns the `Draw` of a mechanism for a kind of value, from the cache if possible."""
     if mechanism._calls_user:
         mechanism = mechanism._frozen(kind)
     known = _DRAWS.get(mechanism, {})
@@ -198,10 +202,10 @@ def refuse_batch(mechanism: object) -> list[Any]:
 
 
 def _with_host_numbers(mechanism: "SensitivityMechanism", leaves: list[Any]) -> Any:
-    """The mechanism with NumPy numbers in place of concrete JAX arrays, for checks.
+    """Returns the mechanism with NumPy numbers in place of concrete JAX arrays, for Python checks.
 
-    A mechanism that `jit` returned contains JAX arrays. Inside of another `jit`, JAX would trace
-    comparisons of these arrays, and Python could not use the results in `if`.
+    A mechanism that `jit` returned contains JAX arrays. Inside another `jit`, JAX would trace
+    comparisons of these arrays, and Python could not use the results in `if` statements.
     """
     if not any(isinstance(x, jax.Array) and not _checks.is_traced(x) for x in leaves):
         return mechanism
@@ -215,42 +219,43 @@ def _can_be_cut(key: Key, leaves: list[jax.Array]) -> bool:
 
 
 def can_compile_ahead(draw: Draw, program: Program, used: list[Any]) -> bool:
-    """Whether target and draw can be compiled before the release is paid for."""
+    """Whether the programs of target and draw can be compiled before the release is paid for."""
     if draw.is_traced:
         return False
     if not program.is_concrete or program.calls_host or _checks.any_traced(used):
         return False
-    # Programs are compiled ahead of time for the default device. Committed arrays may be on another
-    # device.
+    # Programs are compiled ahead of time for the default device. A committed array may be on
+    # another device, and then the compiled program could not be used.
     return not any(leaf.committed for leaf in used[1:])
 
 
 def compile_ahead(
     draw: Draw, mechanism: "SensitivityMechanism", program: Program, key: Key, records: TreeSpec
 ) -> None:
-    """Compiles target and draw at the same time: XLA compiles one while Python traces the other.
+    """Compiles target and draw concurrently: XLA compiles the target while Python traces the draw.
 
-    Only the implementation of the key matters, not its words.
+    Only the implementation of the key matters, not its bits.
     """
-    # A release runs under the same settings. Under other settings, JAX would not find the compiled
-    # programs in its cache.
+    # The release itself runs under these settings. If the programs were compiled under other
+    # settings, JAX would not find them in its cache.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         target = _compiling(program, records)
         try:
             draw.compile(mechanism, _key_of_zeros(key))
         finally:
-            # Wait for the compilation. If it fails, the release will raise the same error.
+            # Waits for the compilation of the target, and ignores its error: the release will raise
+            # the same error.
             target.exception()
 
 
 @functools.lru_cache(maxsize=256)
 def _compiling(program: Program, records: TreeSpec) -> Future[None]:
-    """The compilation of a target, running or finished."""
+    """Starts the compilation of a target in a thread, unless it was started before."""
     return compiling(evaluate_alone.lower(records.tree(), program=program))
 
 
 def compiling(lowered: jax.stages.Lowered) -> Future[None]:
-    """Starts the compilation of a program in a thread."""
+    """Starts the compilation of a lowered program in a thread, and returns its `Future`."""
 
     def compile_it() -> None:
         lowered.compile()
@@ -262,7 +267,7 @@ def compiling(lowered: jax.stages.Lowered) -> Future[None]:
 
 
 def _key_of_zeros(key: Key) -> Key:
-    """A key of the same implementation whose words are zeros, and so public."""
+    """Returns a public key of the same implementation as `key`, whose bits are all zero."""
     words = jax.eval_shape(jax.random.key_data, key)
     zeros = jax.device_put(np.zeros(words.shape, words.dtype))
     return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(key))

@@ -1,8 +1,8 @@
 """Checks that the noise of a mechanism is large enough for a target of known sensitivity.
 
-The guarantee of a mechanism is for pairs of values within its own sensitivity. If one record could
-change the target more, the guarantee of the release would be false. The checks depend only on
-public facts.
+The guarantee of a mechanism is valid for pairs of values that differ by at most the mechanism's
+sensitivity. If one record could change the target by more than that, the guarantee of the release
+would be false. The checks in this file depend only on public facts.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from dpjax._core._values import Inside, KnowsSensitivity, Mechanism, Sensitivity
 from dpjax._tracing._programs import Unchanging
 
 M = TypeVar("M", bound=Mechanism)
-# `needed` rounds bounds up. A user may pass the bound rounded to nearest, which is smaller by at
-# most this factor. The scale of the drawn noise has a larger margin.
+# `needed` rounds bounds up. A user may pass the same bound rounded to nearest, which is smaller by
+# at most this factor. The scale of the noise that is drawn is rounded up by more than this.
 _TO_NEAREST = 1 + 2.0**-50
 _COMPILED = type(jax.jit(lambda: None))
 
 
 def check_maker(target: Target, sensitivity: Sensitivity) -> None:
-    """Refuses a sensitivity made by a query's method, if the target is not a query."""
+    """Refuses a sensitivity that a query's method computed, if the target is another function."""
     if sensitivity.records is None and sensitivity.known_by and knowing(target) is None:
         raise ValueError(
             f"sensitivity was made by a {sensitivity.known_by}, but the target is another function:"
@@ -37,14 +37,15 @@ def check_maker(target: Target, sensitivity: Sensitivity) -> None:
 
 
 def needed(target: Target, sensitivity: Sensitivity, records: TreeSpec) -> float:
-    """The target's known sensitivity, in the norm and relation of the given sensitivity.
+    """Returns the target's known sensitivity, in the norm and relation of `sensitivity`.
 
-    For a sampled or proved sensitivity the result is 0, because `privatize` compares traced
-    programs instead. A sampled sensitivity may be smaller than the known sensitivity; its gamma
-    accounts for this.
+    For a sampled or proved sensitivity the result is 0, because `privatize` checks these by
+    comparing traced programs instead. A sampled sensitivity may be smaller than the known one; its
+    gamma accounts for this.
 
     Returns:
-        A number, rounded up; 0 if no sensitivity is known, so that any noise is accepted.
+        The sensitivity, rounded up; 0 if no sensitivity is known, so that noise of any scale is
+        accepted.
 
     Raises:
         ValueError: if the target knows its sensitivity, but not in this norm under this relation.
@@ -75,17 +76,18 @@ def covering(mechanism: M, needed: float) -> M:
     """Checks that the noise of a mechanism covers the sensitivity that a target needs.
 
     Returns:
-        The mechanism itself. If its sensitivity is traced, all numbers of the mechanism become NaN
-        if the sensitivity is too small.
+        The mechanism itself. If its sensitivity is traced and too small, all floats of the returned
+        mechanism are NaN.
 
     Raises:
-        ValueError: if the sensitivity is too small.
+        ValueError: if the sensitivity is concrete and too small.
     """
     sensitivity, value = mechanism.sensitivity, mechanism.sensitivity.value
     if _checks.is_traced(value):
         enough = value >= jnp.asarray(needed, jnp.result_type(value))
         return jax.tree.map(lambda leaf: _or_nan(enough, leaf), mechanism) if needed else mechanism
-    # NumPy is needed here: inside of `jit`, JAX traces comparisons even of concrete arrays.
+    # The comparison uses NumPy, because inside `jit`, JAX traces comparisons even of concrete
+    # arrays.
     least = float(np.min(np.asarray(value)))
     if not least * _TO_NEAREST >= needed:
         raise ValueError(
@@ -98,10 +100,10 @@ def covering(mechanism: M, needed: float) -> M:
 
 
 def plan_of(target: Target, mechanism: Mechanism) -> Inside:
-    """How a mechanism releases a target.
+    """Returns the function to which noise is added, and the mechanism that adds it.
 
-    How a target is released. For a query, noise may be added to the value of another function, such
-    as sums of integers. Then the query maps the noisy value to the published value.
+    For a query, this function may differ from the query itself. It may return sums of integers, for
+    example. The query then maps the noisy sums to the published value.
     """
     known = knowing(target)
     if known is None:
@@ -114,7 +116,10 @@ def plan_of(target: Target, mechanism: Mechanism) -> Inside:
 
 
 def knowing(target: object) -> KnowsSensitivity | None:
-    """Unwraps a query or another target that knows its sensitivity; None for other functions."""
+    """Returns the query or other target that knows its sensitivity; None for other functions.
+
+    Looks inside `jax.jit`, bound methods `__call__` and cached programs.
+    """
     if isinstance(target, Unchanging):
         return knowing(target.function)
     if type(target) is _COMPILED:
@@ -125,6 +130,6 @@ def knowing(target: object) -> KnowsSensitivity | None:
 
 
 def _or_nan(enough: jax.Array, leaf: jax.Array | float) -> jax.Array | float:
-    """A number of a mechanism; NaN if its noise would be too small."""
+    """Returns a number of a mechanism, or NaN if it is a float and the noise would be too small."""
     is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     return jnp.where(enough, leaf, jnp.nan) if is_float else leaf

@@ -56,15 +56,17 @@ class SensitivityMechanism(abc.ABC):
     sensitivity: Sensitivity
     epsilon: Scalar
     delta: Scalar = 0.0
-    _calls_user: ClassVar[bool] = False  # Whether it contains a function of the user.
-    _scales: ClassVar[tuple[str, ...]] = ()  # Fields that grow with the sensitivity.
+    _calls_user: ClassVar[bool] = False  # Whether the mechanism contains a function of the user.
+    # Names of fields that are proportional to the sensitivity.
+    _scales: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
     def _draw(self, key: Key, value: Value) -> Value:
-        """Draws the noisy value. This is a pure function, compiled once for all epsilons.
+        """Draws the noisy value, as a pure function that is compiled once for all epsilons.
 
-        It is called on a copy of the mechanism. The copy's sensitivity has only value, norm,
-        relation and `zero_allowed`. Other attributes, such as m and gamma, do not affect the noise.
+        It is called on a copy of the mechanism, whose sensitivity has only the fields `value`,
+        `norm`, `relation` and `zero_allowed`. Other fields, such as m and gamma, do not affect the
+        noise.
         """
 
     @abc.abstractmethod
@@ -186,16 +188,16 @@ class SensitivityMechanism(abc.ABC):
         )
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        """A draw for use outside of `jit` whose compiled programs serve many shapes; or None.
+        """Returns a draw for use outside `jit`, whose compiled programs serve many shapes; or None.
 
-        It computes with JAX arrays, not with Python floats, so that rounding is the same as in
-        `jit`.
+        The draw computes with JAX arrays, not with Python floats, so that its results are rounded
+        as in `jit`.
         """
         del value
         return None
 
     def _accuracy(self, value: Value) -> Accuracy:
-        """The accuracy of the release of a value with these shapes and dtypes."""
+        """Returns the accuracy of a release of values with these shapes and dtypes."""
         del value
         return UNKNOWN
 
@@ -305,12 +307,12 @@ class SensitivityMechanism(abc.ABC):
         check_key(key)
         arrays = _checks.real_arrays("value", value)
         draw = draw_of(self, TreeSpec.of(arrays))
-        # A NaN in a private value must not raise an error, which would reveal it.
+        # Under `jax_debug_nans`, a NaN in a private value would raise an error and so reveal it.
         with jax.debug_nans(False), jax.debug_infs(False):
             return draw(key, arrays)
 
     def _in_units_of(self, unit: float, larger: float) -> Self:
-        """The mechanism for values divided by `unit`, with its noise multiplied by `larger`."""
+        """Returns the mechanism for values divided by `unit`, with `larger` times wider noise."""
         sensitivity = dataclasses.replace(
             self.sensitivity, value=self.sensitivity.value * (larger / unit), inside=False
         )
@@ -318,7 +320,7 @@ class SensitivityMechanism(abc.ABC):
         return changed(self, sensitivity=sensitivity, **scales)
 
     def _check_unclamped(self) -> None:
-        """Refuses a direct call if the sensitivity is only valid inside of `privatize`."""
+        """Refuses a direct call if the mechanism's sensitivity only holds inside `privatize`."""
         if self.sensitivity.inside:
             raise ValueError(
                 "the sensitivity holds for the exact integers that dpjax.privatize computes, "
@@ -345,11 +347,11 @@ class SensitivityMechanism(abc.ABC):
             )
 
     def _frozen(self, value: TreeSpec) -> Self:
-        """The mechanism with traced programs in place of functions of the user.
+        """Returns the mechanism with each function of the user replaced by its traced program.
 
-        The mechanism is a key in the cache of compiled draws. A user's function must not be part of
-        this key, because it may compute something else later, and may compare equal to another
-        function.
+        Mechanisms are keys in the cache of compiled draws. A user's function must not be part of
+        such a key: it may compute something else later, and two different functions may compare
+        equal.
         """
         del value
         return self
@@ -361,7 +363,7 @@ class SensitivityMechanism(abc.ABC):
 def nothing_promised(
     epsilon: Scalar, relation: NeighboringRelation, privacy_unit: str
 ) -> Guarantee:
-    """The guarantee of a release with noise in floats: epsilon infinite, delta 1."""
+    """Returns the guarantee of a release with inexact float noise: epsilon infinite, delta 1."""
     return Guarantee(
         _nan_with(epsilon, math.inf),
         _nan_with(epsilon, 1.0),

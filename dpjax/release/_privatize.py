@@ -36,18 +36,18 @@ from dpjax.release._known_sensitivity import check_maker, covering, knowing, nee
 from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import pay_and_draw, request_of
 
-# Platforms that a proved sensitivity covers. On these, XLA's tests allow errors of 40 rounding
-# units in exp, log, tanh and other functions; on a TPU they allow far more.
+# Platforms whose rounding errors a proof covers. XLA's own tests allow errors of 40 units in the
+# last place in exp, log, tanh and other functions on these platforms, and far larger ones on a TPU.
 _PROVED_ON = frozenset(("cpu", "gpu", "cuda", "rocm"))
 _MOST_KEPT = 256  # The largest number of entries in the cache of a private function.
 
 
 class _Kind(NamedTuple):
-    """Facts about all databases of one structure, with the same shapes and dtypes.
+    """What is known about all databases that have the same structure, shapes and dtypes.
 
     Attributes:
         records: the structure, shapes and dtypes.
-        shapes: the same facts, as a pytree of `jax.ShapeDtypeStruct`.
+        shapes: the same, as a pytree of `jax.ShapeDtypeStruct`.
         plan: how such databases are released.
     """
 
@@ -57,7 +57,7 @@ class _Kind(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One release: key, records, the program of the target, and the draw of the mechanism."""
+    """The inputs of one release: key, records, the target's program, and the mechanism's draw."""
 
     key: Key
     records: Database | Unsummed
@@ -82,10 +82,11 @@ class PrivateFunction:
     target: Target
     mechanism: Mechanism
     ledger: OpenLedger | None
-    _program: Program | None  # The traced target, if it was sampled or proved.
+    _program: Program | None  # The traced target, if its sensitivity was sampled or proved.
     _accepting: Mechanism  # The mechanism without the check that records were clamped.
-    # A cache of results of earlier releases. The first entry of a key says what is cached: "kind"
-    # (of databases), "users" (functions in the target), "target", "request", or "compiled".
+    # A cache of results of earlier releases. The first entry of each key says what is cached:
+    # "kind" (of databases), "users" (functions of the user in the target), "target", "request", or
+    # "compiled".
     _kept: dict[Hashable, Any] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
@@ -101,8 +102,7 @@ class PrivateFunction:
     def _keeps(self) -> bool:
         """Whether results may be cached.
 
-        Whether results may be cached. Results with tracers may not, because tracers are invalid
-        after tracing.
+        Results that contain tracers may not be cached, because tracers are invalid after tracing.
         """
         return not _checks.any_traced(self.mechanism)
 
@@ -153,10 +153,11 @@ class PrivateFunction:
         return Release(value, release.guarantee, accuracy)
 
     def _read(self, database: Database | Parts) -> tuple[Database | Unsummed, _Kind]:
-        """Converts a database to the records that are passed to the target.
+        """Returns the records that are passed to the target, and their kind.
 
-        Errors and conversions depend only on structure, shapes and dtypes. So if arrays of some
-        kind needed no conversion, later arrays of this kind are returned unchanged.
+        Errors and conversions depend only on structure, shapes and dtypes. So if arrays with given
+        shapes and dtypes needed no conversion, later arrays with the same shapes and dtypes are
+        returned unchanged.
         """
         if isinstance(database, Parts):
             return self._read_parts(database)
@@ -169,7 +170,8 @@ class PrivateFunction:
                 return database, kind
         records = released_records(self.target, database, self.mechanism.sensitivity)
         described = TreeSpec.of(records)
-        # x64 is part of the key, because without float64, a known sensitivity is rounded outward.
+        # x64 is part of the key, because without x64, a known sensitivity is rounded outward to
+        # float32.
         alike = "kind", described, jax.config.jax_enable_x64  # pyright: ignore
         if (kind := self._kept.get(alike)) is None:
             kind = _Kind(described, described.tree(), self._plan(described))
@@ -205,13 +207,15 @@ class PrivateFunction:
     def _keep(self, key: Hashable, value: object) -> None:
         if self._keeps:
             if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()  # This is thread-safe, because look-ups handle missing keys.
+                # Another thread may still look up a key. This is safe, because every look-up
+                # handles missing keys.
+                self._kept.clear()
             self._kept[key] = value
 
     def _plan(self, records: TreeSpec) -> Inside:
-        """How records of this structure are released.
+        """Returns how records of this structure are released.
 
-        Refuses a mechanism whose noise is too small.
+        It raises an error if the noise of the mechanism is too small for the target.
         """
         least = needed(self.target, self.mechanism.sensitivity, records)
         return plan_of(self.target, covering(self._accepting, least))
@@ -225,17 +229,18 @@ class PrivateFunction:
         if isinstance(target, KnowsSensitivity):
             target = self._unchanging(kind.plan.target)
         program = Program.trace("target", target, kind.shapes)
-        # The trace is new, so it contains all changes of traced code. But code on the host was
-        # copied earlier, so check that it has not changed since then.
+        # The target was just traced, so the trace contains all changes of traced code. But code
+        # that runs on the host was copied earlier, so check that it has not changed since then.
         if program.is_concrete and program.calls_host:
             program.check_unchanged("target")
         return program
 
     def _unchanging(self, target: Target) -> Target:
-        """The target with cached programs, if nothing in it can have changed since it was traced.
+        """Returns the target with cached programs, or unchanged if anything in it may change.
 
-        Objects that dpjax made are frozen. But they may contain a user's predicate that closes over
-        a variable, which may have changed. Then the target is returned unchanged, and traced again.
+        Objects of dpjax are immutable. But they may contain a user's predicate that closes over a
+        variable, which may have changed since the predicate was traced. In this case the target is
+        returned unchanged, so that it is traced again.
         """
         users = self._kept.get(("users", target), "unknown")
         if users == "unknown":
@@ -250,17 +255,17 @@ class PrivateFunction:
         return kept
 
     def _request(self, step: _Step, name: str | None) -> Request | None:
-        """The request under a name, for a ledger; None without a name.
+        """Returns the request that a ledger stores under `name`; None without a name.
 
-        With or without a name, this raises the errors that the draw would raise, before anything is
-        paid.
+        With or without a name, this traces or compiles the draw. So it raises the errors that the
+        draw would raise before anything is paid.
         """
         if name is None and self._compiled_ahead(step):
             return None
         program, kind = step.program, step.kind
         asked = "request", name, step.key.dtype, program.outputs, program.fingerprint, kind.records
-        # A mechanism may contain a user's function, which may have changed since the request was
-        # cached.
+        # If the mechanism contains a user's function, this function may have changed since the
+        # request was cached. Then the request must be computed again.
         may_change = getattr(self.mechanism, "_calls_user", True)
         if not may_change and (known := self._kept.get(asked)) is not None:
             return known[0]
@@ -273,7 +278,7 @@ class PrivateFunction:
     def _compiled_ahead(self, step: _Step) -> bool:
         """Compiles the programs of a release before it is paid for.
 
-        Returns whether this was possible.
+        Returns whether the programs could be compiled. If not, they are compiled when they run.
         """
         if not step.program.is_concrete:
             return False
@@ -289,7 +294,7 @@ class PrivateFunction:
         return True
 
     def _drawn(self, step: _Step) -> Value:
-        """Computes the target in a separate program, and adds noise to its value."""
+        """Computes the target in a program of its own, and adds noise to the result."""
         self._compiled_ahead(step)
         program, key, records = step.program, step.key, _summed(step.records)
         if not program.is_concrete:
@@ -403,7 +408,7 @@ def _draw_of(mechanism: Mechanism, value: TreeSpec) -> Draw | DrawOfAnother:
 
 
 def accepting_values(mechanism: Mechanism) -> Mechanism:
-    """The mechanism without the check for clamped records, because the target clamps them."""
+    """Returns the mechanism without its check that records were clamped: the target clamps them."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:
         return mechanism
@@ -416,10 +421,10 @@ def accepting_values(mechanism: Mechanism) -> Mechanism:
 
 
 def _check_platform(records: Database, *, convolves: bool = False) -> None:
-    """Refuses devices whose rounding errors may exceed the bounds in a proof.
+    """Refuses records on devices whose rounding errors may exceed those that a proof allows.
 
     For convolutions, all GPUs are refused: their libraries may choose an algorithm, such as
-    Winograd's, whose rounding errors the proof does not cover.
+    Winograd's, whose rounding errors are larger than those in the proof.
     """
     arrays = [x for x in jax.tree.leaves(records) if not _checks.is_traced(x)]
     platforms = {device.platform for x in arrays for device in x.devices()}

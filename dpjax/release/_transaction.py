@@ -42,7 +42,7 @@ def pay_and_draw(
     drawing: Drawing | None = None,
     exact: Callable[[], tuple[Any, Value]] | None = None,
 ) -> Release:
-    """Pays for a release from all open ledgers and draws it, or returns an earlier equal one.
+    """Pays for a release and draws it, or returns the earlier release of an equal request.
 
     Args:
         draw: draws the value of the release. It uses `mechanism.unpaid_draw`, which does not notify
@@ -67,7 +67,7 @@ def pay_and_draw(
                 f"{_checks.shown(what)}, whose probability is not known: use dpjax.confidence_set"
             )
         return Release(simulated(*exact()), guarantee)
-    # Check. A wrong call is refused before anything is paid.
+    # Step 1: check the arguments. A wrong call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(
             "name must be a nonempty string, such as the name of a column or a group, got"
@@ -85,37 +85,41 @@ def pay_and_draw(
         )
     account = accounts[0] if accounts else None
 
-    # Name the request, and look it up. A release that was already paid for is returned again, free
-    # of charge.
+    # Step 2: look up the request. If an equal request was already paid for, its release is returned
+    # again, free of charge.
     asked = None if account is None or request is None else request(name)
     if account is not None and asked is not None:
         before = account.released(asked)
         if before is not None:
             return before
 
-    # Pay. Ledgers of keys come first, so that a refused key costs no budget. The debit is written
-    # to the disk before anything is computed. So if the program crashes later, budget is lost, but
-    # nothing is revealed.
+    # Step 3: pay. Ledgers of keys come first, so that a refused key costs no budget. The debit is
+    # written to disk before anything is computed. So if the program crashes later, budget is lost,
+    # but nothing is revealed.
     for one in sorted(ledgers, key=lambda one: one is account):
         one.record(Payment(key, guarantee, what, asked, drawing))
 
-    # Compute and draw. The draw itself does not notify ledgers. A NaN in a private value must not
-    # raise an error, which would reveal it.
+    # Step 4: compute the value and draw noise. The draw itself does not notify ledgers. A NaN in a
+    # private value must not raise an error, because that would reveal it.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         release = Release(draw(), guarantee)
 
-    # Store the release, and return it. If two processes have drawn releases for the same request,
-    # both return the first one.
+    # Step 5: store the release, and return it. If two processes have drawn releases for the same
+    # request, both return the first one.
     return release if account is None or asked is None else account.keep(asked, release)
 
 
 def tell_of_training(key: Key) -> None:
-    """Records the key of a training run in open ledgers of keys; its steps do not notify them."""
+    """Records the key of a training run in all open ledgers of keys.
+
+    The steps of the training do not notify these ledgers.
+    """
     refuse_unpaid_steps()
     if ledgers := told():
         refuse_traced(key)
         for one in ledgers:
-            # A ledger with a budget has already been charged for the training: see below.
+            # A ledger with a budget is charged for the whole training at once, before it starts.
+            # See `refuse_unpaid_steps`.
             if not isinstance(one, Account):
                 one.record(Payment(key, Guarantee(math.inf, 1.0), "training"))
 
@@ -127,7 +131,7 @@ _STEPS_ARE_PAID: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def paid_steps() -> Generator[None]:
-    """Marks the training steps inside as paid for: the training pays before its first step."""
+    """A context in which training steps run that were already paid for, before the first step."""
     token = _STEPS_ARE_PAID.set(True)
     try:
         with untold_programs():
@@ -137,7 +141,7 @@ def paid_steps() -> Generator[None]:
 
 
 def refuse_unpaid_steps() -> None:
-    """Refuses a training step inside of `with ledger`, because its total cost is unknown."""
+    """Refuses a single training step inside `with ledger`, because its total cost is unknown."""
     if not _STEPS_ARE_PAID.get() and any(isinstance(one, Account) for one in told()):
         raise ValueError(
             "a training run pays for all of its steps at once: call ledger.charge with the"
@@ -147,7 +151,7 @@ def refuse_unpaid_steps() -> None:
 
 
 def guarantee_under(key: Key, guarantee: Guarantee) -> Guarantee:
-    """The guarantee of a release, with the note "seeded key" if the key came from a seed."""
+    """Returns the guarantee of a release; if the key has a seed, with the note "seeded key"."""
     if not is_seeded(key):
         return guarantee
     return dataclasses.replace(guarantee, notes=(*guarantee.notes, "seeded key"))
@@ -160,7 +164,7 @@ def request_of(
     value: TreeSpec,
     *asked: object,
 ) -> Request | None:
-    """The request for the value that `draw(key, value)` releases; None without a name.
+    """Returns the request for the value that `draw(key, value)` releases; None without a name.
 
     The fingerprint is a hash of the name, the traced program of `draw`, and `asked`. It does not
     depend on the records: two databases of one structure under one name count as the same. Even
@@ -176,15 +180,15 @@ def request_of(
     drawn, released = jax.make_jaxpr(draw, return_shape=True)(key, value.tree())
     if name is None:
         return None
-    name = str(name)  # NumPy has a string type of its own.
+    name = str(name)  # Converts a subclass of `str`, such as `numpy.str_`, to a plain string.
     fingerprint = digest(name, drawn, _parameters((value, *asked)))
     return Request(name, fingerprint, TreeSpec.of(released))
 
 
 def _parameters(value: object) -> object:
-    """The numbers and strings in a mechanism and its sensitivity.
+    """Returns the numbers and strings in a mechanism and its sensitivity, as nested containers.
 
-    Functions are omitted, because the traced program contains them.
+    Functions are left out, because the traced program already contains what they compute.
     """
     if isinstance(value, tuple):
         return tuple(map(_parameters, value))
