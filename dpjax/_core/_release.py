@@ -231,12 +231,13 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
     )
     if any(event.gamma > guarantee.gamma for event in guarantee.events):
         raise ValueError(
-            "the gamma of a guarantee must be at least the gamma of each of its events, got a "
-            "smaller gamma"
+            "the gamma of a guarantee must be at least the gamma of each of its events, got"
+            f" {guarantee.gamma}"
         )
     if any(_is_weaker(event.confidence, guarantee.confidence) for event in guarantee.events):
         raise ValueError(
-            "the confidence of the guarantee is larger than the confidence of one of its events"
+            "the confidence of a guarantee must be at most the confidence of each of its events,"
+            f" got {guarantee.confidence}"
         )
     return concrete(guarantee)
 
