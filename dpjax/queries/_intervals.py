@@ -77,10 +77,13 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
     # A count at or below 0 says nothing about a quotient.
     unknown = count <= 0
     divisor = np.where(unknown, 1, count)
-    for _ in range(_RATIOS):
+
+    def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         largest = np.nan_to_num(np.maximum(np.abs(low), np.abs(high)), nan=1)
-        reach = bounds[np.ceil(largest * _RATIOS).astype(int)]
-        before = low, high
+        return bounds[np.ceil(largest * _RATIOS).astype(int)]
+
+    for _ in range(_RATIOS):
+        before, reach = (low, high), bound(low, high)
         low = np.where(unknown, -1, np.clip((sums - reach) / divisor, -1, 1))
         high = np.where(unknown, 1, np.clip((sums + reach) / divisor, -1, 1))
         if np.array_equal(before, (low, high), equal_nan=True):

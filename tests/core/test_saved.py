@@ -135,7 +135,7 @@ def guarantee(**numbers):
             forged(**guarantee(gamma=0.01)),
             "gamma of a guarantee must be at least the gamma of each of its events",
         ),
-        (forged(**guarantee(confidence=1.0)), "at most the confidence of each of its events, got 1.0"),
+        (forged(**guarantee(confidence=1.0)), "at most the confidence of each of its events"),
         (forged(**guarantee(relation="friends")), "friends"),
         (forged(**guarantee(group_size=0)), "group_size must be an integer of at least 1"),
         (forged(guarantee={}), "saved does not contain a release: 'epsilon'"),
