@@ -1,7 +1,7 @@
-"""Averages of bounded floats in fixed point, because integers add up exactly in any order.
+"""Averages of bounded floats in fixed point: integer sums are exact, and the same in any order.
 
-A sum of n floats may be off by n units in its last place. In float32, from about n = 10^5 on, that
-error may exceed a single term.
+The error of a float sum of n terms may be n units in its last place. In float32, from about n =
+10^5 on, this may exceed a single term.
 """
 
 import math
@@ -16,17 +16,18 @@ from jax.typing import ArrayLike
 from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
 
-# The least exponent of the bound that determines the grid, by bytes of the dtype. Smaller bounds
-# share its grid, because 1 / grid must be a finite float.
+# The smallest exponent of the bound that determines the grid, by the size of the dtype in bytes.
+# Smaller bounds use the grid of this exponent, because 1 / grid must be a finite float.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 
 def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
-    """The average over the leading axis of floats of a bounded magnitude.
+    """Returns the average over the leading axis of floats whose magnitude is bounded.
 
     Each term is rounded to a grid whose step is half a unit in the last place of `largest`. It is
     then split into digits, which are short enough that sums of n digits do not overflow. The
-    average is computed from the sums, and rounded once more, by at most 2 eps.
+    average is computed from the sums of digits, and rounded once more, by a relative error of at
+    most 2 eps.
 
     Args:
         terms: shape (n, ...), float32 or float64, in [-largest, largest]. No term may be NaN: one
@@ -46,18 +47,19 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     result = jnp.zeros(terms.shape[1:], dtype)
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
-    # The average is clipped, because it may be rounded beyond the bound. XLA may multiply the two
-    # powers of two of a shift first, and 2^128 is not a float32. So average and bound are doubled,
-    # and the exponent of the last shift is smaller by 1.
+    # The average is clipped, because rounding may move it beyond the bound. XLA may combine the two
+    # powers of two in `_shifted`, and 2^128 is not a float32. So average and bound are doubled, and
+    # the exponent of the last shift is smaller by 1.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
 
 def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[list[jax.Array], int]:
-    """Digits of terms in [-2^exponent, 2^exponent], and the number of bits in a digit.
+    """Splits terms in [-2^exponent, 2^exponent] into digits; returns also the bits of a digit.
 
-    Digit k counts 2^(exponent - bits (k + 1)). Sums of n digits do not overflow. The digits differ
-    from the term by at most half a unit of the last one.
+    A digit d at index k stands for d * 2^(exponent - bits (k + 1)). Sums of n digits do not
+    overflow. The sum of all digits of a term differs from the term by at most half a unit of the
+    last digit.
     """
     dtype = terms.dtype
     bits = bits_of_a_digit(n, dtype)
@@ -69,19 +71,19 @@ def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[lis
 
 
 def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
-    """The number of bits in a digit, such that sums of n digits fit into integers."""
+    """Returns how many bits a digit may have, such that sums of n digits fit into integers."""
     size = 8 * np.dtype(dtype).itemsize
     bits = size - 2 - (n - 1).bit_length()
     if bits < 1:
         raise ValueError(f"n must be at most 2^{size - 3} in {dtype}, got {n}")
-    return min(bits, float_limits(dtype).nmant - 1)  # The limit of `_nearest_integers`.
+    return min(bits, float_limits(dtype).nmant - 1)  # `_nearest_integers` needs this limit.
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
-    """Bounds how much rounding adds when replacing one term changes the `average`.
+    """Bounds how much rounding adds to the change of `average` when one term is replaced.
 
-    In units of `largest`, the grid adds at most eps / 2, and each of the two averages has an error
-    of at most 2 eps. The last term is the step of the grid for the smallest bounds.
+    In units of `largest`, rounding to the grid adds at most eps / 2, and each of the two averages
+    has an error of at most 2 eps. The last summand is the step of the grid for the smallest bounds.
     """
     limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)
@@ -91,9 +93,10 @@ def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
 def _nearest_integers(x: jax.Array) -> jax.Array:
     """Rounds floats in [-2^(nmant - 1), 2^(nmant - 1)] to integers, halves to even.
 
-    After adding 1.5 * 2^nmant, the last bit of the float stands for 1. So the addition rounds to an
-    integer, which is the bits of the sum minus the bits of 1.5 * 2^nmant. This subtraction takes
-    two instructions. A conversion to integers would take more, because it handles NaN and overflow.
+    After 1.5 * 2^nmant is added, the last bit of the float stands for 1. So the addition rounds to
+    an integer. This integer is the bit pattern of the sum minus the bit pattern of 1.5 * 2^nmant.
+    Addition and subtraction take two instructions. A conversion to integers would take more,
+    because it handles NaN and overflow.
     """
     middle = np.ldexp(1.5, float_limits(x.dtype).nmant).astype(x.dtype)
     integers = np.dtype(f"int{8 * x.dtype.itemsize}")
@@ -101,7 +104,7 @@ def _nearest_integers(x: jax.Array) -> jax.Array:
 
 
 def _shifted(x: jax.Array, exponent: int | np.ndarray) -> jax.Array:
-    """Multiplies by 2^exponent in two steps, because 2^exponent may be out of the dtype's range."""
+    """Multiplies by 2^exponent, in two steps because 2^exponent may be out of range."""
     for part in map(np.asarray, (exponent // 2, exponent - exponent // 2)):
         power = np.ldexp(1.0, part).astype(x.dtype)
         x = x * power.reshape((1,) * (x.ndim - power.ndim) + power.shape)

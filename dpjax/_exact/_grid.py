@@ -1,7 +1,7 @@
-"""Powers of two and exact rounding to a grid of them, in integer arithmetic only.
+"""Powers of two, and exact rounding to their multiples, in integer arithmetic only.
 
-All arithmetic here is on the bits of floats. So results do not change if a device flushes subnormal
-numbers to zero, fuses a product into a sum, or lacks float64.
+All arithmetic in this file is on the bits of floats. So results are the same if a device flushes
+subnormal numbers to zero, fuses a product into a sum, or lacks float64.
 """
 
 import jax
@@ -14,18 +14,19 @@ from dpjax._exact import _limbs
 from dpjax._exact._limbs import Limbs, Wide
 from dpjax._exact._numerics import compute_dtype, float_limits
 
-# Rounded numbers are clamped to these powers of two, so that sums with noise do not wrap around.
+# Rounded numbers are clamped to [-2^61, 2^61], or to [-2^93, 2^93] for `Wide` integers, so that
+# adding noise does not wrap around.
 _BOUND_BITS = 61
 WIDE_BOUND_BITS = 93
-# Exponents are clamped to this magnitude: beyond it every float rounds to 0 or is out of range.
-# Sums of such exponents do not overflow int32.
+# Exponents are clamped to [-2^13, 2^13]: beyond this range, every float rounds to 0 or is clamped.
+# Sums of clamped exponents do not overflow int32.
 _FARTHEST = 2**13
 
 
 def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
-    """2^exponent exactly, from its bits, for exponents in the range of normal numbers.
+    """Returns 2^exponent exactly, computed from its bits, if it is a normal float of this dtype.
 
-    A traced exponent out of range gives NaN. A Python integer out of range is a ValueError.
+    A traced exponent out of range gives NaN. A Python integer out of range raises ValueError.
     """
     info = float_limits(jax.dtypes.canonicalize_dtype(dtype))
     least, most = info.minexp, info.maxexp - 1
@@ -40,11 +41,12 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """floor(x / 2^exponent + 1/2) exactly, for every number and exponent, in units of the grid.
+    """Returns floor(x / 2^exponent + 1/2) exactly: the nearest multiple of 2^exponent, in units.
 
-    Halves are rounded up, not to even. So rounding commutes with shifts by grid points. Two numbers
-    at distance d, in units of the grid, round to at most ceil(d) units apart. Results are clamped
-    to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63 - 1.
+    Halves are rounded up, not to even. So adding a multiple of the grid's step before or after
+    rounding gives the same result. Two numbers that are d steps apart round to integers at most
+    ceil(d) apart. Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63
+    - 1.
     """
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     end = _limbs.constant(2**_BOUND_BITS)
@@ -54,7 +56,7 @@ def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
 
 
 def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
-    """Like `round_to_grid`, but results are clamped to [-2^93, 2^93] units."""
+    """Returns the same as `round_to_grid`, but clamped to [-2^93, 2^93]."""
     significand, shift, infinite = _take_apart(jnp.asarray(x), exponent)
     units = _scale_and_round(significand, shift)
     beyond = infinite | _reaches(WIDE_BOUND_BITS, significand, shift)
@@ -65,13 +67,16 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 
 
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """Like `round_to_grid`, but modulo 2^64: for finite numbers with small differences."""
+    """Returns the same as `round_to_grid` modulo 2^64, unclamped; x must be finite.
+
+    Use it for numbers whose differences are small, because these are then exact.
+    """
     significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
     return _scale_and_round(significand, shift).rest
 
 
 def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Array, jax.Array]:
-    """Integers s and t with x = s * 2^(t + exponent), and whether x is infinite."""
+    """Returns integers s and t with x = s * 2^(t + exponent), and whether x is infinite."""
     if isinstance(exponent, (int, np.integer)):
         exponent = max(-_FARTHEST, min(int(exponent), _FARTHEST))
     exponent = jnp.clip(jnp.asarray(exponent, jnp.int32), -_FARTHEST, _FARTHEST)
@@ -81,8 +86,8 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
     info = float_limits(compute_dtype(x.dtype))
     unsigned = jnp.dtype(f"uint{info.bits}").type
     if x.dtype == jnp.bfloat16:
-        # The bits of a bfloat16 are the upper half of a float32. They are moved by integer
-        # operations, because a cast may flush subnormals.
+        # The bits of a bfloat16 are the upper half of a float32. They are shifted as integers,
+        # because a cast to float32 may flush subnormal numbers.
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
         bits = lax.bitcast_convert_type(x.astype(info.dtype), unsigned)
@@ -100,10 +105,10 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
 
 
 def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
-    """floor(x * 2^shift + 1/2) modulo 2^96.
+    """Returns floor(x * 2^shift + 1/2) modulo 2^96.
 
-    A shift down by t = -shift > 0 is floor((floor(x / 2^(t - 1)) + 1) / 2), because floors of
-    quotients nest. For t >= 64 the result is 0, because x has at most 63 bits.
+    For shift = -t < 0, this equals floor((floor(x / 2^(t - 1)) + 1) / 2), because floors of
+    quotients can be nested. For t >= 64 the result is 0, because x has at most 63 bits.
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
@@ -112,7 +117,8 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
     far, within = places >= 64, places & np.uint32(63)
     shifted = _limbs.shift_left(x, within)
-    # The shift takes two steps, because a shift by 64 is undefined.
+    # The bits that leave the lower 64 are computed by two shifts, because one shift by 64 would be
+    # undefined.
     carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
     finer = Wide(
         jnp.where(far, shifted.low, carried.low),

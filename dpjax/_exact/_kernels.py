@@ -1,9 +1,9 @@
-"""Makes XLA compute several results in one loop, and an array only once.
+"""Makes XLA compute several results in one loop, or compute an array only once.
 
 On a CPU, XLA compiles a separate loop for each result of an elementwise program. If two results
-share steps, both loops repeat them. Only a reduction computes several results in one loop. XLA
-fuses the steps before a reduction into its loop, each step once, except steps that more than 15
-results share.
+depend on the same operations, both loops repeat these operations. Only a reduction computes several
+results in one loop. XLA fuses the operations before a reduction into its loop, each of them once,
+except operations that more than 15 results share.
 """
 
 import operator
@@ -21,7 +21,10 @@ _Arrays = tuple[jax.Array, ...]
 
 
 def at_once(results: _Tree) -> _Tree:
-    """Returns integers or booleans of one shape unchanged, but a CPU computes them in one loop."""
+    """Returns `results` unchanged, but on a CPU, one loop computes all of them.
+
+    All must be integers or booleans of the same shape.
+    """
     return cast("_Tree", lax.platform_dependent(results, cpu=reduced, default=lambda same: same))
 
 
@@ -36,11 +39,12 @@ def reduced(results: _Tree) -> _Tree:
 
 
 def reduced_steps(steps: Callable[[_Tree], _Tree], arrays: _Tree) -> _Tree:
-    """The results of elementwise steps, in one loop. The steps must map zeros to zeros.
+    """Returns `steps(arrays)`, computed in one loop; `steps` is elementwise and maps 0 to 0.
 
-    `reduced` stacks zeros on the results. Here they are stacked on the operands, so the steps map
-    them to zeros. Then XLA fuses all steps, however many results share them. A bit mask makes the
-    zeros, because with `where` LLVM would not vectorize table look-ups.
+    `reduced` stacks zeros on the results. This function stacks zeros on the operands instead, which
+    is equivalent because `steps` maps zeros to zeros. Then XLA fuses all operations, however many
+    results share them. The zeros come from a bit mask, because with `where` LLVM would not
+    vectorize table look-ups.
     """
 
     def above_zeros(x: jax.Array) -> jax.Array:
@@ -57,11 +61,11 @@ def _either(rows: _Tree) -> _Tree:
 
 
 def written(arrays: _Tree) -> _Tree:
-    """Returns the same arrays, but XLA computes them only once.
+    """Returns the same arrays, but makes XLA compute them only once.
 
-    Without this, every loop that uses them may compute them again, and round differently. On
-    accelerators a barrier prevents that. On a CPU, XLA removes barriers before it fuses loops. But
-    it does not fuse a reduction into later loops.
+    Otherwise, every loop that uses an array may compute it again, and round it differently. On
+    accelerators, an optimization barrier prevents this. On a CPU, XLA removes barriers before it
+    fuses loops, but it does not fuse a reduction into later loops.
     """
     return lax.platform_dependent(
         arrays, cpu=lambda same: jax.tree.map(_by_reduction, same), default=lax.optimization_barrier
@@ -69,14 +73,15 @@ def written(arrays: _Tree) -> _Tree:
 
 
 def _by_reduction(x: jax.Array) -> jax.Array:
-    """The same array with the same bits, even of a NaN or a negative zero."""
+    """Returns the same array with the same bits, even those of NaN and negative zero."""
     if x.dtype.name in _INTEGERS:
         return _float_by_reduction(x)
     whole = isinstance(x.dtype, np.dtype) and x.dtype.kind in "biu"
     return reduced(x) if whole else lax.optimization_barrier(x)
 
 
-@jax.custom_jvp  # The bits of a float have no derivative.
+# A bitcast has no derivative, so the rule below states it: this function is the identity.
+@jax.custom_jvp
 def _float_by_reduction(x: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])
     return lax.bitcast_convert_type(reduced(bits), x.dtype)
@@ -89,9 +94,11 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 
 def sums_of_rows(*arrays: jax.Array) -> Sequence[jax.Array]:
-    """Sums of several integer arrays over the leading axis, in one pass that stores no terms.
+    """Returns the sums of several integer arrays over the leading axis, in a single pass.
 
-    Sums that do not fit into their dtypes wrap around.
+    The terms may be expressions: they are not stored in memory.
+
+    Sums that do not fit into their dtype wrap around.
     """
 
     def add(x: _Arrays, y: _Arrays) -> _Arrays:

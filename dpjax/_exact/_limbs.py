@@ -1,4 +1,4 @@
-"""Signed integers of 64 and 96 bits in uint32 limbs: the same bits with and without x64."""
+"""Signed 64-bit and 96-bit integers as uint32 limbs, with the same bits with and without x64."""
 
 import functools
 from typing import NamedTuple
@@ -13,16 +13,17 @@ from dpjax._exact._kernels import sums_of_rows
 
 _HALF = np.uint32(0xFFFF)
 _LIMB = 2.0**32
-# The sum of this many 16-bit numbers is below 2^32.
+# A sum of this many 16-bit numbers is below 2^32.
 _BLOCK = 2**16
-# So is the sum of this many products of a 16-bit number and a number of at most 2^9, with a sign.
+# A sum of this many products is within int32, if one factor has 16 bits and the other is at most
+# 2^9 in magnitude.
 _PRODUCTS = 2**5
 
 
 class Limbs(NamedTuple):
-    """An array of integers high * 2^32 + low in two's complement; arithmetic is modulo 2^64.
+    """An array of the integers high * 2^32 + low, in two's complement and modulo 2^64.
 
-    Both arrays are uint32. The first bit of `high` is the sign.
+    Both limbs are uint32. The most significant bit of `high` is the sign.
     """
 
     high: jax.Array
@@ -30,9 +31,9 @@ class Limbs(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """An array of integers top * 2^64 + rest in two's complement; arithmetic is modulo 2^96.
+    """An array of the integers top * 2^64 + rest, in two's complement and modulo 2^96.
 
-    `top` is uint32, and its first bit is the sign. `rest` has no sign of its own.
+    `top` is uint32, and its most significant bit is the sign. `rest` is an unsigned number.
     """
 
     top: jax.Array
@@ -40,12 +41,12 @@ class Wide(NamedTuple):
 
 
 def constant(value: int) -> Limbs:
-    """A concrete integer in [-2^63, 2^63)."""
+    """Returns a concrete integer in [-2^63, 2^63) as limbs."""
     return Limbs(jnp.uint32((value >> 32) & 0xFFFFFFFF), jnp.uint32(value & 0xFFFFFFFF))
 
 
 def from_integers(x: jax.Array) -> Limbs:
-    """Converts integers of any dtype; uint64 saturates at 2^63 - 1."""
+    """Converts an array of integers of any dtype to limbs; uint64 saturates at 2^63 - 1."""
     if x.dtype.itemsize == 8:
         if x.dtype == jnp.uint64:
             x = jnp.minimum(x, np.uint64(2**63 - 1))
@@ -59,12 +60,15 @@ def from_integers(x: jax.Array) -> Limbs:
 
 
 def to_float(x: Limbs, dtype: DTypeLike) -> jax.Array:
-    """The nearest float or its neighbor; exact if the integer fits into the significand."""
+    """Converts to a float: the nearest float or a neighbor of it.
+
+    The result is exact if the integer fits into the significand.
+    """
     return wide_to_float(widen(x), dtype)
 
 
 def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
-    """As `to_float`, for 96 bits."""
+    """Converts a 96-bit integer to a float, with the rounding of `to_float`."""
     negative = x.top >> np.uint32(31) == 1
     opposite = negate(x.rest)
     carried = ((opposite.high | opposite.low) == 0).astype(jnp.uint32)
@@ -75,66 +79,66 @@ def wide_to_float(x: Wide, dtype: DTypeLike) -> jax.Array:
 
 
 def to_integers(x: Limbs, dtype: DTypeLike) -> jax.Array:
-    """Converts to int32 or int64; the limbs must be in the range of the dtype."""
+    """Converts to int32 or int64; the integer must be in the range of the dtype."""
     if jnp.dtype(dtype).itemsize == 8:
         return x.high.astype(jnp.int32).astype(dtype) << 32 | x.low.astype(dtype)
     return x.low.astype(dtype)
 
 
 def is_negative(x: Limbs) -> jax.Array:
-    """Whether the sign bit is set."""
+    """Whether x is negative."""
     return x.high >> np.uint32(31) == 1
 
 
 def invert(x: Limbs) -> Limbs:
-    """-1 - x."""
+    """Returns -1 - x."""
     return Limbs(~x.high, ~x.low)
 
 
 def negate(x: Limbs) -> Limbs:
-    """-x."""
+    """Returns -x."""
     low = ~x.low + np.uint32(1)
     return Limbs(~x.high + (low == 0).astype(jnp.uint32), low)
 
 
 def add(x: Limbs, y: Limbs) -> Limbs:
-    """The sum x + y."""
+    """Returns the sum x + y."""
     low = x.low + y.low
     return Limbs(x.high + y.high + (low < x.low).astype(jnp.uint32), low)
 
 
 def widen(x: Limbs) -> Wide:
-    """The same integer in 96 bits."""
+    """Returns the same integer with 96 bits."""
     return Wide((x.high.astype(jnp.int32) >> 31).astype(jnp.uint32), x)
 
 
 def add_to_wide(x: Wide, y: Limbs) -> Wide:
-    """The sum x + y."""
+    """Returns the 96-bit sum x + y."""
     rest = add(x.rest, y)
     carried = (rest.high < y.high) | ((rest.high == y.high) & (rest.low < y.low))
     return Wide(x.top + widen(y).top + carried.astype(jnp.uint32), rest)
 
 
 def saturate(x: Wide, bound: int) -> Limbs:
-    """Clamps x to [-bound, bound]; the bound is below 2^63."""
+    """Returns x clamped to [-bound, bound]; the bound must be below 2^63."""
     negative = x.top >> np.uint32(31) == 1
     end = where(negative, constant(-bound), constant(bound))
     return clip(where(x.top == widen(x.rest).top, x.rest, end), bound)
 
 
 def subtract(x: Limbs, y: Limbs) -> Limbs:
-    """The difference x - y."""
+    """Returns the difference x - y."""
     return Limbs(x.high - y.high - (x.low < y.low).astype(jnp.uint32), x.low - y.low)
 
 
 def multiply(x: Limbs, y: Limbs) -> Limbs:
-    """The product x * y."""
+    """Returns the product x * y."""
     product = full_product(x.low, y.low)
     return Limbs(product.high + x.high * y.low + x.low * y.high, product.low)
 
 
 def where(condition: jax.Array, x: Limbs, y: Limbs) -> Limbs:
-    """Takes x where the condition is true, else y."""
+    """Returns x where the condition is true, and y elsewhere."""
     return Limbs(jnp.where(condition, x.high, y.high), jnp.where(condition, x.low, y.low))
 
 
@@ -145,14 +149,14 @@ def less(x: Limbs, y: Limbs) -> jax.Array:
 
 
 def clip(x: Limbs, bound: int) -> Limbs:
-    """Clamps x to [-bound, bound]."""
+    """Returns x clamped to [-bound, bound]."""
     high, low = constant(bound), constant(-bound)
     x = where(less(high, x), high, x)
     return where(less(x, low), low, x)
 
 
 def halve(x: Limbs) -> Limbs:
-    """floor(x / 2)."""
+    """Returns floor(x / 2)."""
     high = (x.high.astype(jnp.int32) >> 1).astype(jnp.uint32)
     return Limbs(high, (x.low >> np.uint32(1)) | (x.high << np.uint32(31)))
 
@@ -161,7 +165,7 @@ def shift_left(x: Limbs, by: jax.Array) -> Limbs:
     """Shifts left by 0 to 63 places: x * 2^by modulo 2^64."""
     far, by = by >= 32, by & np.uint32(31)
     high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
-    # The shift takes two steps, because a shift by 32 is undefined.
+    # The bits that leave `low` are computed by two shifts, because one shift by 32 is undefined.
     carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
     return Limbs((high << by) | carried, low << by)
 
@@ -172,13 +176,13 @@ def shift_right(x: Limbs, by: jax.Array) -> Limbs:
     high = x.high.astype(jnp.int32)
     low = jnp.where(far, x.high, x.low)
     high = jnp.where(far, high >> 31, high)
-    # The shift takes two steps, because a shift by 32 is undefined.
+    # The bits that leave `high` are computed by two shifts, because one shift by 32 is undefined.
     carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
     return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)
 
 
 def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
-    """floor(x / divisor) for a uint32 divisor from 1 to 2^16; the steps do not depend on x."""
+    """Returns floor(x / divisor) for a uint32 divisor in [1, 2^16], in time independent of x."""
     negative = is_negative(x)
     magnitude = where(negative, invert(x), x)
     rest = jnp.zeros_like(x.high)
@@ -195,13 +199,13 @@ def floor_divide(x: Limbs, divisor: jax.Array) -> Limbs:
 
 
 def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder of two uint32, in time that does not depend on x.
+    """Returns quotient and remainder of two uint32, in time that does not depend on x.
 
-    A processor may divide small numbers faster, so the time of a division would leak x. Therefore,
-    x is multiplied by a reciprocal instead.
+    Division instructions may be faster for small numbers, so their time would leak x. Therefore, x
+    is multiplied by the reciprocal of the divisor instead.
     """
-    # The guess is at most 1 too small: (2^32 - 1) // divisor is at least 2^32 / divisor - 1, and
-    # x < 2^32.
+    # The guess is either the quotient or smaller by 1, because (2^32 - 1) // divisor is at least
+    # 2^32 / divisor - 1, and x < 2^32.
     guess = full_product(x, np.uint32(2**32 - 1) // divisor).high
     rest = x - guess * divisor
     missed = (rest >= divisor).astype(jnp.uint32)
@@ -209,7 +213,7 @@ def divide(x: jax.Array, divisor: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def full_product(x: jax.Array, y: jax.Array) -> Limbs:
-    """The 64 bits of a product of two uint32."""
+    """Returns the product of two uint32, with 64 bits."""
     x0, x1 = x & _HALF, x >> np.uint32(16)
     y0, y1 = y & _HALF, y >> np.uint32(16)
     low, cross, other, high = x0 * y0, x0 * y1, x1 * y0, x1 * y1
@@ -219,7 +223,7 @@ def full_product(x: jax.Array, y: jax.Array) -> Limbs:
 
 
 def total(x: Limbs) -> Limbs:
-    """The sum over the leading axis modulo 2^64, computed in blocks."""
+    """Returns the sum over the leading axis modulo 2^64, computed in blocks of 2^16 rows."""
     n = len(x.low)
     if n <= _BLOCK:
         return _total_of_a_block(x)
@@ -232,16 +236,23 @@ def total(x: Limbs) -> Limbs:
 
 
 def _total_of_a_block(x: Limbs) -> Limbs:
-    """The sum of at most 2^16 integers: sums of 16-bit halves do not wrap. High limbs may wrap."""
+    """Returns the sum of at most 2^16 rows, modulo 2^64.
+
+    Sums of 16-bit halves of `low` do not wrap around. Sums of `high` may wrap around, because the
+    result is modulo 2^64.
+    """
     shift = np.uint32(16)
     bottom, middle, high = sums_of_rows(x.low & _HALF, x.low >> shift, x.high)
     return add(Limbs(high, bottom), Limbs(middle >> shift, middle << shift))
 
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> Limbs:
-    """The sum of weights[i] * x[i] over the leading axis, for int32 and weights of at most 2^18.
+    """Returns the sum of weights[i] * x[i] over the leading axis; x is int32.
 
-    It is exact if it is below 2^63. Each factor has two digits, so that products fit into 32 bits.
+    Weights are at least 0 and at most 2^18.
+
+    The result is exact if it is below 2^63. Each factor is split into two digits, so that products
+    of digits fit into 32 bits.
     """
 
     def of_rows(weights: jax.Array, x: jax.Array) -> Limbs:
@@ -256,7 +267,8 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> Limbs:
         return of_rows(weights, x)
 
     def go_on(i: jax.Array, found: Limbs) -> Limbs:
-        # The last block overlaps the one before, whose rows count once.
+        # The last block overlaps with the block before. Rows that were already added get the weight
+        # 0.
         start = jnp.minimum(i * _PRODUCTS, count - _PRODUCTS)
         some, rows = (lax.dynamic_slice_in_dim(y, start, _PRODUCTS) for y in (weights, x))
         is_new = start + jnp.arange(_PRODUCTS) >= i * _PRODUCTS

@@ -1,4 +1,4 @@
-"""Numbers: float dtypes, rounding outward, extrema, counts, and limits of probabilities."""
+"""Numerics: float dtypes, outward rounding, extrema, counting, and confidence limits."""
 
 import dataclasses
 import functools
@@ -16,22 +16,22 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 _LEAST = np.finfo(np.float32).tiny
-# A generous bound on the relative error of SciPy's incomplete beta functions.
+# A generous bound on the relative error of SciPy's inverse incomplete beta functions.
 _BETA_ROUNDING = 1e-9
-# The ranks of points in a `TailBand` grow by this factor, so between two points a limit is too
-# large by at most this factor.
+# The ranks of points in a `TailBand` grow by this factor. So between two points, a limit exceeds
+# the best one by at most about this factor.
 _RATIO = 1.05
-# A bound on the relative error of a sum of products of numbers from 0 to 1.
+# A bound on the relative rounding error of a sum of products of numbers in [0, 1].
 _SUM = 1e-12
 
 
 def float_limits(dtype: DTypeLike) -> "np.finfo[np.floating]":
-    """The limits of a float dtype, also of bfloat16, with the type of `np.finfo`."""
+    """Returns the limits of a float dtype, including bfloat16, with the type of `np.finfo`."""
     return cast("np.finfo[np.floating]", jnp.finfo(dtype))
 
 
 def compute_dtype(dtype: DTypeLike) -> np.dtype:
-    """The float dtype to compute in: at least float32, JAX's default float for integers."""
+    """Returns the dtype to compute in: at least float32, and JAX's default float for integers."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.dtype(jnp.result_type(float))
     return np.promote_types(np.dtype(dtype), np.float32)
@@ -43,14 +43,18 @@ def is_float(leaf: jax.Array | jax.ShapeDtypeStruct) -> bool:
 
 
 def order_like_integers(bits: jax.Array) -> jax.Array:
-    """Maps the bits of floats to integers in the same order. It is its own inverse."""
+    """Maps the bits of floats, as signed integers, to integers that are ordered like the floats.
+
+    The map is its own inverse.
+    """
     return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest: bool) -> jax.Array:
-    """The largest or smallest float, by a reduction of integers; NaN if any float is NaN.
+    """Returns the largest or smallest float; NaN if any float is NaN.
 
-    On a CPU, XLA may ignore NaN in an extremum of floats.
+    It reduces integers that are ordered like the floats, because XLA may ignore NaN when it reduces
+    floats on a CPU.
     """
     wide = x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
     whole = jnp.dtype(f"int{8 * wide.dtype.itemsize}")
@@ -61,10 +65,13 @@ def extremum(x: jax.Array, reduce: Callable[[jax.Array], jax.Array], *, largest:
 
 
 def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = False) -> jax.Array:
-    """How many ascending numbers are below each number, or below or equal to it.
+    """Returns, for each number, how many entries of a sorted array are below it.
 
-    NaN is below nothing, and nothing is below NaN. `jnp.searchsorted` would count NaN as the
-    largest number. It also takes three times as long, because it tracks two ends of an interval.
+    With `or_equal`, equal entries count, too.
+
+    NaN compares as neither smaller nor larger than any number. `jnp.searchsorted` would treat NaN
+    as the largest number. It also takes three times as long, because it tracks both ends of an
+    interval.
     """
     ascending, compare = jnp.asarray(ascending), jnp.less_equal if or_equal else jnp.less
 
@@ -77,7 +84,7 @@ def count_below(ascending: jax.Array, numbers: jax.Array, *, or_equal: bool = Fa
 def bisected(
     before: Callable[[jax.Array], jax.Array], count: int, shape: tuple[int, ...]
 ) -> jax.Array:
-    """How many of `count` ascending entries come before each element of an array.
+    """Returns how many of `count` sorted entries come before each element of an array.
 
     Args:
         before: maps an index from 0 to count - 1 for each element (an array of this shape, or one
@@ -100,7 +107,7 @@ def bisected(
 
 
 def round_up(exact: Fraction) -> float:
-    """The least float64 that is not below an exact rational. Raises ValueError if there is none."""
+    """Returns the smallest float64 that is at least `exact`; raises ValueError if there is none."""
     try:
         nearest = float(exact)
     except OverflowError:
@@ -111,7 +118,7 @@ def round_up(exact: Fraction) -> float:
 
 
 def outward(number: Any, toward: float) -> Any:
-    """A float64 as JAX's default float, rounded toward an infinity.
+    """Converts a float64 to JAX's default float, rounding toward `toward`, an infinity.
 
     Without x64, JAX converts float64 to float32 and rounds to nearest, which is the wrong direction
     half of the time. This affects Python floats, float64 arrays of NumPy, and JAX arrays that were
@@ -126,7 +133,7 @@ def outward(number: Any, toward: float) -> Any:
         narrow = wide.astype(np.float32)
         inward = narrow < wide if toward > 0 else narrow > wide
         narrow = np.where(inward, np.nextafter(narrow, np.float32(toward)), narrow)
-    # A device may flush subnormal numbers to 0, so they are replaced by the least normal number.
+    # A device may flush subnormal numbers to 0, so they are replaced by the smallest normal number.
     if toward > 0:
         narrow = np.where(wide > 0, np.maximum(narrow, _LEAST), narrow)
     return float(narrow) if isinstance(number, float) else narrow
@@ -135,7 +142,7 @@ def outward(number: Any, toward: float) -> Any:
 def bisect(
     holds: Callable[[float], bool], low: float, high: float, *, in_logarithms: bool = False
 ) -> tuple[float, float]:
-    """Finds where a predicate changes from true to false, by bisection.
+    """Finds by bisection where a predicate changes from true to false.
 
     Returns:
         Two neighboring floats, or nearly so. The predicate is true at the first one if it is true
@@ -147,7 +154,7 @@ def bisect(
 
 
 def sum_up(terms: Iterable[SupportsFloat]) -> float:
-    """The sum of concrete numbers, as the least float64 that is not below it."""
+    """Returns the sum of concrete numbers, rounded up to a float64."""
     numbers = [float(term) for term in terms]
     if not all(math.isfinite(number) for number in numbers):
         return math.fsum(numbers)
@@ -155,28 +162,40 @@ def sum_up(terms: Iterable[SupportsFloat]) -> float:
 
 
 def log_difference(larger: jax.Array, smaller: jax.Array) -> jax.Array:
-    """log(exp(larger) - exp(smaller)); exact if smaller is -inf, and -inf if both are equal."""
+    """Returns log(exp(larger) - exp(smaller)).
+
+    The result is exact if `smaller` is -inf, and -inf if both are equal.
+    """
     gap = jnp.where(larger > smaller, smaller - larger, -jnp.inf)
     return jnp.where(larger > smaller, larger + jnp.log(-jnp.expm1(gap)), -jnp.inf)
 
 
 @functools.lru_cache
 def legendre_rule(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes on [-1, 1] and log weights of Gauss-Legendre quadrature, on the host in float64."""
+    """Returns the nodes on [-1, 1] and the log weights of Gauss-Legendre quadrature.
+
+    The host computes them in float64.
+    """
     nodes, weights = scipy.special.roots_legendre(count)
     return nodes, np.log(weights)
 
 
 def clopper_pearson_lower(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
-    """A lower limit: the true probability is below it with probability at most `error`."""
+    """Returns a lower limit of a probability, from the number of hits in `trials` trials.
+
+    The true probability is below the limit with probability at most `error`.
+    """
     hits = np.asarray(hits, float)
-    # For 0 hits the limit is 0, but SciPy needs valid parameters there too.
+    # For 0 hits the limit is 0, but SciPy needs valid parameters in this case, too.
     limit = scipy.special.betaincinv(np.maximum(hits, 0.5), trials - hits + 1, error)
     return np.where(hits <= 0, 0.0, limit * (1 - _BETA_ROUNDING))
 
 
 def clopper_pearson_upper(hits: ArrayLike, trials: int, error: float) -> np.ndarray:
-    """An upper limit: the true probability is above it with probability at most `error`."""
+    """Returns an upper limit of a probability, from the number of hits in `trials` trials.
+
+    The true probability is above the limit with probability at most `error`.
+    """
     hits = np.asarray(hits, float)
     limit = scipy.special.betainccinv(hits + 1, np.maximum(trials - hits, 0.5), error)
     return np.where(hits >= trials, 1.0, np.minimum(limit * (1 + _BETA_ROUNDING), 1.0))
@@ -184,7 +203,7 @@ def clopper_pearson_upper(hits: ArrayLike, trials: int, error: float) -> np.ndar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TailBand:
-    """Upper limits of P(X > x), valid at all points together (docs/proofs/privacy-profile.md).
+    """Simultaneous upper limits of P(X > x) for many x (docs/proofs/privacy-profile.md).
 
     Attributes:
         points: some of m independent draws of X, in descending order.
@@ -196,9 +215,9 @@ class TailBand:
 
     @classmethod
     def of(cls, draws: np.ndarray, error: Fraction) -> "TailBand":
-        """The band from independent draws, which is wrong with probability at most `error`.
+        """Returns the band for independent draws, which fails with probability at most `error`.
 
-        NaN counts as infinite. The ranks depend only on the number of draws.
+        NaN counts as infinity. The ranks depend only on the number of draws.
         """
         m = draws.size
         steps = math.ceil(math.log(m) / math.log(_RATIO)) + 1
@@ -209,16 +228,17 @@ class TailBand:
         return cls(ordered[ranks - 1], np.maximum.accumulate(limits))
 
     def least(self, covered: np.ndarray) -> float:
-        """The least limit of P(X > x) at a covered point; 1 if no point is covered."""
+        """Returns the smallest limit of P(X > x) at a covered point; 1 if no point is covered."""
         return float(np.min(self.limits, where=covered, initial=1.0))
 
     def mean(self, curve: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """An upper limit of E curve(X), for every nondecreasing curve with values in [0, 1].
+        """Returns an upper limit of E[curve(X)], for every nondecreasing curve into [0, 1].
 
-        Above the largest point, the curve is taken to be 1.
+        Above the largest point, `curve` is assumed to be 1.
 
         Args:
-            curve: maps the points to an array with a leading axis for them.
+              curve: a function of the array of points, which returns an array with a leading axis
+                  for the points.
         """
         values = curve(self.points)
         masses = np.diff(np.append(self.limits, 1.0))

@@ -1,9 +1,9 @@
 """Reads and writes files of finished chunks: a JSON header that identifies the run, and arrays.
 
-A file starts with its kind and format. The next line has the header and a hash of everything, and
-the bytes of the arrays follow. Damaged files and files of another run raise errors, and nothing is
-ever unpickled. A file is first written under another name and then renamed, so it is complete even
-if a process is killed.
+A file starts with its kind and format version. The next line is a JSON header, which includes a
+SHA-256 hash of header and arrays. The bytes of the arrays follow. Damaged files and files of
+another run raise errors, and nothing is ever unpickled. A file is first written under a temporary
+name and then renamed, so it is complete even if the process is killed.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _LONGEST_HEADER = 2**20
 
 
 class ChunkFile(NamedTuple):
-    """The contents of a file."""
+    """The contents of one file of chunks: its path, header and arrays."""
 
     path: Path
     header: Json
@@ -32,7 +32,10 @@ class ChunkFile(NamedTuple):
 def write_chunks(
     path: Path, kind: str, header: Json, arrays: Sequence[np.ndarray], *, secret: bool = False
 ) -> None:
-    """Replaces a file by arrays and a header; its entry "run" says what determines the arrays."""
+    """Replaces the file at `path` by a header and arrays.
+
+    The header's entry "run" describes everything that determines the arrays.
+    """
     body = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
     described = [[array.dtype.name, array.shape] for array in arrays]
     header = {**header, "arrays": described, "bytes": sum(map(len, body))}
@@ -41,7 +44,7 @@ def write_chunks(
 
 
 def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
-    """Reads every file with a matching name, and removes partial files of killed processes."""
+    """Reads every matching file in a folder, and removes partial files of killed processes."""
     remove_abandoned(folder, names)
     files = sorted(file for file in folder.iterdir() if re.fullmatch(names, file.name))
     return [read_chunk(file, kind) for file in files]
@@ -50,10 +53,12 @@ def read_chunks(folder: Path, names: str, kind: str) -> list[ChunkFile]:
 def check_run(
     file: ChunkFile, run: Json, owner: str, *, place: str, at: str = "", free: Iterable[str] = ()
 ) -> None:
-    """Raises an error if a file's run differs from this run in an entry that is not `free`.
+    """Raises an error if a file was written by a run that differs from `run`.
 
-    A run is everything that determines the bits of the chunks. The message starts with `owner`,
-    names the part (`at`) in which the runs differ, and asks for another `place`.
+    Entries of the run whose names are in `free` may differ.
+
+    A run describes everything that determines the bits of the chunks. The error message starts with
+    `owner`, says in which part (`at`) the runs differ, and asks for another `place`.
     """
     found = file.header["run"]
     names = [name for name in {**run, **found} if name not in free]
@@ -65,7 +70,7 @@ def check_run(
 
 
 def read_chunk(path: Path, kind: str) -> ChunkFile:
-    """Reads one file."""
+    """Reads the file at `path`, and raises an error if it is damaged or of another kind."""
 
     def damaged(how: str) -> ValueError:
         return ValueError(f"{kind} {path} {how}: delete it to start anew")
@@ -86,8 +91,8 @@ def read_chunk(path: Path, kind: str) -> ChunkFile:
         raise damaged("is corrupted")
     arrays, start = list[np.ndarray](), 0
     for name, shape in header["arrays"]:
-        # The hash detects accidents, not forgeries. Bytes of a forged file must not be read as
-        # pointers to Python objects.
+        # The hash detects accidental damage, not forgery. If a forged header named a dtype of
+        # Python objects, bytes of the file would be used as pointers.
         if (dtype := np.dtype(name)).hasobject:
             raise damaged("is corrupted")
         arrays.append(np.ndarray(shape, dtype, body, start))

@@ -1,4 +1,4 @@
-"""`replace`: writes a file under another name, forces it to disk and renames it; and locks."""
+"""Durable writes: `replace` writes a file atomically. Also locks between processes."""
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ Json: TypeAlias = dict[str, Any]
 def replace(
     path: pathlib.Path, parts: Iterable[bytes | memoryview], *, secret: bool = False
 ) -> None:
-    """Replaces a file atomically: at every moment, either the old or the new file exists.
+    """Replaces a file atomically: at every moment, either the old or the new contents exist.
 
-    A secret file can only be read by its owner.
+    If `secret` is true, only the owner of the file can read it.
     """
     with _new_file(path, 0o600 if secret else 0o666) as file:
         try:
@@ -41,9 +41,9 @@ def replace(
 
 
 def database_file(path: object, *, instead: str) -> pathlib.Path:
-    """The path of an SQLite file, which need not exist.
+    """Returns the resolved path of an SQLite file, which need not exist yet.
 
-    Refuses ":memory:", "" and URIs, which SQLite does not read as paths.
+    Refuses ":memory:", "" and URIs, which SQLite would not treat as paths of files.
     """
     words = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(words, str):
@@ -68,21 +68,20 @@ def check_folder(path: pathlib.Path, kind: str) -> None:
 
 
 def remove_abandoned(folder: pathlib.Path, names: str) -> None:
-    """Removes partial files of this host that no process is writing.
+    """Removes partial files that this host has left and that no process is still writing.
 
-    A lock shows whether a process still writes a file, because the system releases it when the
-    process ends in any way. A process number would not show whether the process still runs: numbers
-    are reused, and a container has its own numbers. Hosts may not see each other's locks, so files
-    of other hosts are not removed. `names` is a regular expression for the final names of the
-    files.
+    A lock shows whether a process is still writing a file, because the operating system releases
+    the lock however the process ends. A process number would not show this: numbers are reused, and
+    each container has its own. Hosts may not see each other's locks, so partial files of other
+    hosts are not removed. `names` is a regular expression for the final names of the files.
     """
     if fcntl is None:
         return
     of_host = rf"(?:{names})\.{re.escape(_host())}\.[0-9a-f]+\.partial"
     for file in folder.iterdir():
         if re.fullmatch(of_host, file.name):
-            # An OSError means that another process writes or has removed the file, or that the file
-            # system has no locks.
+            # An OSError means that another process is writing the file or has removed it, or that
+            # the file system has no locks. In each case the file is left alone.
             with contextlib.suppress(OSError), open(file, "rb+") as opened:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.unlink()
@@ -90,7 +89,10 @@ def remove_abandoned(folder: pathlib.Path, names: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Generator[None]:
-    """A block that one process at a time runs; others wait. The file system must have locks."""
+    """A context that only one process at a time can be in; other processes wait.
+
+    The file system must support locks.
+    """
     with open(path, "ab") as file:
         _lock(file)
         yield
@@ -98,7 +100,10 @@ def locked(path: pathlib.Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
-    """A block that refuses to run if another process runs it. The file system must have locks."""
+    """A context that raises `ValueError(refusal)` if another process is in it.
+
+    The file system must support locks.
+    """
     with open(path, "ab") as file:
         if not try_lock(file):
             raise ValueError(refusal)
@@ -106,10 +111,10 @@ def alone(path: pathlib.Path, refusal: str) -> Generator[None]:
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Locks an open file, and returns False if another process has the lock.
+    """Locks an open file; returns False if another process has locked it.
 
-    If the file system has no locks, it returns True. The lock is released when the file is closed
-    or the process ends.
+    If the file system does not support locks, this returns True. The lock is released when the file
+    is closed or the process ends.
     """
     if fcntl is not None:
         try:
@@ -122,7 +127,7 @@ def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Forces a renaming in a folder to disk, if the system can open folders."""
+    """Forces the renaming of a file in a folder to disk, if the system can open folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -134,10 +139,10 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
-    """A partial file for this writer only, locked while it is open.
+    """Opens a new partial file, which only this writer uses and which is locked while open.
 
-    The name of the file is random, because threads share a process number, and so may processes of
-    two containers.
+    The name of the file is random. A process number would not be unique, because threads share it,
+    and so may processes in two containers.
     """
 
     def opened(name: str, flags: int) -> int:
@@ -149,7 +154,7 @@ def _new_file(path: pathlib.Path, mode: int) -> IO[bytes]:
         _lock(file)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # Another process removed it before it was locked.
+        file.close()  # Another process removed the file before it was locked, so try again.
 
 
 def _lock(file: IO[bytes]) -> None:

@@ -1,9 +1,9 @@
 """`LedgerFile`: a budget in a file. A debit is durable on the disk before `debit` returns.
 
-Entries form a chain of hashes (`Chain`). A second file contains the high-water mark: the number and
-hash of the last debit that a release may be based on. If a ledger has fewer entries than its mark,
-it is an old copy, in which such a debit is missing. Each process computes sums from entries that it
-has verified itself.
+Entries form a hash chain (`Chain`). A second file contains the high-water mark: the number and hash
+of the last debit that a release may be based on. If a ledger has fewer entries than its mark says,
+it is an old copy, in which such a debit is missing. Each process adds up only entries that it has
+verified itself.
 
 This module and its imports need only the standard library.
 """
@@ -25,8 +25,9 @@ from typing import NamedTuple
 
 from dpjax._files._durable import Json, sync_folder
 
-EPSILON_DIGITS, DELTA_DIGITS = 12, 24  # Budgets are in units of 10^-12 and 10^-24.
-FORMATS = 1, 2  # Ledgers of the first format do not state which databases are neighbors.
+# Budgets are integers, in units of 10^-12 for epsilon and 10^-24 for delta.
+EPSILON_DIGITS, DELTA_DIGITS = 12, 24
+FORMATS = 1, 2  # Ledgers in format 1 do not state which databases are neighbors.
 
 
 class LedgerError(RuntimeError):
@@ -54,7 +55,7 @@ class BudgetExceededError(RuntimeError):
 
 
 class Entry(NamedTuple):
-    """One link of the chain, verified."""
+    """A verified entry of the chain."""
 
     number: int
     digest: str
@@ -62,19 +63,19 @@ class Entry(NamedTuple):
 
 
 class Chain:
-    """The entries that this process has verified, and the sums over them.
+    """The entries of a ledger that this process has verified, and sums over these entries.
 
     Attributes:
         path: the path of the ledger, for messages.
-        budget: the budget of epsilon and delta, in units.
-        spent: sums over the entries, in units.
-        entries: the entries in order. The first one contains the budget.
+        budget: epsilon and delta of the budget, in units of 10^-12 and 10^-24.
+        spent: epsilon and delta that the entries have spent, in the same units.
+        entries: the entries in order. The first entry states the budget.
         releases: maps the name of a request to the number of the entry with its release.
         relation: which databases are neighbors, from the first entry, or else from the first debit.
     """
 
     def __init__(self, path: Path, budget: tuple[int, int], relation: str | None = None) -> None:
-        """A chain without entries. If a relation is given, the file must have the same one."""
+        """Makes a chain without entries. If `relation` is given, the file must state it, too."""
         self.path = path
         self.budget = budget
         self.relation: str | None = None
@@ -87,18 +88,18 @@ class Chain:
 
     @property
     def last_digest(self) -> str:
-        """The hash of all entries, empty before the first one."""
+        """The hash of the last entry, which covers all entries; empty before the first entry."""
         return self.entries[-1].digest if self.entries else ""
 
     def debits(self) -> list[Entry]:
-        """The entries that cost something, in order."""
+        """Returns the entries that spend budget, in order."""
         return [entry for entry in self.entries if "neighbors" in entry.body]
 
     def refuse(self, cost: tuple[int, int], neighbors: str, key: str | None) -> None:
-        """Raises an error if a debit is not possible after these entries.
+        """Raises an error if the ledger cannot pay for another debit of this cost.
 
-        All debits must be for the same neighboring relation. `key` is the fingerprint of a key,
-        which two debits must not share.
+        `neighbors` states which databases are neighbors, which must be the same for all debits.
+        `key` is the fingerprint of a random key, which no two debits may share.
         """
         if min(cost) < 0:
             raise ValueError(f"cost must not be negative, got {cost}")
@@ -122,19 +123,19 @@ class Chain:
             )
 
     def link(self, body: Json) -> tuple[int, str, str]:
-        """The number, text and hash of the next entry, if it has this body."""
+        """Returns the number, text and hash of the next entry, if its content is `body`."""
         text = json.dumps(body, sort_keys=True)
         return len(self.entries), text, _link(self.last_digest, text)
 
     def extend(self, rows: Iterable[tuple[int, str, str]]) -> None:
-        """Verifies the number, text and hash of every new entry, and adds them."""
+        """Verifies new entries, given by number, text and hash, and appends them to the chain."""
         for number, text, digest in rows:
             if number != len(self.entries) or _link(self.last_digest, str(text)) != digest:
                 raise self.corrupted(f"entry {len(self.entries)}")
             self._add(Entry(number, digest, json.loads(text)))
 
     def corrupted(self, part: str) -> LedgerError:
-        """The error for a part of the file that was changed."""
+        """Returns the error for a part of the file that was changed after it was written."""
         return LedgerError(f"{self.path} is corrupted: {part} was changed after it was written")
 
     def _add(self, entry: Entry) -> None:
@@ -168,28 +169,28 @@ class Chain:
 
 
 def _shown(neighbors: str) -> str:
-    """Neighbors in words.
+    """Returns a readable description of which databases are neighbors.
 
-    Debits for neighbors that differ in a record are stored without a unit of privacy.
+    Debits do not store the privacy unit if it is "record", so it is added here.
     """
     return neighbors if ", per " in neighbors else f"{neighbors}, per record"
 
 
 def decimals(amount: tuple[int, ...]) -> str:
-    """The exact text of an amount of budget, for messages."""
+    """Returns the exact decimal text of an amount (epsilon, delta), for messages."""
     epsilon, delta = map(decimal, amount, (EPSILON_DIGITS, DELTA_DIGITS))
     return f"epsilon {epsilon}" + (f" and delta {delta}" if amount[1] else "")
 
 
 def decimal(units: int, digits: int) -> str:
-    """The exact decimal text of a multiple of 10^-digits."""
+    """Returns the exact decimal text of `units` times 10^-digits."""
     text = f"{units:0{digits + 1}d}"
     fraction = text[-digits:].rstrip("0")
     return text[:-digits] + ("." + fraction if fraction else "")
 
 
 def sha256(data: bytes) -> str:
-    """A hash in hexadecimal digits."""
+    """Returns the SHA-256 hash of `data` in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -197,28 +198,29 @@ def _link(last: str, text: str) -> str:
     return sha256(f"{last}\n{text}".encode())
 
 
-_APPLICATION = 0x64704A4C  # "dpJL", in the header of the file
-# Connections that a child inherited by a fork that Python did not report. Using or closing one in
-# the child would release the parent's locks, so they are stored here, open and unused.
+_APPLICATION = 0x64704A4C  # "dpJL" in ASCII, SQLite's application ID in the header of the file.
+# Connections that a child process inherited by a fork that Python did not report. If the child used
+# or closed such a connection, it would release the parent's locks. So they are stored here, open
+# and unused.
 _INHERITED: list[sqlite3.Connection | None] = []
 
 
 class Mark(NamedTuple):
-    """Number and hash of an entry."""
+    """The number and hash of the entry that a high-water mark points to."""
 
     number: int
     digest: str
 
 
 class HighWaterMark:
-    """The last entry of a ledger that a release may be based on, in the file `path`."""
+    """A file that points to the last entry of a ledger that a release may be based on."""
 
     def __init__(self, path: Path) -> None:
-        """A mark in a file, which may not exist yet."""
+        """Takes the path of the file, which may not exist yet."""
         self.path = path
 
     def read(self) -> Mark | None:
-        """The mark, or None if the file does not exist."""
+        """Returns the mark, or None if the file does not exist."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
@@ -237,16 +239,16 @@ class HighWaterMark:
             file.write(content + f" {sha256(content)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        # The folder is not synced, so the old mark may be back after a power failure. It covers
-        # fewer entries, so it never causes a false error.
+        # The folder is not synced, so after a power failure the old mark may be back. The old mark
+        # points to an earlier entry, so it never causes a false error.
         os.replace(fresh, self.path)
 
 
 class LedgerFile:
-    """Debits of one budget of (epsilon, delta), in integers.
+    """A file with the debits of one budget (epsilon, delta), as integers.
 
     Attributes:
-        path: the path of the SQLite file, links resolved.
+        path: the path of the SQLite file, with symbolic links resolved.
         chain: the entries that this process has verified, with their sums.
     """
 
@@ -259,11 +261,11 @@ class LedgerFile:
         made_under: str | None = None,
         patience: float = 60.0,
     ) -> None:
-        """Opens a ledger, or makes one if neither the file nor its mark exists.
+        """Opens a ledger, or creates it if neither the ledger nor its high-water mark exists.
 
-        The budget is in units. A file that was made under another relation than `relation` is
-        refused. A new file is made under `made_under`. `patience` is the time to wait for other
-        processes, in seconds.
+        `budget` is in units of 10^-12 and 10^-24. A file that was created under another relation
+        than `relation` is refused. A new file is created under `made_under`. `patience` is how many
+        seconds to wait for other processes.
         """
         self.path = Path(path).resolve()
         self._budget, self._relation, self._made_under = budget, relation, made_under
@@ -284,9 +286,9 @@ class LedgerFile:
     def debit(
         self, cost: tuple[int, int], *, neighbors: str, key: str | None, **details: object
     ) -> int:
-        """Takes a cost from the budget. Returns the number of the entry, once it is on the disk.
+        """Debits a cost, and returns the number of the new entry once it is on the disk.
 
-        `Chain.refuse` explains the arguments. The details are JSON, for the history.
+        `Chain.refuse` explains the arguments. `details` is stored as JSON, for the history.
         """
         with self._writing() as connection:
             self.chain.refuse(cost, neighbors, key)
@@ -296,14 +298,14 @@ class LedgerFile:
         return number
 
     def store(self, request: str, payload: bytes, **details: object) -> None:
-        """Stores a release, with details in JSON, unless the request already has one."""
+        """Stores a release, with `details` as JSON, unless the request already has one."""
         with self._writing() as connection:
             if request not in self.chain.releases:
                 body = {"release": request, "payload": sha256(payload)}
                 self._append(connection, {**body, **details}, payload)
 
     def stored(self, request: str) -> tuple[Json, bytes] | None:
-        """The details and payload of a request's release; None if there is none."""
+        """Returns the details and payload of the release for a request; None if there is none."""
         with self._reading() as connection:
             number = self.chain.releases.get(request)
             if number is None:
@@ -316,7 +318,7 @@ class LedgerFile:
             return body, payload
 
     def update(self) -> None:
-        """Reads the entries that other processes have written."""
+        """Reads and verifies the entries that other processes have written."""
         with self._reading():
             pass
 
@@ -324,7 +326,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def _writing(self) -> Generator[sqlite3.Connection]:
-        """A context in which no other process writes. On exit the new entries are on the disk."""
+        """A context in which only this process writes. On exit, its new entries are on the disk."""
         with self._alone():
             connection = self._connected()
             with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -335,17 +337,19 @@ class LedgerFile:
     def _reading(self) -> Generator[sqlite3.Connection]:
         with self._alone():
             connection = self._connected()
-            mark = self._mark.read()  # Read first: the entries, read later, must include it.
+            # The mark is read before the entries, so the entries must include the one it points to.
+            mark = self._mark.read()
             with _transaction(connection, "BEGIN"):
                 self._catch_up(connection, mark)
                 yield connection
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None]:
-        """A block for one thread at a time, in which errors of files become a `LedgerError`."""
+        """A context for one thread at a time, which converts errors of files to a `LedgerError`."""
         if self._process != os.getpid():
-            # After a fork that Python did not report, a thread of the parent may hold the lock, and
-            # the connection belongs to the parent.
+            # This process was forked without Python's notice. So a thread of the parent may have
+            # held the lock, and the connection belongs to the parent. Start with a new lock and
+            # connection.
             _INHERITED.append(self._connection)
             self._start()
         try:
@@ -364,11 +368,11 @@ class LedgerFile:
         return number
 
     def _catch_up(self, connection: sqlite3.Connection, mark: Mark | None) -> None:
-        """Verifies the new entries, and that no old one is missing."""
+        """Verifies the new entries, and that all entries that were read before still exist."""
         entries = self.chain.entries
         query = "SELECT number, body, hash FROM entries WHERE number >= ? ORDER BY number"
-        # The last known entry is read again: if an older file was restored, this entry may be
-        # missing or replaced by another one.
+        # The last verified entry is read again. If the file was replaced by an older copy, this
+        # entry may be missing or differ.
         rows = connection.execute(query, (max(0, len(entries) - 1),)).fetchall()
         if entries and (not rows or rows.pop(0)[2] != self.chain.last_digest):
             raise self.chain.corrupted("an entry that this process has read")
@@ -387,7 +391,7 @@ class LedgerFile:
             )
 
     def _raise_mark(self, number: float) -> None:
-        """Raises the mark to an entry. Only one process at a time does, so it never decreases."""
+        """Moves the high-water mark up to an entry, unless it is already there or beyond."""
         with self._writing():
             mark = self._mark.read()
             if mark is None or mark.number < number:
@@ -397,22 +401,22 @@ class LedgerFile:
     # The connection.
 
     def close(self) -> None:
-        """Closes the file until the next call. The last process to do so merges SQLite's log."""
+        """Closes the file until the next call. The last process to close it merges SQLite's log."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
 
     def suspend(self) -> None:
-        """Closes the file, so that no other thread can open it until `resume`."""
+        """Closes the file, and prevents other threads from opening it until `resume`."""
         self._lock.acquire()
         self.close()
 
     def resume(self) -> None:
-        """Lets this process or its fork open the file again."""
+        """Lets this process, or a fork of it, open the file again."""
         self._process = os.getpid()
         self._lock.release()
 
-    # The default argument binds os.getpid early, because modules may be empty when Python exits.
+    # Python may clear modules at exit. A default argument keeps `os.getpid` available.
     def __del__(self, process: Callable[[], int] = os.getpid) -> None:
         if hasattr(self, "_connection") and self._process == process():
             self.close()
@@ -438,7 +442,7 @@ class LedgerFile:
         if relied_on and not exists:
             raise LedgerError(f"{self.path} is gone, but not its high-water mark")
         if exists and not os.stat(self.path).st_mode & 0o222:
-            # Checked explicitly, because the superuser can write to read-only files.
+            # This is checked explicitly, because the superuser can write to read-only files.
             raise LedgerError(f"{self.path} is read-only")
         connection = sqlite3.connect(
             f"{self.path.as_uri()}?mode={'rw' if exists else 'rwc'}",
@@ -457,19 +461,20 @@ class LedgerFile:
             connection.close()
             raise
         self._connection = connection
-        # Raises the mark to cover every entry. If the mark cannot be written, this call fails
+        # Moves the mark up to the last entry. If the mark cannot be written, the call fails here,
         # before any debit.
         self._raise_mark(math.inf)
         return connection
 
     def _make_or_refuse(self, connection: sqlite3.Connection, relied_on: bool) -> None:
-        """Makes the ledger in an empty file. Refuses a file of another program.
+        """Creates the ledger in an empty file, or refuses a file that another program wrote.
 
-        The header is read by SQLite, because the file must not be opened a second time: on POSIX,
-        closing any descriptor of a file releases all of the process's locks on it.
+        SQLite reads the header, because this process must not open the file a second time: on
+        POSIX, closing any descriptor of a file releases all locks of the process on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # Read after the tables, because another process may write both at once in between.
+        # Read after the tables: another process may create the ledger in between, and it writes
+        # both at once. Then the file has an application ID and is accepted.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
@@ -477,9 +482,12 @@ class LedgerFile:
             raise LedgerError(f"{self.path} is not a ledger, or corrupted")
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """Writes table, first entry and header in one transaction, so no process sees a part.
+        """Creates the table, the first entry and the header in one transaction.
 
-        The mark is written before the commit, because opening a ledger without its mark raises.
+        So no other process sees only some of them.
+
+        The mark is written before the commit, because opening a ledger without a mark raises an
+        error.
         """
         with _transaction(connection, "BEGIN IMMEDIATE"):
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
@@ -498,7 +506,10 @@ class LedgerFile:
                 sync_folder(self.path.parent)
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
-        """Turns write-ahead logging on. Waits for the lock, because SQLite does not."""
+        """Turns on write-ahead logging.
+
+        Retries while the file is locked, because SQLite does not wait here.
+        """
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -515,7 +526,7 @@ class LedgerFile:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
-    """Commits on exit. An error rolls everything back."""
+    """A transaction, which is committed on exit and rolled back after an error."""
     connection.execute(begin)
     try:
         yield
@@ -526,16 +537,16 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Generator[None]:
 
 
 # Forks. Ledgers are closed before a fork, and parent and child open them again afterwards. SQLite
-# has a list of its locks in the memory of the process. A child inherits the memory but not the
-# locks, so other processes could remove the log while the child writes.
+# keeps a list of its locks in memory. A forked child inherits this list but not the locks, so other
+# processes could remove the log while the child writes.
 
 _OPEN = weakref.WeakSet[LedgerFile]()
 
 
 class _Held(threading.local):
-    """The ledgers that this thread closed for its fork.
+    """The ledgers that the current thread has closed for a fork.
 
-    Another thread may fork at the same time.
+    It is local to the thread, because another thread may fork at the same time.
     """
 
     def __init__(self) -> None:
@@ -546,8 +557,8 @@ _HELD = _Held()
 
 
 def _suspend() -> None:
-    # Files are closed in a fixed order, so that two threads that fork at the same time do not
-    # deadlock.
+    # All threads close the files in the same order, so that two threads that fork at the same time
+    # do not deadlock.
     for file in sorted(_OPEN, key=id):
         file.suspend()
         _HELD.files.append(file)

@@ -1,4 +1,4 @@
-"""Devices: which one computes which chunks, what fits into memory, and how programs compile."""
+"""Layout of work on devices: which device computes which chunks, memory, and compilation."""
 
 import contextlib
 import dataclasses
@@ -26,26 +26,28 @@ T = TypeVar("T")
 AXIS = "pairs"
 Device = Any  # jax.Device, which type checkers do not know.
 
-# On a CPU, chunks that fit the cache are fastest. On an accelerator, memory is the limit.
+# Bytes of a chunk, by platform. On a CPU, chunks that fit into the cache are fastest. On an
+# accelerator, only its memory limits the size.
 _CHUNK_BYTES, _ACCELERATOR_CHUNK_BYTES = {"cpu": 2 * 2**20}, 256 * 2**20
 _SHARE = 1 / 4  # Two chunks are in flight, and the caller needs memory for its own arrays.
 _CONTAINER = pathlib.Path("/sys/fs/cgroup/memory.max")
-LEAST = 2  # XLA compiles a batch of one to a different program, with other rounding.
+LEAST = 2  # XLA compiles a batch of size 1 to another program, which rounds differently.
 
-# Flags that do not affect programs: the number of simulated CPU devices, and dumps.
+# Flags that do not change compiled programs: the number of simulated CPU devices, and dumps.
 _NO_EFFECT = ("--xla_force_host_platform_device_count", "--xla_dump")
 _OPTIONS = (
     *("jax_disable_jit", "jax_disable_most_optimizations", "jax_optimization_level"),
     *("jax_exec_time_optimization_effort", "jax_memory_fitting_effort"),
 )
-# Many processors share a name such as "Xeon", and a virtual processor may lack instructions of its
-# model. So a processor is described by its vector instructions, too.
+# Fields of /proc/cpuinfo that identify a processor. Many processors share a name such as "Xeon",
+# and a virtual processor may lack instructions of its model. So vector instructions are included,
+# too.
 _MODEL = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
 _VECTORS = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "sme")
 
 
 def actual(device: Device | None) -> Device:
-    """The given device, or the default device for None."""
+    """Returns the given device, or JAX's default device if it is None."""
     if device is not None:
         return device
     # The setting may be None, a device, or the name of a platform.
@@ -56,7 +58,7 @@ def actual(device: Device | None) -> Device:
 
 
 def platform_of(device: Device | None) -> str:
-    """The platform of a device. A host may have several platforms, and JAX has a default one."""
+    """Returns the name of a device's platform, such as "cpu" or "gpu"."""
     return actual(device).platform
 
 
@@ -65,13 +67,13 @@ def platform_of(device: Device | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The chunks of every device.
+    """How the chunks of a computation are distributed among devices.
 
     Attributes:
         devices: the devices of all hosts; device d computes the d-th block of consecutive chunks.
             None stands for the default device, and then arrays are not committed to a device.
-        m: number of pairs.
-        size: pairs in a chunk.
+        m: the number of pairs.
+        size: the number of pairs in a chunk.
     """
 
     devices: tuple[Device | None, ...]
@@ -80,43 +82,46 @@ class Layout:
 
     @functools.cached_property
     def chunks(self) -> int:
-        """Number of chunks; the last one is padded."""
+        """The number of chunks; the last chunk is padded to full size."""
         return -(-self.m // self.size)
 
     @functools.cached_property
     def block(self) -> int:
-        """Chunks of a device; the last devices may have fewer."""
+        """The number of chunks of each device; the last devices may have fewer."""
         return -(-self.chunks // len(self.devices))
 
     @functools.cached_property
     def local(self) -> dict[int, Device | None]:
-        """The devices of this host, by their place among all."""
+        """The devices of this host, by their index in `devices`."""
         here = jax.process_index()
-        # Keyed by position, because the devices of a host need not be adjacent in the mesh.
+        # The devices of one host need not be adjacent in the mesh, so their indices are stored.
         return {d: x for d, x in enumerate(self.devices) if x is None or x.process_index == here}
 
     @functools.cached_property
     def local_mesh(self) -> Mesh | None:
-        """The mesh of this host's devices, if there are several."""
+        """The mesh of this host's devices; None if there is only one device."""
         return row_of(self.local.values())
 
     def chunks_of(self, d: int) -> range:
-        """The chunks of device d."""
-        # The chunks are consecutive, so that the rows of all devices, in order, are the pairs in
-        # order.
+        """Returns the chunks that device d computes."""
+        # Each device has consecutive chunks, so concatenating the rows of all devices in order
+        # gives all pairs in order.
         return range(min(d * self.block, self.chunks), min((d + 1) * self.block, self.chunks))
 
     def steps(
         self, found: Container[int] = (), among: range = range(sys.maxsize)
     ) -> list[list[int | None]]:
-        """Lists each step's chunk for every device of this host; None for a device without one."""
+        """Lists, for each step, one chunk for every device of this host.
+
+        The entry is None for a device that has no chunk left. Chunks in `found` are skipped.
+        """
         missing = [
             [c for c in self.chunks_of(d) if c in among and c not in found] for d in self.local
         ]
         return list(map(list, itertools.zip_longest(*missing)))
 
     def pairs_in(self, chunk: int | None) -> int:
-        """Pairs of a chunk; the last chunk may have fewer."""
+        """Returns the number of pairs in a chunk; the last chunk may have fewer, and None has 0."""
         return 0 if chunk is None else min(self.size, self.m - chunk * self.size)
 
 
@@ -126,10 +131,10 @@ def row_of(devices: Collection[Device | None]) -> Mesh | None:
 
 
 def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, ...]:
-    """The devices of a mesh, whatever the names and types of its axes.
+    """Returns the devices of a mesh, as a tuple; the names and types of its axes do not matter.
 
-    A CPU may simulate several devices. If programs call the host, only one of them per process is
-    used: callbacks share a pool of threads, and at most one per core can run.
+    A CPU may simulate several devices. If programs call the host, only one device per process is
+    used: callbacks share a thread pool, in which at most one callback per core can run.
     """
     if mesh is None:
         return (None,)
@@ -147,11 +152,11 @@ def devices_of(mesh: Mesh | None, *, calls_host: bool) -> tuple[Device | None, .
 
 
 def placed(key: jax.Array, layout: Layout) -> jax.Array:
-    """Copies the key to where this host's devices can use it."""
+    """Copies the key to this host's devices."""
     if layout.devices == (None,) and len(key.devices()) == 1:
         return key
     # The key is copied through the host, because a key that is committed to a device or mesh cannot
-    # be moved to another one.
+    # be moved to another device directly.
     data: Any = np.asarray(jax.random.key_data(key))
     key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
     devices = list(layout.local.values())
@@ -161,8 +166,8 @@ def placed(key: jax.Array, layout: Layout) -> jax.Array:
 def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
     """Decorates a function so that it can also be called inside of `jax.set_mesh`.
 
-    The mesh is hidden from the function, because explicit axes would become part of the types of
-    all its arrays.
+    The surrounding mesh is hidden from the function. Otherwise, explicit axes of the mesh would
+    become part of the types of all arrays in the function.
     """
 
     @functools.wraps(function)
@@ -172,7 +177,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
         mesh, device = kwargs.get("mesh"), actual(None)
         if isinstance(mesh, Mesh) and mesh.devices.size == 1:
             device = mesh.devices.item()
-        # A mesh without axes hides the surrounding one. JAX has no value for "no mesh".
+        # A mesh without axes hides the surrounding mesh. JAX has no value that means "no mesh".
         with jax.set_mesh(Mesh(np.array(device), ())):
             return function(*args, **kwargs)
 
@@ -180,7 +185,7 @@ def outside_any_mesh(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
-    """The context in which a program over the devices of a mesh is called."""
+    """Returns a context in which to call a program that runs on the devices of a mesh."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
@@ -188,33 +193,33 @@ def within(mesh: Mesh | None) -> contextlib.AbstractContextManager[object]:
 
 
 def fitting(each: int, device: Device | None) -> int:
-    """How many items of this size in bytes fit on a device, as a power of two."""
+    """Returns how many items of `each` bytes fit on a device, rounded to a power of two."""
     budget = _CHUNK_BYTES.get(platform_of(device), _ACCELERATOR_CHUNK_BYTES)
     most = max(LEAST, budget // max(1, each))
-    # The number is rounded to a power of two, so that small changes of the estimate rarely change
-    # the program.
+    # The number is rounded down to a power of two, so that small changes of the estimate rarely
+    # change the compiled program.
     return 2 ** (most.bit_length() - 1)
 
 
 def share_of_memory(devices: Collection[Device | None]) -> int:
-    """The bytes that one chunk may take on each device: a quarter of its memory."""
-    # XLA has a limit on what it allocates on a device. CPUs have no such limit, and share the
-    # memory of the host.
+    """Returns how many bytes one chunk may take on each device: a quarter of its memory."""
+    # XLA limits how much it allocates on an accelerator. It has no such limit for CPUs, which share
+    # the memory of the host.
     stated = [(actual(device).memory_stats() or {}).get("bytes_limit") for device in devices]
     return int(_SHARE * min(limit or _memory_of_the_host() / len(devices) for limit in stated))
 
 
 def _memory_of_the_host() -> float:
-    """The bytes of the machine, or of its container if that has fewer."""
+    """Returns the memory of the machine in bytes, or the limit of its container if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(machine, _stated_in(_CONTAINER))
 
 
-# The result is cached, because opening the file for every sample would take a noticeable part of a
-# millisecond.
+# The result is cached, because reading the file for every sample would take a noticeable fraction
+# of a millisecond.
 @functools.cache
 def _stated_in(file: pathlib.Path) -> float:
-    """The limit that the file of a container contains; infinite if it has no number."""
+    """Returns the memory limit in a file of the container; infinity if it has no number."""
     with contextlib.suppress(OSError, ValueError):
         return int(file.read_text())
     return math.inf
@@ -241,7 +246,7 @@ def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
 
 @functools.cache
 def _processor() -> str:
-    """The processor's model and its vector instructions, as Linux reports them."""
+    """Describes the processor by its model and vector instructions, as Linux reports them."""
     try:
         first = pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

@@ -1,7 +1,8 @@
-"""Processes that make the same call together, and tell each other about errors.
+"""Groups of processes that make the same call, and that tell each other about errors.
 
-A collective operation waits for all processes, even for failed ones. So before each collective,
-processes meet in the key-value store of `jax.distributed`, and watch for failures while they wait.
+A collective operation waits for all processes, even for those that have failed. So before each
+collective, the processes wait for each other in the key-value store of `jax.distributed`, and check
+for failures while they wait.
 """
 
 import atexit
@@ -19,16 +20,16 @@ from dpjax._tracing._host_calls import FailedElsewhereError, StoppedError, watch
 
 _NAP, _BETWEEN_LOOKS = 0.02, 1.0
 _ENDED = "dpjax/ended/"
-# The number of calls that each group of processes has made. All processes of a group make their
-# calls in the same order, as collectives require.
+# How many calls each group of processes has made. The processes of a group make their calls in the
+# same order, as collectives require, so their counts agree.
 _calls: collections.Counter[tuple[int, ...]] = collections.Counter()
 
 
 class Team:
-    """The processes that make one call together. A single process never waits."""
+    """A group of processes that make one call together. A single process never waits."""
 
     def __init__(self, members: tuple[int, ...]):
-        """Begins a call. All members count their calls, so that they agree on its name."""
+        """Begins a call of the processes `members`, under a name that all of them agree on."""
         self._others = set(members) - {jax.process_index()}
         self._meetings = 0
         self._last_look = 0.0
@@ -37,7 +38,7 @@ class Team:
             self._name = f"dpjax/{'-'.join(map(str, members))}/{_calls[members]}"
 
     def meet(self, text: str = "") -> set[str]:
-        """Waits for all processes, and returns their texts."""
+        """Waits until all processes have called this, and returns the texts that they passed."""
         if not self._others:
             return {text}
         self._meetings += 1
@@ -49,16 +50,16 @@ class Team:
         return set(texts.values())
 
     def look(self, *, at_once: bool = False) -> None:
-        """Raises an error if another process has failed. It checks once a second."""
+        """Raises an error if another process has failed. It checks at most once a second."""
         if self._others and (at_once or time.monotonic() > self._last_look + _BETWEEN_LOOKS):
             self._last_look = time.monotonic()
             self._refuse_failures(self._others)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process has failed."""
+        """Tells the other processes that this process has failed."""
         if self._others:
             text = " ".join(f"{type(error).__name__}: {error}".rstrip(": ").split())
-            with contextlib.suppress(Exception):  # The store may be gone.
+            with contextlib.suppress(Exception):  # The key-value store may be gone.
                 _store().key_value_set(f"{self._name}/failed/{jax.process_index()}", text)
 
     def _refuse_failures(self, awaited: set[int]) -> None:
@@ -71,13 +72,13 @@ class Team:
 
 @contextlib.contextmanager
 def together(mesh: Mesh | None) -> Generator[Team, None, None]:
-    """The processes of a mesh, which learn of each other's errors inside the block."""
+    """A context in which the processes of a mesh learn of each other's errors."""
     here, count = jax.process_index(), jax.process_count()
     members = {here}
     if isinstance(mesh, Mesh) and count > 1:
         of_mesh = {device.process_index for device in mesh.devices.flat}
         members = of_mesh if here in of_mesh else members
-    elif mesh is not None:  # Others must learn that the mesh is refused.
+    elif mesh is not None:  # All other processes must learn that this process refuses the mesh.
         members = set(range(count))
     team = Team(tuple(sorted(members)))
     try:
@@ -93,7 +94,7 @@ def together(mesh: Mesh | None) -> Generator[Team, None, None]:
 
 
 def _read(place: str) -> dict[int, str]:
-    """What each process wrote under a directory of JAX's key-value store, by process index."""
+    """Returns what each process wrote under a directory of the store, by process index."""
     entries = _store().key_value_dir_get(place)
     return {int(key.rpartition("/")[2]): text for key, text in entries}
 
@@ -106,7 +107,7 @@ def _store() -> Any:
 
 @atexit.register
 def _say_that_it_has_ended() -> None:
-    """Runs before JAX's own exit, which waits for the other processes."""
+    """Tells other processes that this one ends, before JAX's exit handler waits for them."""
     if distributed.global_state.client is not None:
         with contextlib.suppress(Exception):
             _store().key_value_set(f"{_ENDED}{jax.process_index()}", "")

@@ -1,4 +1,4 @@
-"""Steps that run on devices: starting them, waiting for them, and showing their progress."""
+"""Steps that run on devices: starting steps, waiting for them, and showing progress."""
 
 import contextlib
 import importlib.util
@@ -16,18 +16,20 @@ from dpjax._tracing._programs import Program
 Step = TypeVar("Step")
 Started = TypeVar("Started")
 
-# Enough steps that the device never waits for the host.
+# With this many steps in flight, the device never waits for the host.
 _STEPS_IN_FLIGHT = 2
-# Naps grow by this factor, so the last nap is at most a tenth of the whole wait.
+# Each nap is longer than the previous one by this factor, so the last nap is at most a tenth of the
+# whole wait.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
-# A program that computes uses processor time, while one that hangs uses none. It is checked after
-# this many naps, not seconds, because seconds would also pass while the process is suspended.
+# A program that computes uses processor time, while one that hangs uses none. Processor time is
+# checked after this many naps. Seconds would not do, because they also pass while the process is
+# suspended.
 _PATIENCE = 1200
-_LEAST_SHARE = 0.01  # A fraction of one core. Waking up from naps takes a tenth of that.
+_LEAST_SHARE = 0.01  # A fraction of one core. The naps themselves use about a tenth of that.
 
 
 class NoAnswerError(RuntimeError):
-    """A program will never finish."""
+    """Raised if a program will probably never finish."""
 
 
 def run_in_flight(
@@ -40,8 +42,8 @@ def run_in_flight(
 ) -> None:
     """Starts steps one after the other, and finishes each step while later steps run.
 
-    After Ctrl-C or an error, devices still finish the steps that have started, unless they hang.
-    Ctrl-C stops code on the host, which may take long.
+    After Ctrl-C or another error, devices still finish the steps that were started, unless they
+    hang. But code on the host, which may take long, is stopped by Ctrl-C.
 
     Args:
         steps: the work of each step.
@@ -50,7 +52,8 @@ def run_in_flight(
         programs: the programs that a step runs.
         device: the device that computes them; None for the default device.
     """
-    # On a CPU, a step that hangs would also block the thread that starts the next step.
+    # On a CPU, a step that hangs would also block the thread that starts the next step. So if a
+    # program calls libraries that may hang, steps do not overlap.
     one_by_one = platform_of(device) == "cpu" and any(x.library_calls for x in programs)
     most = 0 if one_by_one else _STEPS_IN_FLIGHT
     in_flight: deque[Started] = deque()
@@ -66,7 +69,7 @@ def run_in_flight(
     except BaseException as error:
         interrupted = not isinstance(error, Exception) and _on_host(programs)
         with stopping() if interrupted else contextlib.nullcontext():
-            # If a step fails, later steps fail, too. Only the first error is reported.
+            # After a step has failed, later steps fail, too. Only the first error is reported.
             while in_flight:
                 with contextlib.suppress(Exception):
                     finish(in_flight.popleft())
@@ -74,17 +77,17 @@ def run_in_flight(
 
 
 def wait_for(
-    array: Any,  # JAX does not tell type checkers that arrays have `is_ready`.
+    array: Any,  # Type checkers do not know that arrays have `is_ready`.
     programs: tuple[Program, ...],
     device: Device | None,
     look: Callable[[], object] = lambda: None,
 ) -> None:
-    """Waits for an array that programs compute, or gives up if a CPU has stopped computing.
+    """Waits for an array that programs compute; gives up if a CPU has stopped computing.
 
     LAPACK calls may hang; `dpjax/_tracing/_evaluate.py` avoids this where it can. The check of
-    processor time can be removed once dpjax needs jaxlib 0.11.1. It does not apply to code on the
-    host, which may sleep, or to accelerators, because the host is idle while they compute. Ctrl-C
-    stops code on the host.
+    processor time can be removed once dpjax requires jaxlib 0.11.1. Processor time is not checked
+    if programs run code on the host, which may sleep, or on accelerators, because the host is idle
+    while they compute. Ctrl-C stops code on the host.
 
     Args:
         array: the array to wait for.
@@ -118,7 +121,7 @@ def wait_for(
             with stopping(), contextlib.suppress(Exception):
                 array.block_until_ready()
         raise
-    array.block_until_ready()  # Raises the error of the computation, if it failed.
+    array.block_until_ready()  # If the computation failed, this raises its error.
 
 
 def _on_host(programs: tuple[Program, ...]) -> bool:
@@ -129,10 +132,11 @@ def _on_host(programs: tuple[Program, ...]) -> bool:
 def counting(
     unit: str, total: int, *, done: int = 0, shown: bool, plan: str = ""
 ) -> Generator[Callable[..., object], None, None]:
-    """Yields a function that advances a progress bar, and does nothing if no bar is shown.
+    """Yields a function that advances a progress bar, or does nothing if no bar is shown.
 
-    The function takes the number of newly finished items, and a text to show after the bar. A plan
-    is a line above the bar. With a plan, a terminal shows both by default if tqdm is installed.
+    The function takes the number of newly finished items, and a text to show after the bar. `plan`
+    is a line of text above the bar. If there is a plan and tqdm is installed, terminals show both
+    by default.
     """
     at_terminal = (
         plan and getattr(sys.stderr, "isatty", bool)() and importlib.util.find_spec("tqdm")
@@ -155,7 +159,7 @@ def counting(
 
 @contextlib.contextmanager
 def saying_what_is_kept(note: Callable[[], str]) -> Generator[None, None, None]:
-    """Adds a note to a KeyboardInterrupt: which results were kept, and how to continue."""
+    """Adds the text of `note` to a KeyboardInterrupt: which results were kept, how to continue."""
     try:
         yield
     except KeyboardInterrupt as interruption:

@@ -182,7 +182,7 @@ class PrivateFunction:
         return records, kind
 
     def _read_parts(self, parts: Parts) -> tuple[Unsummed, _Kind]:
-        """The computation of totals of the parts, which runs only after payment, and their kind."""
+        """Returns the computation of the parts' totals, which runs after payment; and its kind."""
         sensitivity, target = self.mechanism.sensitivity, knowing(self.target)
         if not isinstance(target, AddsUp) or sensitivity.records is not None:
             raise TypeError(
@@ -221,7 +221,7 @@ class PrivateFunction:
         return plan_of(self.target, covering(self._accepting, least))
 
     def _traced(self, kind: _Kind) -> Program:
-        """The current program of the target. A user's function may have changed since last time."""
+        """Returns the target's current program, traced again if the target may have changed."""
         if self._program is not None:
             self._program.check_unchanged("target")
             return self._program
@@ -397,7 +397,7 @@ def privatize(
 
 
 def as_released(target: Target, sensitivity: Sensitivity) -> Target:
-    """The target as a release evaluates it: on clamped records, if a proof assumes the clamp."""
+    """Returns the target as a release evaluates it: on clamped records, if a proof assumes them."""
     return target if sensitivity.bounds is None else sensitivity.bounds.enforced_on(target)
 
 
