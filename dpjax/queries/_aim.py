@@ -1,4 +1,4 @@
-"""AIM: measures marginals, and fits a model, which determines the marginals to measure next.
+"""AIM: measures noisy marginals and fits a model to them, which selects the next marginals.
 
 docs/proofs/synthetic.md has the proof.
 """
@@ -48,23 +48,24 @@ _OF_COLUMNS, _OF_CHOICE = 0.1, 0.1
 # A run chooses this many marginals per column of the table. It chooses fewer if a stage lowers the
 # noise, because later measurements then cost more.
 _PER_COLUMN = 2
-# A stage measures 1 / _STAGES marginals per column. After each stage, the model is estimated again.
+# A stage measures 1 / _STAGES marginals per column. After each stage, the model is fitted again.
 _STAGES = 4
 _LARGEST_SCORE, _LARGEST_WEIGHT = 2**30, 64
-# The mean absolute value of Gaussian noise, in standard deviations.
+# The mean absolute value of Gaussian noise with standard deviation 1.
 _MEAN_DISTANCE = math.sqrt(2 / math.pi)
-# `gaussian` rounds the epsilon that it needs for a given noise up by less than this fraction.
+# When `gaussian` computes the epsilon for a given noise scale, it rounds epsilon up by less than
+# this fraction.
 _ROUNDED_UP = 2e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The public facts: which marginals may be measured, and how much a record changes them.
+    """The public parameters of a run of AIM: the marginals that it may measure, and the database.
 
     Attributes:
-        sizes: the number of cells of each column.
+        sizes: the number of categories of each column, by its name.
         weights: the weight of each set of columns that may be chosen, from 1 to 64.
-        most_cells: the most cells of the model.
+        most_cells: the largest number of cells that the tables of the model may have together.
         relation: which tables are neighbors.
         of_rows: maps a query of all rows to a query of the rows that count.
     """
@@ -76,17 +77,17 @@ class Plan:
     of_rows: Callable[[Query], Query]
 
     def cells(self, columns: Columns) -> int:
-        """The number of cells of a marginal."""
+        """Returns the number of cells of the marginal of `columns`."""
         return math.prod(self.sizes[name] for name in columns)
 
     def reach(self, columns: Columns, norm: VectorNorm) -> Sensitivity:
-        """The largest distance between the same marginal of two neighboring tables."""
+        """Returns the sensitivity of the marginal of `columns` in the given norm."""
         counts = self.of_rows(histogram_query(self.cells(columns)))
         return _outside(counts.sensitivity(norm, relation=self.relation))
 
     @functools.cached_property
     def reach_of_scores(self) -> Sensitivity:
-        """The largest change of a score between neighbors: the change of a distance, weighted."""
+        """Returns the sensitivity of a score: a weighted change of an l1 distance."""
         reaches = {name: self.reach(name, "l1") for name in self.weights}
         moved = [Fraction(float(reaches[name].value)) * w for name, w in self.weights.items()]
         one = next(iter(reaches.values()))
@@ -94,12 +95,12 @@ class Plan:
 
     @property
     def most_drawn(self) -> int:
-        """The most numbers that one release draws."""
+        """Returns the most random numbers that one release draws: one per candidate or per cell."""
         return max(len(self.weights), *map(self.cells, self.weights))
 
 
 def _outside(known: Sensitivity) -> Sensitivity:
-    """The same sensitivity for values that are computed exactly, as integers."""
+    """Returns `known` without the rounding of floats, for values that are exact integers."""
     plain = assume_sensitivity(known.value, norm=known.norm, relation=known.relation)
     return dataclasses.replace(plain, privacy_unit=known.privacy_unit, notes=known.notes)
 
@@ -111,10 +112,11 @@ def plan_of(
     relation: NeighboringRelation,
     of_rows: Callable[[Query], Query],
 ) -> Plan:
-    """A plan for a workload: sets of columns, each with a weight.
+    """Returns the `Plan` for a workload, which maps sets of columns to weights.
 
-    AIM may choose any subset of these sets. The weight of a subset depends on how many columns it
-    shares with each of the sets.
+    AIM may choose any subset of these sets. The weight of a subset is the sum of the weights of all
+    sets, each multiplied by the number of columns that the subset shares with the set. Weights are
+    then scaled to integers.
     """
     shared = dict[Columns, float]()
     for columns in workload:
@@ -131,10 +133,11 @@ def plan_of(
 
 
 def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
-    """Refuses a budget that is too small for any noise, by public numbers alone."""
+    """Raises a `ValueError` if `budget` is too small for any noise. It uses only public numbers."""
     names = [(name,) for name in plan.sizes]
     gaussian_at(plan.reach(names[0], "l2"), budget._most)
-    # Each later stage spends at least this fraction, and the last stage spends the rest.
+    # Each stage except the first and the last spends at least this fraction of the budget. The last
+    # stage spends all that is left.
     releases = len(names) * (2 * _PER_COLUMN + 4)
     drawn = releases * plan.most_drawn
     epsilon, delta = charged(budget.epsilon * (1 - SHARE), budget.delta, drawn)
@@ -148,7 +151,7 @@ def check_budget(plan: Plan, budget: PrivacyFilter) -> None:
 def aim(
     key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter, estimate: Estimate
 ) -> GraphicalModel:
-    """A model of a table, from noisy marginals. The budget pays for each marginal before its noise.
+    """Fits a model of a table to noisy marginals, each paid for before its noise.
 
     A stage chooses some marginals where the model has large errors, measures them, and estimates
     the model again. If the model changed by less than the noise, the next stage measures with a
@@ -179,7 +182,7 @@ def aim(
 def _is_below_noise(
     before: GraphicalModel, after: GraphicalModel, measured: Iterable[Measurement]
 ) -> bool:
-    """Whether a model changed by less than the noise of the new measurements."""
+    """Whether the model changed by less than the noise of the measurements made in between."""
     moved = sum(np.abs(after.counts(x.columns) - before.counts(x.columns)).sum() for x in measured)
     return moved <= sum(_MEAN_DISTANCE * x.scale * x.counts.size for x in measured)
 
@@ -198,11 +201,11 @@ class _Run:
 
     @property
     def left(self) -> float:
-        """The remaining budget, in zCDP."""
+        """Returns the part of the budget that is not spent, as a rho of zCDP."""
         return self.budget.remaining * self.budget._most
 
     def measure(self, columns: Columns, rho: float) -> Measurement:
-        """A marginal with noise that costs at most rho."""
+        """Releases the marginal of `columns` with Gaussian noise that costs at most `rho`."""
         mechanism = gaussian_at(self.plan.reach(columns, "l2"), rho)
         self.budget.admit(mechanism)
         exact = self.counts(columns).astype(np.int32)
@@ -216,7 +219,7 @@ class _Run:
         measured: Sequence[Columns],
         just_now: Sequence[Columns],
     ) -> Columns:
-        """Chooses a marginal where the model's error exceeds the noise, for a tenth of rho.
+        """Chooses a marginal where the model's error exceeds the noise, at a tenth of `rho`.
 
         Marginals that were measured in the current stage are excluded, because the model does not
         include these measurements yet.
@@ -234,7 +237,11 @@ class _Run:
         return names[int(place)]
 
     def _fitting(self, measured: Sequence[Columns], spent: float) -> list[int]:
-        """The sets of columns that keep the model small, given the fraction of budget spent."""
+        """Returns the indices of the column sets that keep the model small enough.
+
+        A model may have `plan.most_cells` cells times the fraction of the budget that is spent so
+        far. Column sets that were already measured are always included.
+        """
         plan, most = self.plan, spent * self.plan.most_cells
         return [
             place
@@ -243,7 +250,7 @@ class _Run:
         ]
 
     def _score(self, columns: Columns, model: GraphicalModel, rho: float) -> int:
-        """The error of the model in a marginal, minus the expected noise, times its weight.
+        """Returns the model's error in a marginal minus the expected noise, times its weight.
 
         The counts of the model are rounded to integers, so a score is an integer. A record changes
         the score by at most the weight times the l1 norm of its change of the marginal.
@@ -255,7 +262,7 @@ class _Run:
 
 
 def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
-    """Gaussian noise whose zCDP cost is at most rho, and only slightly less."""
+    """Returns Gaussian noise whose zCDP cost is at most `rho`, and only slightly less."""
     ratio = math.sqrt(2 * rho)  # The ratio of the sensitivity to the noise.
     # `gaussian` needs a delta, although neither the noise nor its rho depends on it. This delta
     # makes epsilon close to the ratio.
@@ -267,5 +274,5 @@ def gaussian_at(sensitivity: Sensitivity, rho: float) -> AdditiveMechanism:
 
 
 def selection_at(sensitivity: Sensitivity, rho: float) -> SelectionMechanism:
-    """The exponential mechanism whose cost, epsilon^2 / 8, is at most rho."""
+    """Returns the exponential mechanism whose zCDP cost, epsilon^2 / 8, is at most `rho`."""
     return exponential(sensitivity, math.sqrt(8 * rho) * (1 - 1e-9))

@@ -86,12 +86,12 @@ def counting_query(predicate: Callable[[PyTree], jax.Array] | None = None) -> Qu
 
 
 def of_each_record(name: str, function: Callable[[PyTree], PyTree], records: Database) -> PyTree:
-    """The values of a function of one record, computed by the same program in every slot.
+    """Applies a function of one record to every record, with the same program in every slot.
 
-    A function that rounds runs on one record at a time, because a record's result must not depend
-    on its slot. Under `vmap`, XLA computes the last rows with other instructions, which may round
-    differently. If a record is removed, all later records move to other slots, so with `vmap` a
-    count could change by 2 or more.
+    A function whose operations round floats runs on one record at a time, because the result for a
+    record must not depend on its slot. Under `vmap`, XLA computes the last rows with other
+    instructions, which may round differently. If a record is removed, all later records move to
+    other slots, so with `vmap` a count could change by 2 or more.
     """
     records = for_functions(records)
     checked, program = check_lanes(name, function, records)
@@ -221,7 +221,7 @@ def contingency_query(categories: Mapping[str, int]) -> Query:
 
 
 def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
-    """The number of categories by attribute, in order; frozen."""
+    """Returns an immutable copy of `categories`: the number of categories by attribute."""
     if not hasattr(categories, "items") or not categories:
         raise ValueError(
             "categories must be the number of categories of at least one attribute, got"
@@ -235,7 +235,7 @@ def sizes_of_attributes(categories: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def check_cells(sizes: Mapping[Any, int]) -> int:
-    """The number of cells of a table. Refuses a table that is too large to store."""
+    """Returns the number of cells of a contingency table, and refuses too large a table."""
     cells = math.prod(sizes.values())
     if cells > LARGEST:
         raise ValueError(
@@ -245,7 +245,7 @@ def check_cells(sizes: Mapping[Any, int]) -> int:
 
 
 def combinations(records: Database, present: jax.Array, sizes: Mapping[str, int]) -> Addend:
-    """The addend of each record for the contingency table of these attributes: 1 in its cell."""
+    """Returns the `Addend` of a contingency table: each record adds 1 to its cell."""
     if not hasattr(records, "keys") or not sizes.keys() <= records.keys():
         raise ValueError(
             f"database must be a table with the columns {[*sizes]}, got"
@@ -265,13 +265,16 @@ def query_of_tables(
     cells: Sequence[int],
     shape: tuple[int, ...],
 ) -> IntegerQuery:
-    """A query of the counts of several tables; each record is in at most one cell of each table."""
+    """Returns the query of the counts in several tables.
+
+    A record is in at most one cell of each table.
+    """
     reach, finish = reach_of_tables(cells), counts_of(shape)
     return IntegerQuery(addends=addends, finish=finish, shape=shape, reach=reach, one_way=True)
 
 
 def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
-    """A function from totals of several tables to all counts, as saturating int32."""
+    """Returns a function that concatenates the totals of tables into saturating int32 counts."""
 
     def counts(totals: Totals) -> jax.Array:
         return jnp.concatenate([saturated(x).ravel() for x in totals]).reshape(shape)
@@ -280,9 +283,10 @@ def counts_of(shape: tuple[int, ...]) -> Callable[[Totals], jax.Array]:
 
 
 def reach_of_tables(cells: Sequence[int]) -> Reach:
-    """The sensitivity of several tables of counts. A record is in at most one cell of each table.
+    """Returns the sensitivity of counts in several tables, for records in one cell of each.
 
-    A replaced record may leave one cell of each table, and enter another cell if the table has one.
+    If a record is replaced, one count of each table may decrease by 1, and another count may
+    increase by 1 if the table has more than one cell.
     """
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
@@ -295,7 +299,7 @@ def reach_of_tables(cells: Sequence[int]) -> Reach:
 
 
 def as_codes(records: jax.Array) -> jax.Array:
-    """Codes as int32. The code is -1 for a float that is not whole, or too large to be exact.
+    """Converts codes to int32. Floats that are not integers, or too large to be exact, become -1.
 
     Floats must not raise an error. One missing value turns a column of integers into floats, so an
     error would reveal whether a value is missing, which is private.
@@ -309,5 +313,5 @@ def as_codes(records: jax.Array) -> jax.Array:
 
 
 def largest_whole(dtype: np.dtype) -> int:
-    """The power of two below which floats of this dtype represent every integer exactly."""
+    """Returns the power of two up to which a float dtype represents every integer exactly."""
     return 2 ** (int(jnp.finfo(dtype).nmant) + 1)  # pyright: ignore  # ml_dtypes has no types.

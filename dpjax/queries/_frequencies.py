@@ -114,7 +114,7 @@ def frequencies(
 def _counts_of(
     reports: ArrayLike, mechanism: RandomizedResponse | UnaryEncoding
 ) -> tuple[np.ndarray, int]:
-    """How often each answer was reported, and the number of reports."""
+    """Returns how many reports are equal to each answer, and the number of all reports."""
     array, size = _checks.host_numbers("reports", reports), mechanism.categories
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"reports must be integers, got dtype {array.dtype}")

@@ -1,4 +1,4 @@
-"""A distribution of cells of columns as a graphical model: its marginals, and rows drawn from it.
+"""A graphical model of categorical columns: fits it to noisy marginals, and draws rows from it.
 
 Columns are eliminated one after the other. The next column is always the one whose elimination
 makes the smallest table. So the distribution is a product of conditionals: each column is
@@ -25,7 +25,7 @@ Potentials: TypeAlias = Mapping[Columns, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Conditional:
-    """The conditional distribution of a column's cells, given the cells of its parents.
+    """The conditional distribution of one column of a graphical model, given its parent columns.
 
     Attributes:
         name: the name of the column.
@@ -41,7 +41,7 @@ class Conditional:
 
 @dataclasses.dataclass(frozen=True)
 class GraphicalModel:
-    """A distribution of rows, and an estimate of the number of rows.
+    """A probability distribution of the rows of a table, and an estimate of the number of rows.
 
     Attributes:
         sizes: the number of cells of each column.
@@ -54,7 +54,7 @@ class GraphicalModel:
     total: float
 
     def counts(self, columns: Columns) -> np.ndarray:
-        """The expected number of rows in each cell of some columns, for at most 52 columns."""
+        """Returns the expected number of rows in each cell of a marginal, of at most 52 columns."""
         needed, used = set(columns), list[Conditional]()
         for one in reversed(self.conditionals):  # Children come before their parents.
             if one.name in needed:
@@ -68,9 +68,9 @@ class GraphicalModel:
         return self.total * np.einsum(product, *tables, optimize=order)
 
     def rows(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
-        """The cells of drawn rows, by column.
+        """Draws `rows` rows. Returns an array of category indices for each column.
 
-        Among the rows with the same cells of the parents, sampling is stratified: the number of
+        Sampling is stratified among the rows whose parent columns have equal values: the number of
         rows in each cell of a column differs from its expected number by less than two.
         """
         drawn = dict[str, np.ndarray]()
@@ -86,12 +86,12 @@ class GraphicalModel:
 
 @functools.lru_cache(maxsize=4096)
 def _order(product: str, shapes: tuple[tuple[int, ...], ...]) -> Any:
-    """An order of summation in which intermediate tables are small."""
+    """Returns an order of contraction for `einsum` in which intermediate tables are small."""
     return np.einsum_path(product, *map(np.empty, shapes), optimize="greedy")[0]
 
 
 def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """A cell for each row, drawn from the row of the table that its parents select."""
+    """Draws a category for each row, with the probabilities in row `parent` of `table`."""
     rows, cells = len(parent), table.shape[1]
     mixed = rng.permutation(rows)
     order = mixed[np.argsort(parent[mixed], kind="stable")]
@@ -101,7 +101,8 @@ def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray)
     share = (rank + rng.random(rows)) / members[ordered]
     ends = np.cumsum(table, axis=1)
     ends /= np.maximum(ends[:, -1:], np.finfo(float).tiny)
-    # Each row of the table has its own interval of length 1.
+    # `searchsorted` looks up all rows at once, because row i of the table has its own interval,
+    # from 2 i to 2 i + 1.
     steps = (2 * np.arange(len(table))[:, None] + ends).ravel()
     found = np.searchsorted(steps, 2 * ordered + share, side="right") - ordered * cells
     chosen = np.empty(rows, np.int32)
@@ -110,7 +111,7 @@ def _stratified(rng: np.random.Generator, parent: np.ndarray, table: np.ndarray)
 
 
 def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalModel:
-    """The distribution proportional to the exponential of the sum of the potentials."""
+    """Returns the model with probabilities proportional to exp(sum of `potentials`)."""
     factors, found = list(potentials.items()), list[Conditional]()
     for name, parents in eliminated(sizes, potentials):
         axes = (*parents, name)
@@ -127,14 +128,20 @@ def model_of(sizes: Sizes, potentials: Potentials, total: float) -> GraphicalMod
 
 
 def _spread(columns: Columns, factor: np.ndarray, axes: Columns) -> np.ndarray:
-    """A factor with the axes of a larger table. Axes that the factor lacks have length 1."""
+    """Reshapes the factor of `columns` to the axes `axes`.
+
+    Axes that the factor lacks have length 1.
+    """
     order = sorted(range(len(columns)), key=lambda i: axes.index(columns[i]))
     shape = [factor.shape[columns.index(one)] if one in columns else 1 for one in axes]
     return factor.transpose(order).reshape(shape)
 
 
 def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns]]:
-    """The columns in an order of elimination, each with the other columns of its factor's table."""
+    """Returns the columns in the order of their elimination.
+
+    Each column comes with the other columns of the table that its elimination makes.
+    """
     linked = {name: set[str]() for name in sizes}
     for columns in sets:
         for name in columns:
@@ -150,25 +157,26 @@ def eliminated(sizes: Sizes, sets: Iterable[Columns]) -> list[tuple[str, Columns
 
 
 def cells_of_model(sizes: Sizes, sets: Sequence[Columns]) -> int:
-    """The number of cells of all tables of a model with potentials on these sets of columns."""
+    """Returns the number of cells of a model that has potentials on these column sets."""
     tables = eliminated(sizes, sets)
     return sum(math.prod(sizes[one] for one in (name, *parents)) for name, parents in tables)
 
 
-# The graphical model that fits noisy marginals best, by mirror descent on the host.
-#
+# The following functions fit a graphical model to noisy marginals, by mirror descent on the host.
 # This is not compiled: each stage of AIM has a different set of marginals, so a compiled program
 # would be used only once.
 
 
 _STEPS = 150
-_GROWS, _SHRINKS = 1.1, 0.5  # The factors of the step size after a good and a bad step.
-_ENOUGH = 1e-7  # Stop if a good step gains less than this.
+# The factors by which the step size changes after a step that lowers the loss, and after one that
+# does not.
+_GROWS, _SHRINKS = 1.1, 0.5
+_ENOUGH = 1e-7  # Stop when a successful step reduces the loss by less than this.
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Noisy counts of the cells of some columns.
+    """A noisy marginal: a count for each combination of the categories of some columns.
 
     Attributes:
         columns: the columns, in the order of the axes of the counts.
@@ -193,11 +201,11 @@ class _Fit:
 
 
 class Estimator:
-    """Fits a model to a growing list of measurements. Each fit starts from the previous one.
+    """Fits a model to a growing list of measurements. Each fit starts from the previous potentials.
 
-    The loss is the sum of the squared errors of the measurements, weighted by their precisions.
-    Mirror descent preserves the form of the model. It starts at the distribution with the largest
-    entropy.
+    The loss is the sum of the squared errors of the measurements, each divided by the variance of
+    its noise. Mirror descent preserves the form of the model. It starts at the distribution with
+    the largest entropy.
 
     McKenna, Sheldon and Miklau (2019), Algorithm 1. The step size grows after a good step, and a
     line search shrinks it after a bad step.
@@ -207,7 +215,7 @@ class Estimator:
         self._sizes, self._potentials, self._step = sizes, dict[Columns, np.ndarray](), 0.0
 
     def __call__(self, measurements: Sequence[Measurement]) -> GraphicalModel:
-        """The model that fits all measurements so far."""
+        """Returns the model that minimizes the loss of all the given measurements."""
         total, merged = total_of(measurements), _merged(measurements)
         sets = _largest([one.columns for one in merged])
         first = 1 / (total * max(1 / one.scale**2 for one in merged))
@@ -232,7 +240,7 @@ class Estimator:
         return fit.model
 
     def _started(self, sets: Sequence[Columns]) -> dict[Columns, np.ndarray]:
-        """The potentials of the previous fit, added up on the new sets of columns."""
+        """Returns initial potentials on `sets`: the sums of the previous fit's potentials."""
         found = {name: np.zeros([self._sizes[one] for one in name]) for name in sets}
         for name, potential in self._potentials.items():
             holder = _holder(name, sets)
@@ -256,7 +264,7 @@ class Estimator:
 
 
 def independent(sizes: Sizes, measurements: Sequence[Measurement]) -> GraphicalModel:
-    """A model from one marginal of each column, in which columns are independent."""
+    """Returns a model of independent columns, from one measurement of each column."""
     total = total_of(measurements)
     with np.errstate(divide="ignore"):
         logs = {one.columns: np.log(_on_simplex(one.counts / total)) for one in measurements}
@@ -264,20 +272,20 @@ def independent(sizes: Sizes, measurements: Sequence[Measurement]) -> GraphicalM
 
 
 def total_of(measurements: Sequence[Measurement]) -> float:
-    """The number of rows: the average of the marginals' sums, weighted by their precisions."""
+    """Estimates the number of rows: the average of the marginals' sums, weighted by precisions."""
     weights = [1 / (one.scale**2 * one.counts.size) for one in measurements]
     return max(1.0, float(np.average([one.counts.sum() for one in measurements], weights=weights)))
 
 
 def _on_simplex(numbers: np.ndarray) -> np.ndarray:
-    """The nearest distribution in the norm l2."""
+    """Returns the probability vector that is nearest to `numbers` in the l2 norm."""
     falling = np.sort(numbers)[::-1]
     excess = (np.cumsum(falling) - 1) / np.arange(1, len(numbers) + 1)
     return np.maximum(numbers - excess[np.flatnonzero(falling > excess)[-1]], 0)
 
 
 def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """One measurement of each set of columns: an average, weighted by precisions."""
+    """Merges measurements of the same columns into one average, weighted by inverse variances."""
     by_columns = dict[Columns, list[Measurement]]()
     for one in measurements:
         by_columns.setdefault(one.columns, []).append(one)
@@ -290,7 +298,7 @@ def _merged(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _largest(sets: Sequence[Columns]) -> list[Columns]:
-    """The sets that no other set contains."""
+    """Returns those of the column sets that are not a subset of another of them."""
     return [one for one in sets if not any({*one} < {*other} for other in sets)]
 
 

@@ -1,4 +1,4 @@
-"""Private keys of groups: a key is published if enough people have it.
+"""Releases the keys of groups that enough people are in, if the set of keys is private.
 
 docs/proofs/groups.md has the proof.
 """
@@ -31,13 +31,14 @@ from dpjax.release._draw import draw_of
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
-# This margin covers the errors of the noise's tables, and the rounding of the scale to float32.
+# This factor covers the errors of the tables from which noise is drawn, and the rounding of its
+# scale to float32.
 _OUTWARD = 1 + 2.0**-18
-# Noisy counts are int32 and saturate here.
+# Noisy counts are clamped to at most this number, so that they are int32.
 _LARGEST_COUNT = 2**31 - 2
 _SIGN = np.uint64(2**63)
 # Noise is added to the counts in chunks of this size. If that would need more than 64 chunks, which
-# is slow, the chunks are larger.
+# would be slow, larger chunks are used.
 _CHUNK, _MANY, _LARGE_CHUNK = 2**11, 64, 2**16
 
 _Kept: TypeAlias = dict[str, Any]
@@ -134,7 +135,7 @@ def known_groups(
     privacy_unit: str = RECORD,
     name: str | None = None,
 ) -> Release:
-    """The keys whose noisy counts reach the threshold, and these counts."""
+    """Releases the keys whose noisy counts reach the threshold, together with these counts."""
     check_key(key)
     relation = relation_or_inherited(relation)
     delta = _checks.fraction("delta", delta)
@@ -189,7 +190,7 @@ def _request(name: str | None, about: tuple[object, ...]) -> Request | None:
 
 
 def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _Kept:
-    """Keys as an array of bytes with the end of each text, because ledgers store only arrays."""
+    """Encodes keys as bytes and the end of each, because ledgers store only arrays."""
     texts = [str(key).encode("utf-8", "surrogatepass") for key in keys]
     ends = np.cumsum([0, *map(len, texts)])[1:].astype(np.int32)
     flat = np.frombuffer(b"".join(texts), np.uint8)
@@ -197,7 +198,10 @@ def _as_arrays(keys: tuple[int, ...] | tuple[str, ...], counts: np.ndarray) -> _
 
 
 def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
-    """The keys in increasing order, and their noisy counts."""
+    """Decodes arrays made by `_as_arrays`.
+
+    Returns the keys in increasing order, and their noisy counts.
+    """
     flat, ends = np.asarray(kept["keys"]).tobytes(), np.asarray(kept["ends"]).tolist()
     starts = [0, *ends[:-1]]
     texts = [
@@ -209,9 +213,10 @@ def _from_arrays(kept: _Kept, are_numbers: bool) -> tuple[Any, np.ndarray]:
 
 
 def _entries(column: ArrayLike) -> tuple[np.ndarray | None, np.ndarray, np.ndarray]:
-    """The texts of a column (if any), words that identify its keys, and which entries are keys.
+    """Returns the texts of a column, words that identify its keys, and a mask of keys.
 
-    Shapes are (n, m), (n, m, words) and (n, m).
+    Their shapes are (n, m), (n, m, words) and (n, m), if each of n people has m entries. The mask
+    is false at missing entries.
     """
     _checks.host_only("group_keys", column, "public keys")
     found = exact_column("column", column)
@@ -248,10 +253,10 @@ def _slots(n: int, capacity: int | None, relation: NeighboringRelation) -> int:
 
 
 def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passed: float) -> int:
-    """The least threshold that a group of one person reaches with at most this probability.
+    """Returns the least threshold that the noisy count of one person rarely reaches.
 
-    Noise Z is discrete Laplace noise of scale b, so P(Z >= m) is a^m / (1 + a) with
-    a = exp(-1 / b), for m >= 0.
+    The probability that it reaches the threshold is at most `passed`. For discrete Laplace noise Z
+    of scale b and m >= 0, P(Z >= m) is a^m / (1 + a), where a = exp(-1 / b).
     """
     scale = float(mechanism.effective_scale(like=counts)) * _OUTWARD
     both = math.log1p(math.exp(-1 / scale))
@@ -261,7 +266,7 @@ def _threshold(mechanism: AdditiveMechanism, counts: jax.ShapeDtypeStruct, passe
 def _sorted_counts(
     words: np.ndarray, known: np.ndarray, *, at_most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The words of each key that occurs, and its number of people, both padded with zeros.
+    """Returns the words of each distinct key and its number of people, both padded with zeros.
 
     The counting runs on the host, because compiling a program would take longer than sorting a
     million keys. All arrays have the public size, so the time does not reveal the number of people.
@@ -282,10 +287,10 @@ def _sorted_counts(
 
 
 def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """All counts with noise. It is drawn in chunks of equal size, which share one compiled program.
+    """Adds noise to all counts, in chunks of equal size, which share one compiled program.
 
-    Each chunk has its own key, and the noise scale is calibrated to all counts at once. So the
-    noise of a count does not depend on its position.
+    Each chunk has its own random key, and the noise scale is calibrated to all counts at once. So
+    the noise of a count does not depend on its position.
     """
     like = jax.ShapeDtypeStruct(counts.shape, counts.dtype)
     calibration = jax.tree.map(jnp.asarray, mechanism)._calibration(like)
@@ -302,7 +307,10 @@ def _noisy(key: Key, counts: np.ndarray, mechanism: AdditiveMechanism) -> np.nda
 def _named(
     published: np.ndarray, texts: np.ndarray | None, words: np.ndarray, noisy: np.ndarray
 ) -> tuple[tuple[int, ...] | tuple[str, ...], np.ndarray]:
-    """Keys in increasing order with their counts, from the published words."""
+    """Decodes the published words.
+
+    Returns the keys in increasing order, with their noisy counts.
+    """
     if texts is None:
         high, low = published.astype(np.uint64).T
         return tuple(((high << np.uint64(32) | low) ^ _SIGN).view(np.int64).tolist()), noisy

@@ -44,17 +44,17 @@ ONE_ARRAY = (jax.Array, np.ndarray, Numbers)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:
-    """The groups of a column, one for each public key, and the column that a query receives."""
+    """The groups of a column, one per public key, and the column `of` that a query receives."""
 
     column: Column
     keys: tuple[int, ...] | tuple[str, ...]
     of: str | int | None = None
 
     def of_records(self, records: Database, present: jax.Array) -> jax.Array:
-        """The group of each record, as the index of its key; below 0 for no group.
+        """Returns the group of each record, as the index of its key; below 0 if it is in no group.
 
-        The group of a slot depends only on its own record, by the same computation in every slot.
-        So each record is in at most one group.
+        The group of a record depends only on the record itself, and the computation is the same in
+        every slot. So each record is in at most one group.
         """
         column = _keys_of(self.column, records)
         if isinstance(self.keys[0], str) != isinstance(column, Texts):
@@ -77,7 +77,7 @@ class Groups:
         return jnp.where(known, _places(words, wanted), -1)
 
     def _check_held_by(self, dtype: np.dtype) -> None:
-        """Refuses keys that this float dtype cannot distinguish from neighboring integers."""
+        """Refuses keys that are integers which this float dtype cannot represent exactly."""
         if not jnp.issubdtype(dtype, jnp.floating):
             return
         largest = max(map(abs, map(int, self.keys)))
@@ -90,18 +90,21 @@ class Groups:
 
     @property
     def named(self) -> tuple[tuple[str, int], ...]:
-        """The column with the number of its keys, if the column has a name."""
+        """Returns the column's name and number of keys; nothing for a column without a name."""
         return ((self.column, len(self.keys)),) if isinstance(self.column, str) else ()
 
     def inside(self, records: Database) -> Database:
-        """The records that the query receives: one column, or all except the column of groups."""
+        """Returns what the query receives: one column, or all except the column of groups."""
         if self.of is not None:
             return _picked(records, self.of)
         return records if callable(self.column) else _without(records, self.column)
 
 
 def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
-    """Numbers as int64 keys, and whether each number is a valid key. Call this with x64 enabled."""
+    """Converts numbers to int64 keys, and returns which are valid keys.
+
+    Call this with x64 enabled.
+    """
     if isinstance(column, Numbers):
         numbers, known = column.exact()
     else:
@@ -115,7 +118,7 @@ def integer_keys(column: jax.Array | Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
-    """The groups of a column, after checking the arguments of `by`."""
+    """Checks the arguments of `by`, and returns the `Groups` of the column."""
     if not callable(column) and (isinstance(column, bool) or not isinstance(column, (str, int))):
         raise TypeError(
             "column must be a name, an index or a function of a record, got"
@@ -125,7 +128,10 @@ def groups(column: Column, keys: object, of: str | int | None = None) -> Groups:
 
 
 def groups_of(by: By | None) -> tuple[Groups, ...]:
-    """The groups of several columns. The first column is the outermost axis."""
+    """Returns the `Groups` of each column in `by`.
+
+    The first column is the outermost axis of a value.
+    """
     if by is None:
         return ()
     if not isinstance(by, Mapping) or not by or any(map(callable, by)):
@@ -137,14 +143,14 @@ def groups_of(by: By | None) -> tuple[Groups, ...]:
 
 
 def inside_groups(records: Database, by: By | None) -> Database:
-    """The records without the columns of groups."""
+    """Returns the records without the columns that define groups."""
     for one in groups_of(by):
         records = one.inside(records)
     return records
 
 
 def each_group(function: Callable[..., PyTree], by: By | None) -> Callable[..., PyTree]:
-    """Maps a function of one group's value over the values of all groups."""
+    """Vectorizes a function of one group's value over all groups: one `vmap` per column."""
     for _ in by or ():
         function = jax.vmap(function)
     return function
@@ -181,10 +187,10 @@ def _plain(key: object, wanted: str) -> int | str:
 
 
 def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
-    """The index in `wanted` of each row of words, by bisection; -1 if it is not in `wanted`."""
+    """Returns the index in `wanted` of each row of `words`, by bisection; -1 if absent."""
     order = np.lexsort(wanted.T[::-1])
     ascending = jnp.asarray(wanted[order])
-    # The number of words that distinguish all keys; usually 1.
+    # Only as many words are compared as are needed to distinguish all keys; usually one.
     needed = next(w for w in range(1, 5) if len(np.unique(wanted[:, :w], axis=0)) == len(wanted))
 
     def before(row: jax.Array) -> jax.Array:
@@ -202,7 +208,7 @@ def _places(words: jax.Array, wanted: np.ndarray) -> jax.Array:
 
 
 def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
-    """The key of every record."""
+    """Returns the key of every record: an entry of the column, or the value of a function."""
     found = _computed(column, records) if callable(column) else _picked(records, column)
     check_usable(found)
     n = jax.tree.leaves(records)[0].shape[0]
@@ -215,7 +221,7 @@ def _keys_of(column: Column, records: Database) -> jax.Array | Numbers | Texts:
 
 
 def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array | Texts:
-    """The function's value for every record, computed by the same program in every slot.
+    """Evaluates the function `column` on every record, by the same program in every slot.
 
     A function that rounds runs on one record at a time, like the predicates of `counting_query`.
     """
@@ -230,7 +236,7 @@ def _computed(column: Callable[[PyTree], Any], records: Database) -> jax.Array |
 
 
 def _columns(records: Database) -> dict[str | int, PyTree]:
-    """The columns of a table, a tuple or an array of shape (n, d)."""
+    """Returns the columns of a table, a tuple or an array of shape (n, d), by name or index."""
     if isinstance(records, ONE_ARRAY):
         # Only the columns of a matrix count as columns. An array of another rank has none, because
         # one of the axes of a record could be mistaken for columns.
@@ -239,7 +245,7 @@ def _columns(records: Database) -> dict[str | int, PyTree]:
 
 
 def _picked(records: Database, column: str | int) -> PyTree:
-    """One column."""
+    """Returns the column with this name or index."""
     try:
         return _columns(records)[column]
     except (KeyError, TypeError) as error:
@@ -249,10 +255,10 @@ def _picked(records: Database, column: str | int) -> PyTree:
 
 
 def _without(records: Database, column: str | int) -> PyTree:
-    """All columns except one.
+    """Returns all columns of `records` except `column`.
 
-    The records without a column. If a single column remains, the result is its array. If no column
-    would remain, nothing is removed.
+    If a single column remains, the result is its array. If no column would remain, the records are
+    returned unchanged.
     """
     rest = {name: x for name, x in _columns(records).items() if name != column}
     if len(rest) == 1:
@@ -264,7 +270,7 @@ def _without(records: Database, column: str | int) -> PyTree:
     return rest if isinstance(records, Mapping) else [*rest.values()]
 
 
-_BY_GROUP: Any = sum_of_group_maxima  # Not a `VectorNorm`.
+_BY_GROUP: Any = sum_of_group_maxima  # Groups use this in place of a `VectorNorm`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,10 +295,13 @@ class GroupedQuery(Query):
 
 
 class GroupedIntegers(IntegerQuery):
-    """The integers of a query for every group at once."""
+    """The integers of a query for every group at once, in one array with axes of groups."""
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """The addends of all groups. Keys are compared before integers could become floats."""
+        """Returns the addends of all groups.
+
+        It compares keys before integers could become floats.
+        """
         return self.addends(records, present)
 
 
@@ -354,7 +363,8 @@ class GroupedScores(OfParts, KnownSensitivity, KnowsAccuracy):
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        del relation, database  # The sizes of groups are private.
+        # The sizes of groups are private, so the number of records is not used.
+        del relation, database
         return accuracy_of_quantiles(self.scores, noise, value, None)
 
     def _inside(self, mechanism: Mechanism) -> Inside:
@@ -464,15 +474,15 @@ def by(
             f" got {_checks.shown(query)}; release other statistics group by group, inside `with"
             " ledger.parallel()`"
         )
-    # If the query receives a single column (`of`), names of columns inside it do not refer to
-    # columns of the table.
+    # If `of` is given, the query receives a single column. Names of columns inside this column do
+    # not refer to columns of the table.
     inner = query.named_groups if isinstance(query, GroupedQuery) and of is None else ()
     integers = integers_by_group(query._integers, which)
     return GroupedQuery(integers, which.keys, (*which.named, *inner))
 
 
 def _check_of_rows(query: object) -> None:
-    """Refuses a query of people, because a person may be in several groups."""
+    """Raises an error if the query counts people, because a person may be in several groups."""
     if getattr(query, "privacy_unit", RECORD) != RECORD:
         raise TypeError(
             "query must be about rows, got a query by person: a person may be in several "
@@ -481,7 +491,7 @@ def _check_of_rows(query: object) -> None:
 
 
 def integers_by_group(query: IntegerQuery, which: Groups) -> GroupedIntegers:
-    """The integers of a query for every group at once."""
+    """Returns the integers of `query` for every group of `which` at once."""
     count = len(which.keys)
 
     def addends(records: Database, present: jax.Array) -> list[Addend]:
@@ -563,14 +573,15 @@ def split_by(
 
 
 def reach_by_group(reach: Reach, groups: int) -> Reach:
-    """The sensitivity of the values of all groups together.
+    """Returns the sensitivity of the values of all groups together.
 
     `reach` is the sensitivity of the value of one group.
     """
 
     def by_group(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # The norm of all values together is the norm `across` of the vector of the groups' norms,
-        # each measured by `within`. docs/proofs/groups.md has the proof.
+        # The norm of all values is computed in two steps: the norm `within` of the value of each
+        # group, and then the norm `across` of the vector of these norms. docs/proofs/groups.md has
+        # the proof.
         across, within = ("l1", "linf") if norm is _BY_GROUP else (norm, norm)
         added = reach(within, NeighboringRelation.ADD_OR_REMOVE_ONE)
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:

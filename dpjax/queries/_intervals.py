@@ -32,16 +32,18 @@ from dpjax.mechanisms._noisy_arrays import OUTWARD_QUANTILE, as_floats, noise_bo
 from dpjax.queries._query import compiled
 from dpjax.queries._second_moments import Moments, averages
 
-_FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the largest record.
+# A bound on rounding errors in float32, relative to the largest magnitude of a record.
+_FLOATS = 2.0**-21
 
 
 @intervals_of("mean")
 def _of_mean(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """An average of numbers in [lower, upper]: the middle of the interval, plus a sum over a count.
+    """Returns an interval of an average of numbers that are clipped to [lower, upper].
 
-    Both are scaled by half of the interval, so the quotient of sum and count is in [-1, 1].
+    The release contains the count times half of the length of [lower, upper], and the sum of the
+    differences from the middle of [lower, upper]. So their quotient is in [-1, 1].
     """
     lower, upper, n = facts["lower"], facts["upper"], measured["n"]
     middle, half = lower / 2 + upper / 2, upper / 2 - lower / 2
@@ -59,22 +61,24 @@ def _of_mean(
     return first, last
 
 
-# Ratios are rounded up to a multiple of 1 / 64 before the quantile of their noise is looked up.
+# The ratio r in `_ratio` is rounded up to a multiple of 1 / 64 before the quantile of |Y - r Z| is
+# looked up.
 _RATIOS = 64
 
 
 def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
-    """The quotients r in [-1, 1] of true sums by a true count that noisy sums do not reject.
+    """Returns the interval of the quotients r in [-1, 1] that a test on noisy sums does not reject.
 
-    Let S and C be the noisy sum and count, and Y and Z their noise and rounding. For the true r,
-    S - r C = Y - r Z. So r is kept if |S - r C| is at most a quantile of |Y - r Z|, which grows
-    with |r|. The quantile is taken at a bound on all |r| that are kept. Each step begins with such
-    a bound, finds the r that this bound keeps, and gets a bound that is no larger.
+    Here r is the quotient of a true sum and a true count. Let S and C be the noisy sum and count,
+    and Y and Z their errors. For the true r, S - r C = Y - r Z. So r is kept if |S - r C| is at
+    most a quantile of |Y - r Z|, which grows with |r|. The quantile is computed at an upper bound
+    on |r|. Each step computes the interval of r that this quantile keeps, and so a new bound on
+    |r|, which is no larger.
     """
     count, sums = as_floats(sums)[..., :1], as_floats(sums)[..., 1:]
     bounds = _bounds_of_differences(facts, tail)
     low, high = -np.ones_like(sums), np.ones_like(sums)
-    # A count at or below 0 says nothing about a quotient.
+    # A noisy count of 0 or less gives no information about the quotient.
     unknown = count <= 0
     divisor = np.where(unknown, 1, count)
 
@@ -92,22 +96,22 @@ def _ratio(sums: np.ndarray, facts: dict[str, Any], tail: float) -> Ends:
 
 
 def _bounds_of_differences(facts: dict[str, Any], tail: float) -> np.ndarray:
-    """Bounds on |Y - r Z| for r = 0, 1/64, ..., 1, each exceeded with at most this probability.
+    """Returns bounds on |Y - r Z| for r = 0, 1/64, ..., 1, for error probability `tail`.
 
-    Y and Z are the noise and rounding of two sums, in units of the sums.
+    Y and Z are the errors of two released sums by noise and rounding, in units of the sums.
     """
     ratios = np.arange(_RATIOS + 1) / _RATIOS
     if facts["noise"] == "gaussian":
         bound = -scipy.special.ndtri(tail / 2) * np.hypot(1, ratios)
     else:
         bound = _laplace_difference(ratios, tail)
-    # Integer noise is real noise, rounded.
+    # The noise is continuous noise that is rounded to integers. The 0.5 covers this rounding.
     rounding = (facts["rounding"] + 0.5) * (1 + ratios)
     return OUTWARD_QUANTILE * facts["arrays"][0]["scale"] * bound + rounding
 
 
 def _laplace_difference(ratios: np.ndarray, tail: float) -> np.ndarray:
-    """The t with P(|Y - r Z| > t) = tail, for independent Y and Z with density exp(-|x|) / 2.
+    """Returns t with P(|Y - r Z| > t) = `tail`, for independent Y and Z with density exp(-|x|) / 2.
 
     The probability is (exp(-t) - r^2 exp(-t / r)) / (1 - r^2), and (1 + t / 2) exp(-t) for r = 1.
     """
@@ -125,7 +129,7 @@ def _laplace_difference(ratios: np.ndarray, tail: float) -> np.ndarray:
 def _of_moments(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """An average, and a variance or covariance, of vectors in a public ball.
+    """Returns intervals of the mean and the covariance of vectors in a public ball.
 
     Numbers are in units of the ball's radius. A covariance is E[x y] - E[x] E[y].
     """
@@ -144,7 +148,7 @@ def _of_moments(
     spread = [np.where(same, one, two) for one, two in zip(alone, across, strict=True)]
     spread[0] = np.where(same, np.maximum(spread[0], 0), spread[0])
     middle = np.asarray(facts["middle"])
-    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a size for each axis.
+    size = np.broadcast_to(facts["size"], middle.shape)  # An ellipsoid has a radius per axis.
     spared = _FLOATS * (np.abs(middle) + size)
     low, high = (
         _named(middle + size * one + side, np.outer(size, size) * two, facts["scalar"])
@@ -166,7 +170,7 @@ def _sums(sums: np.ndarray, facts: dict[str, Any], confidence: float, together: 
 
 
 def _quotient(over: Ends, under: Ends) -> Ends:
-    """The quotients of two intervals, for a positive divisor, clipped to [-1, 1]."""
+    """Returns the interval of quotients by a positive divisor, clipped to [-1, 1]."""
     low, high = over
     least, most = (np.maximum(end, np.finfo(float).tiny) for end in under)
     with np.errstate(over="ignore"):
@@ -175,7 +179,7 @@ def _quotient(over: Ends, under: Ends) -> Ends:
 
 
 def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, together: int) -> Ends:
-    """Averages of z z^T with z = (1, x), from the upper triangle of the sum."""
+    """Returns intervals of averages of z z^T, z = (1, x), from a released upper triangle."""
     low, high = _sums(measured["sums"], facts, confidence, together)
     size = 1 + len(facts["middle"])
     place = np.zeros((size, size), int)
@@ -188,7 +192,7 @@ def _averages(measured: PyTree, facts: dict[str, Any], confidence: float, togeth
     vectors = np.minimum(np.arange(size), 1)
     edge = facts["edge"] * np.add.outer(vectors, vectors)
     first, last = (end[..., place] for end in _quotient((low, high), count))
-    center = facts["center"] * np.diag(vectors)  # Squares were released without their center.
+    center = facts["center"] * np.diag(vectors)  # Squares were released minus this center.
     return np.clip(first - edge + center, -1, 1), np.clip(last + edge + center, -1, 1)
 
 
@@ -213,7 +217,7 @@ def _covariance(low: np.ndarray, high: np.ndarray) -> Ends:
 
 
 class Statistic(NamedTuple):
-    """A statistic of noisy averages whose intervals are simulated.
+    """A statistic of noisy averages whose confidence intervals are simulated.
 
     Attributes:
         of_moments: maps averages and public facts to the value of a release, and to the symmetric
@@ -230,9 +234,9 @@ class Statistic(NamedTuple):
 
 
 STATISTICS: dict[str, Statistic] = {}
-# Simulated intervals of eigenvectors are trusted only if the gap between their eigenvalues is at
-# least this many times the error. By Weyl's inequality, the noise can separate equal eigenvalues by
-# at most twice the error.
+# A simulated interval of an eigenvector is used only if the gap between its eigenvalue and the
+# others is at least this many times the error of an eigenvalue. By Weyl's inequality, the noise can
+# separate equal eigenvalues by at most twice the error.
 CLEAR = 3
 _DRAWS = 1999
 _LARGEST_CONFIDENCE = 0.995
@@ -242,7 +246,7 @@ _LARGEST_CONFIDENCE = 0.995
 def _of_draws(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The value, plus and minus a quantile of the distances of simulated values from it."""
+    """Returns the value, plus and minus a quantile of the distances of simulated values from it."""
     if confidence > _LARGEST_CONFIDENCE:
         raise ValueError(
             f"confidence must be at most {_LARGEST_CONFIDENCE} for a simulated interval, got"
@@ -262,7 +266,8 @@ def _of_draws(
     distances = jax.tree.map(distance, draws, value)
     reach = jax.tree.map(lambda x, r: np.maximum(np.sort(x, axis=0)[rank], r), distances, least)
     if simultaneous:
-        # The largest distance of each draw, in units of each number's own half-width.
+        # Each distance is divided by the half-width of the interval of its number. The largest of
+        # these ratios in each draw determines a factor for all half-widths.
         numbers = jax.tree.leaves((distances, errors)), jax.tree.leaves((reach, error))
         ratios = [np.divide(x, r, where=r > 0, out=0 * x) for x, r in zip(*numbers, strict=True)]
         flat = np.concatenate([x.reshape(_DRAWS, -1) for x in ratios], axis=1)
@@ -277,14 +282,14 @@ def _of_draws(
 
 
 def _turned(draws: np.ndarray, value: np.ndarray, groups: int) -> np.ndarray:
-    """Flips simulated directions to agree with the value, because the sign has no meaning."""
+    """Flips simulated eigenvectors to agree with the value, because signs are arbitrary."""
     if value.ndim - groups < 2:
         return draws
     return draws * np.where(np.sum(draws * value, axis=-1, keepdims=True) < 0, -1, 1)
 
 
 def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The statistic and its matrix, for the released sums and for many copies with fresh noise."""
+    """Returns the statistic and its matrix for the released sums and for simulated sums."""
     sums, n = np.asarray(measured["sums"], np.float64), measured["n"]
     if n is not None and sums.ndim > 1:
         raise ValueError(
@@ -292,23 +297,28 @@ def _draws(measured: PyTree, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
             "interval() on each release separately"
         )
     scale = facts["arrays"][0]["scale"]
-    # The sums are public, and serve as the seed, so that an interval is the same at every call.
-    # With one seed for all releases, their errors would be correlated: all intervals would be too
-    # short, or all too long.
+    # The sums are public, and serve as the seed, so that an interval is the same at every call. If
+    # all releases used one seed, the errors of their simulations would be equal: all intervals
+    # would be too short, or all too long.
     seed = hashlib.sha256(np.ascontiguousarray(sums).tobytes()).digest()
     generator = np.random.default_rng(list(seed))
     sampler = {"laplace": generator.laplace, "gaussian": generator.normal}[facts["noise"]]
     noise = scale * sampler(size=(_DRAWS, *sums.shape))
     noisy = np.concatenate([sums[None], sums + noise])
     statistic = _program(json.dumps(facts))
-    for _ in range(sums.ndim - 1):  # With an axis of groups, the sizes of groups are private.
+    # With groups, sums have an axis of groups, and n is None because the sizes of groups are
+    # private.
+    for _ in range(sums.ndim - 1):
         statistic = jax.vmap(statistic, (1, None), out_axes=1)
     return statistic(jnp.asarray(noisy, float), n)
 
 
 @functools.lru_cache
 def _program(text: str) -> Callable[[jax.Array, jax.Array | None], tuple[PyTree, jax.Array]]:
-    """Compiles the statistic and its matrix, for rows of noisy sums. The facts are in JSON."""
+    """Compiles the statistic and its matrix as a function of noisy sums.
+
+    `text` contains the facts in JSON.
+    """
     facts = json.loads(text)
     statistic, unit = STATISTICS[facts["statistic"]], facts["unit"]
     noise = facts["arrays"][0]["scale"] * unit

@@ -37,12 +37,12 @@ from dpjax.release._transaction import guarantee_under, pay_and_draw, request_of
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 from dpjax.targets._known_sensitivity import sqrt_up
 
-# The number of bits of the coordinates when records are assigned to clusters.
+# The number of bits of each coordinate when a record is assigned to its nearest center.
 _BITS = 14
-# The number of random candidates for each initial cell. More candidates spread the cells more
-# evenly.
+# The initial step divides the ball into cells around points. Each point is chosen among this many
+# random candidates. More candidates distribute the cells more evenly.
 _CANDIDATES = 32
-# The number of runs of k-means on the cells, and the steps of each run.
+# The number of runs of k-means on the centers of the cells, and the number of steps of each run.
 _RESTARTS = 64
 _STEPS = 10
 # A cell counts as empty if its noisy count is at most this many standard deviations of the noise.
@@ -163,7 +163,7 @@ def released_clusters(
     missing: Literal["drop", "center"] = "drop",
     groups: tuple[np.ndarray, int] | None = None,
 ) -> Release:
-    """The release of `private_k_means`, or of each group's clusters, paid for as one release.
+    """Releases the clusters of all records, or the clusters of each group, paid for as one release.
 
     `groups` contains the group of each slot (below 0 for no group) and the number of groups. An
     added record is in one group, so it does not change the distribution of the releases of other
@@ -183,7 +183,7 @@ def released_clusters(
         )
     capacity = slots_of(database, relation)
     bits = coarsening(capacity, bits=RADIUS_BITS)
-    cells = max(32, 4 * k)  # With this many cells, two clusters rarely share a cell.
+    cells = max(32, 4 * k)  # So many cells that two clusters rarely share a cell.
     reach = _reach(relation, bits, dims=cells * (1 + dims))
     sensitivity = assume_sensitivity(reach, norm="l2", relation=relation)
     mechanism, guarantee = _share_of(sensitivity, 1 + steps, epsilon, delta, cells * (1 + dims))
@@ -241,7 +241,7 @@ def released_clusters(
 def _share_of(
     sensitivity: Sensitivity, releases: int, epsilon: float, delta: float, dims: int
 ) -> tuple[AdditiveMechanism, Guarantee]:
-    """The Gaussian mechanism of one of several equal releases, and the guarantee of all of them."""
+    """Returns the Gaussian mechanism of one of several equal releases, and their guarantee."""
     epsilon, delta = _checks.positive("epsilon", epsilon), _checks.fraction("delta", delta)
     # The factor rounds down: if the deltas of the releases added up to more than delta, no epsilon
     # would be enough.
@@ -252,7 +252,8 @@ def _share_of(
         each = [mechanism] * releases
         return mechanism, compose_at(*each, delta=delta, method="zcdp", dims=dims)
 
-    # Bisection. By basic composition, an equal fraction of epsilon is small enough.
+    # The bisection starts from an equal fraction of epsilon, which is small enough by basic
+    # composition.
     enough, too_much = epsilon / releases * (1 - 1e-9), epsilon
     try:
         for _ in range(30 if releases > 1 else 0):
@@ -264,7 +265,8 @@ def _share_of(
         mechanism, guarantee = runs(enough)
         mechanism._check_value(jax.ShapeDtypeStruct((dims,), jnp.int32))
     except ValueError:
-        # The original error names the epsilon of one release, which the caller did not pass.
+        # The original error message contains the epsilon of one release, which the caller did not
+        # pass.
         raise ValueError(
             f"no Gaussian noise fits {releases} releases at epsilon={epsilon:g} and"
             f" delta={delta:g}: take an epsilon nearer to 1, or a larger delta"
@@ -273,7 +275,7 @@ def _share_of(
 
 
 def _reach(relation: NeighboringRelation, bits: int, *, dims: int) -> float:
-    """The l2 sensitivity of the counts and sums of all clusters."""
+    """Returns the l2 sensitivity of the counts and sums of all clusters, in coarse units."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     moved = Fraction(2) if replaced else Fraction(sqrt_up(Fraction(2)))
     return coarse_reach(moved * 2**RADIUS_BITS, dims=dims, bits=bits, norm="l2")
@@ -284,7 +286,7 @@ _placed: Callable[[jax.Array, jax.Array], jax.Array] = compiled(in_ball)
 
 @functools.partial(jax.jit, static_argnames="bits")
 def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) -> jax.Array:
-    """The count and the sum of each cluster, in coarse units of the radius: shape (k, 1 + d)."""
+    """Returns the count and the sum of each cluster, in coarse units: shape (k, 1 + d)."""
     k = len(centers)
     cluster = jnp.where(present, _nearest(x, centers), -1)
     weighed = jnp.concatenate([jnp.full((len(x), 1), 2**RADIUS_BITS, jnp.int32), x], axis=1)
@@ -296,7 +298,7 @@ def _totals(x: jax.Array, present: jax.Array, centers: jax.Array, *, bits: int) 
 def _next(
     centers: jax.Array, noisy: jax.Array, unit: float, noise: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """The next centers, and noisy counts, from noisy totals."""
+    """Computes the next centers from noisy totals, and returns them with the noisy counts."""
     totals = noisy.astype(centers.dtype) * unit
     counts, sums = totals[:, 0], totals[:, 1:]
     found = sums / jnp.maximum(counts, noise)[:, None]
@@ -305,7 +307,7 @@ def _next(
 
 
 def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
-    """The index of the nearest center for each record in the ball.
+    """Returns the index of the nearest center for each record in the ball.
 
     Distances are compared in integers, so a record is assigned to the same center in every slot.
     Coordinates have 14 bits. By the Cauchy-Schwarz inequality, an inner product is below 2^29.
@@ -319,7 +321,7 @@ def _nearest(x: jax.Array, centers: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("count", "dims"))
 def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
-    """Points spread over the unit ball: each is the random candidate farthest from earlier ones.
+    """Returns points spread over the unit ball: each is the candidate farthest from earlier ones.
 
     The algorithm is by Gonzalez (1985). Points are drawn in float32, so enabling x64 does not
     change them.
@@ -339,7 +341,7 @@ def spread_points(key: jax.Array, *, count: int, dims: int) -> jax.Array:
 def clusters_of_cells(
     key: jax.Array, cells: jax.Array, counts: jax.Array, noise: jax.Array, *, clusters: int
 ) -> jax.Array:
-    """The best of many k-means runs on the centers of cells, weighted by their noisy counts.
+    """Returns the centers of the best of many runs of k-means on cells, weighted by noisy counts.
 
     Each run is initialized by k-means++ (Arthur and Vassilvitskii, 2007), and computes in float32.
     """
@@ -362,10 +364,10 @@ def clusters_of_cells(
 
 
 def _seeds(key: jax.Array, points: jax.Array, weights: jax.Array, count: int) -> jax.Array:
-    """Initial centers as in k-means++: drawn by weight times squared distance from earlier ones."""
+    """Draws initial centers as in k-means++: by weight times squared distance to the nearest."""
 
     def draw(nearest: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        # Adding a small number avoids log(0) at all points, if all points with weight are already
+        # The small number avoids log(0) everywhere, if all points with positive weight are already
         # centers.
         point = points[jax.random.categorical(key, jnp.log(weights * nearest + 1e-30))]
         return jnp.minimum(nearest, _squares(points - point[None])), point
@@ -383,7 +385,7 @@ def _squares(x: jax.Array) -> jax.Array:
 
 
 def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
-    """Uniform points of the unit ball."""
+    """Draws uniform points in the unit ball."""
     direction_key, length_key = jax.random.split(key)
     directions = jax.random.normal(direction_key, (count, dims), jnp.float32)
     radii = jax.random.uniform(length_key, (count, 1), jnp.float32) ** (1 / dims)
@@ -394,11 +396,11 @@ def _points_of_ball(key: jax.Array, count: int, dims: int) -> jax.Array:
 def _of_clusters(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """Intervals of the centers and sizes of clusters, for the noise of the last iteration.
+    """Returns intervals of the centers and sizes of clusters, from the noise of the last iteration.
 
-    A center is a noisy sum over a noisy count, and the release determines both: the sum is the
-    center times the count. A center at the edge of the ball may have been clipped, and a center
-    whose count does not exceed the noise was kept from the iteration before. In both cases the
+    A center is a noisy sum divided by a noisy count, and the release determines both: the sum is
+    the center times the count. A center at the edge of the ball may have been clipped, and if a
+    count did not exceed the noise, the center of the previous iteration was kept. In both cases the
     interval is the whole ball.
     """
     del measured
@@ -409,7 +411,7 @@ def _of_clusters(
 
     def count_within(parts: int) -> np.ndarray:
         (bound,) = noise_bounds(facts, confidence, facts["coordinates"] if simultaneous else parts)
-        # The 1 covers the rounding of totals.
+        # The added 1 covers the rounding of totals.
         return (bound + 1) * facts["unit"] + _FLOATS * np.abs(counts)
 
     alone, reach = count_within(1), count_within(2)[..., None]

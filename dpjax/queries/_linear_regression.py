@@ -32,9 +32,9 @@ from dpjax.queries._second_moments import (
 )
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# The first coordinate of (1/2, x, y). This weight is below 1 because noise on products matters more
-# than noise on sums: the regression divides products by the variance of x, which is small in units
-# of the radius.
+# The query sums the products of the coordinates of z = (1/2, x, y). The first coordinate is below 1
+# because noise on products matters more than noise on sums: the regression divides products by the
+# variance of x, which is small in units of the radius.
 _WEIGHT = Fraction(1, 2)
 
 
@@ -158,15 +158,16 @@ def private_linear_regression(
 def _line(
     value: jax.Array, n: jax.Array | None, noise: Scalar, unit: float, numbers: dict[str, float]
 ) -> dict[str, jax.Array]:
-    # The last entry, the square of y, is neither released nor used.
+    # The query does not release the last entry of the triangle, the sum of y^2, and the regression
+    # does not use it.
     triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
     return _solution(averages(triangle, n, noise, weight=float(_WEIGHT)), numbers)[0]
 
 
 def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The regression line, and the matrix of its normal equations, from noisy averages."""
+    """Solves the regularized normal equations. Returns the regression line, and the matrix."""
     size = len(moments.mean)
-    # The averages of (1, x) (1, x, y)^T, in units of the radii, with the penalty.
+    # The averages of (1, x) (1, x, y)^T, in units of the radii. The regularization is added below.
     with_one = jnp.concatenate([jnp.ones(1), moments.mean])
     products = jnp.concatenate([moments.mean[:, None], moments.second], axis=1)
     products = jnp.concatenate([with_one[None], products])
@@ -185,7 +186,11 @@ def _solution(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Arra
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Infinite if records are nearly in a hyperplane: then noise determines the line."""
+    """Returns infinite half-widths if the least eigenvalue is not clear of noise, and 0 otherwise.
+
+    The least eigenvalue is small if the records are nearly in a hyperplane. Then noise determines
+    the line.
+    """
     del facts
     flat = np.where(values[..., 0] < CLEAR * error, np.inf, 0.0)
     return {"weights": flat[..., None], "intercept": flat}
@@ -199,14 +204,17 @@ STATISTICS["linear regression"] = Statistic(
 def _line_query(
     parts: Callable[[Database], tuple[jax.Array, jax.Array]], *, dims: int, capacity: int
 ) -> IntegerQuery:
-    """The upper triangle of the sum of z z^T without its last entry, for z = (1/2, x, y)."""
+    """Returns the query of the upper triangle of the sum of z z^T, for z = (1/2, x, y).
+
+    It leaves out the last entry, the sum of y^2.
+    """
     rows, others = upper_triangle(2 + dims)
     moved, entries = functools.partial(_moved, dims), (rows[:-1], others[:-1])
     return products_query(parts, entries, moved, weight=_WEIGHT, capacity=capacity)
 
 
 def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """How much a record changes the triangle; see "Lines" in docs/proofs/shorter.md."""
+    """Returns how much a record changes the triangle; see "Lines" in docs/proofs/shorter.md."""
     h, root = _WEIGHT, Fraction(sqrt_up(Fraction(d)))
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
@@ -225,7 +233,10 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 
 
 def _moved_in_l1(d: int) -> Fraction:
-    """The same in l1 for a replaced record and d > 1: y keeps its sign, or changes it."""
+    """Returns the l1 bound of `_moved` for a replaced record and d > 1.
+
+    It is the maximum of two cases: y keeps its sign, or y changes its sign.
+    """
     h, root, both = _WEIGHT, math.sqrt(2 * d), moved_products(d)
     kept = largest_by_angle(away=(1 + float(h)) * root, both=both)
     return max(kept, 2 * h + largest_by_angle(away=float(h) * root, both=both, toward=root))

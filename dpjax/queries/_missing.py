@@ -1,4 +1,4 @@
-"""Records with missing numbers: left out, or counted with a public number instead.
+"""Handles records with missing numbers: drops them, or replaces missing numbers by a public one.
 
 Whether a column may contain missing numbers is decided by its dtype alone, never by its values,
 which are private.
@@ -21,20 +21,20 @@ from dpjax.queries._totals import Addend
 def drops_missing(missing: str, other: str) -> bool:
     """Whether `missing` is "drop".
 
-    `other` is the other allowed value, which counts incomplete records.
+    The other allowed value of the argument is `other`. With it, incomplete records are counted.
     """
     _checks.choice("missing", missing, ("drop", other))
     return missing == "drop"
 
 
 def may_miss(records: Database) -> bool:
-    """Whether the dtypes of some numbers allow missing numbers."""
+    """Whether `records` contain numbers whose dtype can represent missing numbers."""
     leaves = jax.tree.leaves(records, is_leaf=lambda x: hasattr(x, "dtype"))
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 
 
 def complete(records: Database) -> jax.Array:
-    """Which records have no missing number."""
+    """Returns a boolean for each record: whether none of its numbers is missing."""
     missing = [
         jnp.any(jnp.isnan(x).reshape(len(x), -1), axis=1)
         for x in jax.tree.leaves(records)
@@ -45,9 +45,10 @@ def complete(records: Database) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)  # Cached, so that equal queries are traced only once.
 def of_complete(query: IntegerQuery) -> IntegerQuery:
-    """A query of the records without missing numbers. Other records count as absent.
+    """Returns `query` restricted to records without missing numbers. Other records count as absent.
 
-    Complete records form one group. A replaced record may enter or leave this group.
+    The sensitivity is that of a single group, because a replaced record may become complete or
+    incomplete.
     """
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:

@@ -143,7 +143,7 @@ def private_mean(
 def _average(
     totals: jax.Array, n: jax.Array | None, unit: float, interval: tuple[float, ...]
 ) -> jax.Array:
-    """Averages from a scaled noisy count and noisy sums around the middle of the interval."""
+    """Computes averages from a scaled noisy count and noisy sums of differences from the middle."""
     middle, half, low, high = interval
     count = jnp.maximum(totals[0], unit) / half if n is None else n
     return jnp.clip(middle + totals[1:] / count, low, high)
@@ -151,7 +151,7 @@ def _average(
 
 @functools.lru_cache(maxsize=64, typed=True)
 def _centered_sums(low: float, high: float, capacity: int, dims: int) -> IntegerQuery:
-    """The scaled number of records, and sums of their differences from the interval's middle.
+    """Returns the query of a scaled count and of sums around the middle of [low, high].
 
     The count is multiplied by half of the interval's length, so that adding a record changes the
     count by as much as a sum.
@@ -430,7 +430,7 @@ def _released_of_ball(
     kind: str = "moments",
     facts: Mapping[str, object] = types.MappingProxyType({}),
 ) -> Release:
-    """A statistic of the noisy moments of records that are clipped to a public ball."""
+    """Releases a statistic of the noisy moments of records that are clipped to a public ball."""
     (dims,) = shape_of_record(database, "(n, d)", by=terms.by)
     into_unit_ball, middle, size = public_ball(center, radius, dims)
     about = {"middle": middle.tolist(), "size": size, "scalar": False, **facts}
@@ -448,7 +448,7 @@ def _released_of_ball(
 
 
 def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, jax.Array]:
-    """Mean and covariance in units of the records.
+    """Converts mean and covariance from units of the radius to the units of the records.
 
     If the bounds are an ellipsoid, each axis is scaled.
     """
@@ -463,7 +463,7 @@ def _mean_and_covariance(moments: Moments, ball: dict[str, Any]) -> dict[str, ja
 
 
 def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """The components with the largest variances, and the covariance matrix they come from."""
+    """Returns the components with the largest variances, and the covariance matrix."""
     found, count = _mean_and_covariance(moments, facts), facts["components"]
     vectors, variances = lax.linalg.eigh(found["covariance"])
     components = {
@@ -475,7 +475,11 @@ def _directions(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Ar
 
 
 def _least_reach(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> PyTree:
-    """Least half-widths: infinite for components with nearly equal variances."""
+    """Returns lower bounds on half-widths, for components whose variances are nearly equal.
+
+    Noise may exchange or mix such components. So the half-width of a direction is 2, the whole
+    range, and that of a variance is its error.
+    """
     gaps = np.diff(values[..., ::-1], axis=-1)
     far = np.full((*values.shape[:-1], 1), np.inf)
     nearest = np.minimum(np.append(far, -gaps, axis=-1), np.append(-gaps, far, axis=-1))
@@ -505,7 +509,7 @@ def released_moments(
     kind: str = "moments",
     facts: dict[str, object],
 ) -> Release:
-    """A statistic of the noisy moments of vectors, clipped to the unit ball or to the unit cube.
+    """Releases a statistic of the noisy moments of vectors in the unit ball or the unit cube.
 
     `kind` and the public facts determine how intervals are computed.
     """
@@ -535,7 +539,7 @@ def released_moments(
 def public_ball(
     center: ArrayLike, radius: float, dims: int
 ) -> tuple[Callable[[Database], jax.Array], np.ndarray, float]:
-    """A map from a public ball to the unit ball, and the center and radius of the public ball."""
+    """Returns a map from a public ball to the unit ball, and the ball's center and radius."""
     size = _checks.positive("radius", radius)
     middle = np.asarray(center, float)
     if middle.shape not in ((), (dims,)) or not np.all(np.isfinite(middle)):

@@ -5,8 +5,9 @@ round measures the answer of this query with Laplace noise, and multiplies the c
 factors that improve the table's answer. True answers are integers, and so are the errors that serve
 as scores. The table is computed from releases alone, so its rounding costs no privacy.
 
-A try to draw an index may fail, and is then repeated. A single loop over all tries starts fewer
-kernels on a GPU than a loop over rounds with an inner loop over tries.
+The selection draws an index by rejection sampling, so a try may fail and is then repeated. A single
+loop over all tries starts fewer kernels on a GPU than a loop over rounds with an inner loop over
+tries.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ from dpjax.random._release import add_drawn, noise_ahead
 from dpjax.random._selected_index import tried_index
 from dpjax.release._mechanism import SensitivityMechanism
 
-# More updates would take hours.
+# More updates than this would take hours.
 _MOST_UPDATES = 10**8
 _LARGEST = 2**31 - 2
 _LARGEST_FLOAT = 2.0**31 - 2.0**7  # The largest float32 below 2^31.
@@ -61,8 +62,8 @@ class Measured(NamedTuple):
     log_prob: PyTree = None
 
 
-# Maps the index of the round, the offset of the random numbers of the try, and the table's answers
-# as integers to the results of the try.
+# A function that maps the index of the round, the offset of the random numbers of the try, and the
+# table's answers (integers) to the results of the try.
 _Measure: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array], Measured]
 _Counted: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -150,7 +151,8 @@ class Mwem(SensitivityMechanism):
 
     @property
     def _part(self) -> Scalar:
-        # The margin of the noise scale covers the rounding of this division.
+        # The rounding of this division is covered by the margin that the mechanism adds to its
+        # noise scale.
         return self.epsilon / (2 * self.rounds)
 
     @property
@@ -190,8 +192,8 @@ class Mwem(SensitivityMechanism):
             tried, found, query = tried_index(keys[number, 0], tries, errors, of_scores)
             drawn = jax.tree.map(lambda limb: limb[number], noise)
             noisy = add_drawn(drawn, truth[query], of_answer, measurement.noise).astype(float)
-            # Under `vmap`, a lane that waits for other lanes repeats its try with the same random
-            # numbers, and selects the same query again.
+            # Under `vmap`, a lane whose try succeeded may wait for other lanes. It then repeats its
+            # try with the same random numbers, and selects the same query again.
             tries = jnp.where(found, tries, tried)
             answer = jnp.where(query < 0, jnp.nan, noisy)
             return Measured(_in_all_lanes(found), tries, query, answer)
@@ -200,7 +202,10 @@ class Mwem(SensitivityMechanism):
         return MwemTable(average, last, measured.query, measured.answer)
 
     def _learned(self, measure: _Measure) -> tuple[jax.Array, jax.Array, Measured]:
-        """The average and the last table of the rounds, and the results of every round."""
+        """Runs all rounds.
+
+        Returns the average and the last of their tables, and the results of every round.
+        """
         dtype, cells = jnp.result_type(float), math.prod(self.workload.cells)
         zeros, number = jnp.zeros(cells, dtype), jnp.zeros((), jnp.int32)
         tries = number.astype(jnp.uint32)
@@ -213,7 +218,8 @@ class Mwem(SensitivityMechanism):
             _State(number, tries, zeros, zeros, rows, answers, measured),
         )
         last = self._table(end.log_weights)
-        # A bad traced parameter makes all tables NaN except the first.
+        # If a traced parameter is invalid, all tables except the first are NaN. Then the average is
+        # NaN.
         average = jnp.where(jnp.any(jnp.isnan(last)), jnp.nan, end.total / self.rounds)
         shape = self.workload.cells
         return average.reshape(shape), last.reshape(shape), end.measured
@@ -248,7 +254,11 @@ class Mwem(SensitivityMechanism):
         number: jax.Array,
         updates: jax.Array,
     ) -> jax.Array:
-        """The log weights after a round's updates: for the new query, and then for every query."""
+        """Returns the log weights after a round's updates.
+
+        The first update is for the new query. The others are for the earlier queries and again for
+        the new one.
+        """
         several = min(self.rounds, _MOST_AT_ONCE)
 
         @jax.jit  # Jitted so that it is traced once, although a block of updates calls it often.
@@ -265,7 +275,7 @@ class Mwem(SensitivityMechanism):
             i, log_weights = state
             numbers = i + jnp.arange(several, dtype=i.dtype)
             which = (number + numbers) % (number + 1)
-            # A row of zeros changes nothing.
+            # An update by a row of zeros does not change the weights.
             some = jnp.where((numbers < updates)[:, None], rows[which], 0)
             # XLA fuses all these updates into one kernel only if each row is a separate array.
             given = lax.optimization_barrier((tuple(jnp.unstack(some)), answers[which]))
@@ -288,7 +298,7 @@ class Mwem(SensitivityMechanism):
 
     @property
     def _entry(self) -> float:
-        """The largest magnitude of an entry of a query."""
+        """Returns the largest magnitude of an entry of the queries."""
         return self.workload._integers.reach("linf", NeighboringRelation.ADD_OR_REMOVE_ONE)
 
     def clamped(self, value: Value) -> jax.Array:
@@ -409,7 +419,7 @@ def mwem(
     """
     if type(workload) is not Workload:
         raise TypeError(f"workload must be a Workload, got {_checks.shown(workload)}")
-    check_cells(dict(enumerate(workload.cells)))  # A round forms the whole table.
+    check_cells(dict(enumerate(workload.cells)))  # Each round computes the whole table.
     sensitivity = workload.sensitivity("linf", relation=relation_or_inherited(relation))
     sensitivity, epsilon = begin("linf", sensitivity, epsilon)
     rounds = _checks.integer("rounds", rounds, least=1, most=2**16)
@@ -424,7 +434,7 @@ def mwem(
 
 
 def _errors(truth: jax.Array, answers: jax.Array) -> jax.Array:
-    """The absolute differences of int32 numbers, as uint32: a difference may overflow int32."""
+    """Returns absolute differences of int32 numbers as uint32, because they may overflow."""
     above, below = truth.astype(jnp.uint32), answers.astype(jnp.uint32)
     return jnp.where(truth > answers, above - below, below - above)
 

@@ -1,4 +1,4 @@
-"""Frequent names, found letter by letter in a tree of prefixes."""
+"""Finds frequent names letter by letter, in a tree of prefixes."""
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +18,17 @@ from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.sensitivity._assume_sensitivity import assume_sensitivity
 
 _END, _NOBODY = 0, len(ALPHABET) + 1
-_SYMBOLS = len(ALPHABET) + 1  # The letters, and the end of a name.
-_NOT_ASKED = np.iinfo(np.int32).min  # Represents the count of a prefix that is not searched.
+_SYMBOLS = len(ALPHABET) + 1  # The letters, and a symbol for the end of a name.
+_NOT_ASKED = np.iinfo(np.int32).min  # Stands for the count of a prefix that is not searched.
 
 
 def changed_records(difference: jax.Array) -> jax.Array:
-    """The number of rows that differ: a norm in which changing one person's name has length 1."""
+    """Returns the number of nonzero rows, a norm in which a changed name has length 1."""
     return jnp.sum(jnp.any(difference != 0, axis=1), dtype=jnp.result_type(float))
 
 
-# The state at a level: whether each slot contains a prefix, and the slot of each person's prefix
-# (-1 if the prefix is not searched).
+# The state at a level of the tree: whether each slot contains a prefix, and the slot of each
+# person's prefix (-1 if this prefix is no longer searched).
 _State = tuple[jax.Array, jax.Array]
 
 
@@ -62,7 +62,7 @@ class NameSearch(SensitivityMechanism):
         return rho / self.width, delta
 
     def _level(self) -> AdditiveMechanism:
-        """Releases the counts of one level: a histogram, in which each person counts once."""
+        """Returns the mechanism for the counts of one level, which count each person once."""
         replaced = self.sensitivity.relation is NeighboringRelation.REPLACE_ONE
         return laplace(2.0 if replaced else 1.0, self.epsilon / self.width)
 
@@ -127,12 +127,12 @@ class NameSearch(SensitivityMechanism):
         return jnp.sum(terms)
 
     def _root(self, codes: jax.Array) -> _State:
-        """The state of the first level: slot 0 has the empty prefix, and everybody is in it."""
+        """Returns the state of the first level: all people are in slot 0, the empty prefix."""
         nowhere = codes[:, 0] & 0
         return jnp.arange(self.capacity, dtype=jnp.int32) == nowhere[0], nowhere
 
     def _count(self, state: _State, codes: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Whether each child is searched, its number of people, and the child of each person."""
+        """Returns for each child whether it is searched and its count, and each person's child."""
         taken, slots = state
         (size,) = self._counts_of_a_level()
         places = jnp.where((slots < 0) | (codes == _NOBODY), size, slots * _SYMBOLS + codes)
@@ -140,7 +140,7 @@ class NameSearch(SensitivityMechanism):
         return jnp.repeat(taken, _SYMBOLS), counts, places
 
     def _descend(self, noisy: jax.Array, places: jax.Array) -> _State:
-        """The state of the next level, from noisy counts and each person's child."""
+        """Returns the state of the next level, given noisy counts and the child of each person."""
         children, kept = self._survivors(noisy)
         to = jnp.where(kept, children, noisy.size)
         numbers = jnp.arange(self.capacity, dtype=jnp.int32)
@@ -148,7 +148,7 @@ class NameSearch(SensitivityMechanism):
         return kept, slots.at[places].get(mode="fill", fill_value=-1)
 
     def _survivors(self, noisy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The most frequent children that reach the threshold, and which slots contain a child.
+        """Returns the most frequent children that reach the threshold, and which slots are used.
 
         Names that end here are not searched further. The result depends on noisy counts alone.
         """

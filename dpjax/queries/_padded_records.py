@@ -63,7 +63,7 @@ def padded_records(database: Database, *, capacity: int) -> PaddedRecords:
 
 
 def check_capacity(capacity: int, n: int) -> int:
-    """The number of slots, if it is enough for n records."""
+    """Returns `capacity`, the number of slots, and refuses it if n records do not fit."""
     capacity = _checks.integer("capacity", capacity, least=1)
     if n > capacity:
         raise ValueError(
@@ -73,7 +73,7 @@ def check_capacity(capacity: int, n: int) -> int:
 
 
 def records_and_slots(database: Database) -> tuple[Database, int]:
-    """The arrays of a database, padded or not, and the number of their slots.
+    """Returns the arrays of a database, padded or not, and the number of their slots.
 
     For records in batches, the arrays are those of one batch, which show the structure.
     """
@@ -84,7 +84,7 @@ def records_and_slots(database: Database) -> tuple[Database, int]:
 
 
 def number_of_records(database: Database) -> jax.Array:
-    """The number of records of a database. For arrays no computation is needed."""
+    """Returns the number of records of a database. For unpadded arrays, it is a static shape."""
     records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
         return jnp.sum(records.present, dtype=jnp.int32).astype(float)
@@ -92,7 +92,7 @@ def number_of_records(database: Database) -> jax.Array:
 
 
 def present_records(database: Database) -> tuple[Database, jax.Array]:
-    """The arrays of a database, padded or not, and whether each slot contains a record."""
+    """Returns the arrays of a database, padded or not, and whether each slot contains a record."""
     records, n = exact_records("database", database)
     if isinstance(records, PaddedRecords):
         return records.records, records.present

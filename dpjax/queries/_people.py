@@ -49,7 +49,7 @@ PerPerson = Literal["sum"]
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The rows and columns of people that a query receives.
+    """Selects the rows and columns of a table of people that a query receives.
 
     Attributes:
         truncation: which rows count.
@@ -71,7 +71,7 @@ class View:
         return self._summed(records, kept, cells), kept & (cells.rank(kept) == 0)
 
     def seen(self, records: Database) -> Database:
-        """The column that the query asks for, or else all columns except the ids of people."""
+        """Returns the column `of` if it is given, or else all columns except the ids of people."""
         person = self.truncation.person
         if self.of is not None:
             return picked(records, self.of)
@@ -80,7 +80,7 @@ class View:
         return without(records, person)
 
     def _summed(self, records: Database, kept: jax.Array, cells: Cells) -> Database:
-        """The columns of groups, and a column of sums that replaces the numbers."""
+        """Returns the group columns, and a column in which sums per person replace the numbers."""
         names = [column for column, _ in self.truncation.groups]
         of = self.of
         if of is None:
@@ -104,7 +104,7 @@ class View:
 def _exact_totals(
     numbers: jax.Array | Numbers, kept: jax.Array, cells: Cells, rows: int
 ) -> Numbers:
-    """Sums of numbers in 64 bits. Missing numbers add nothing."""
+    """Sums the numbers of each person and cell in 64 bits. Missing numbers do not contribute."""
     with jax.enable_x64(True):
         if isinstance(numbers, Numbers):
             held, known = numbers.exact()
@@ -112,7 +112,8 @@ def _exact_totals(
             held, known = numbers, jnp.ones(numbers.shape, bool)
         if jnp.issubdtype(held.dtype, jnp.floating):
             known &= ~jnp.isnan(held)
-            # The sum is clipped because opposite infinities would give NaN, which means missing.
+            # Infinite numbers are clipped before the sum, because infinities of both signs would
+            # add up to NaN, which means missing.
             largest = jnp.finfo(jnp.float64).max / (2 * rows)
             wide = jnp.clip(comparable(held).astype(jnp.float64), -largest, largest)
         else:
@@ -308,7 +309,7 @@ def by_person(
 
 
 def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
-    """The query, applied to the selected rows."""
+    """Returns the integers of `query`, applied to the rows and columns that `view` selects."""
 
     def addends(records: Database, present: jax.Array) -> Sequence[Addend]:
         return query.addends_of(*view(records, present))
@@ -320,7 +321,7 @@ def _seeing(query: IntegerQuery, view: View) -> GroupedIntegers:
 def _view(
     truncation: Truncation, of: Name | None, per_person: PerPerson | None, cells: Mapping[str, int]
 ) -> View:
-    """The view of the query, after checking the arguments."""
+    """Checks the arguments, and returns the `View` of the query."""
     if of is not None:
         check_name("of", of)
     if per_person is None:
@@ -341,7 +342,7 @@ def _view(
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PeopleIntegers(GroupedIntegers):
-    """The integers of a query on the selected rows of people."""
+    """The integers of a query, computed on the selected rows of people."""
 
     privacy_unit: str
     notes: tuple[str, ...]
@@ -349,7 +350,7 @@ class PeopleIntegers(GroupedIntegers):
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """How many rows of a person a query receives.
+    """How many rows of a person a query receives, from which the sensitivity follows.
 
     Attributes:
         rows: the number of a person's rows that may change the same block of the value.
@@ -364,7 +365,7 @@ class Contribution:
     notes: tuple[str, ...]
 
     def reach(self, of_rows: Reach, norm: VectorNorm, relation: NeighboringRelation) -> float:
-        """The most that all rows of a person change a value, given the reach of one row."""
+        """Returns how much all rows of a person change a value, given the reach of one row."""
         added = NeighboringRelation.ADD_OR_REMOVE_ONE
         # The other person may have fewer rows or none, so replacing a person may also remove rows.
         moved = self.rows * max(Fraction(of_rows(norm, one)) for one in {added, relation})
@@ -373,7 +374,7 @@ class Contribution:
         return round_up(moved * (1 if norm == "linf" else self.blocks))
 
     def integers(self, query: IntegerQuery) -> PeopleIntegers:
-        """A query of rows as a query of people, on their selected rows."""
+        """Converts a query of rows to a query of people, computed on their selected rows."""
         of_people = {
             "addends": query.addends_of,
             "reach": functools.partial(self.reach, query.reach),
@@ -383,7 +384,7 @@ class Contribution:
         return PeopleIntegers(**vars(query) | of_people | about)
 
     def query(self, query: Query) -> PeopleQuery:
-        """A `Query` of rows as a query of people, on their selected rows."""
+        """Converts a `Query` of rows to a query of people, computed on their selected rows."""
         integers = self.integers(query._integers)
         return PeopleQuery(integers, query.norms, self.privacy_unit, self.notes)
 
@@ -391,12 +392,12 @@ class Contribution:
 def contribution(
     truncation: Truncation, cells: Mapping[Any, int], *, per_person: PerPerson | None = None
 ) -> Contribution:
-    """How many rows of a person a query receives.
+    """Returns how many rows of a person a query receives, after truncation.
 
-    `cells` are its group columns and numbers of keys.
+    `cells` maps the group columns of the query to their numbers of keys.
 
-    `cells` contains only columns with string names: after the column of people is removed, an index
-    may refer to another column.
+    It contains only columns with string names, because an index may refer to another column after
+    the column of people is removed.
     """
     rows, blocks = truncation.rows if per_person is None else 1, 1
     for column, most in truncation.groups:
@@ -410,7 +411,7 @@ def contribution(
 
 @dataclasses.dataclass(frozen=True)
 class RowsOfPeople:
-    """Groups of people's selected rows, in the form that `private_mean` accepts.
+    """The argument `by` of `private_mean` for a table of people: groups of their selected rows.
 
     It is not a mapping, so that code that only supports groups of rows refuses it.
 
@@ -424,12 +425,12 @@ class RowsOfPeople:
 
 
 def groups_alone(by: By | RowsOfPeople | None) -> By | None:
-    """The groups, without the limits on people's rows."""
+    """Returns the groups in `by`, without the limits on people's rows."""
     return by.by if isinstance(by, RowsOfPeople) else by
 
 
 def integers_by(query: IntegerQuery, by: By | RowsOfPeople | None) -> IntegerQuery:
-    """The integers of a grouped query, on people's selected rows if rows belong to people."""
+    """Returns the integers of a query by group, on selected rows only if rows belong to people."""
     for one in reversed(groups_of(groups_alone(by))):
         query = integers_by_group(query, one)
     return by.contribution.integers(query) if isinstance(by, RowsOfPeople) else query

@@ -1,4 +1,4 @@
-"""Quantiles of numbers between public bounds, each with an interval, from one release."""
+"""Private quantiles of numbers between public bounds, each with a confidence interval."""
 
 import dataclasses
 import functools
@@ -29,18 +29,20 @@ from dpjax.release._privatize import PrivateFunction, privatize
 from dpjax.targets._clamping import check_interval
 from dpjax.targets._summaries import exact_probability
 
-# The most cells of the finest grid, for one group and for all groups together.
+# The most cells of the histogram, for one group and for all groups together.
 _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
-# If the data need up to four times this many cells, this many are used: a finer grid would not be
-# worth the larger program that draws its noise.
+# If the number of cells that suit the data is up to four times this number, only this many cells
+# are used. A finer grid would not be worth the larger program that draws its noise.
 _USUAL_CELLS = 2**12
-# A search does not go closer than this many scales of its noise to the lowest and highest ranks.
-# This distance is at most a quarter of all records.
+# The search looks for quantiles whose rank differs from the lowest and highest rank by at least
+# this many noise scales, but at most by a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
-# The nearest thresholds fit this density, as a multiple of the average; the others fit lower ones.
+# The distance of the nearest thresholds from a selected edge suits this density of records, as a
+# multiple of the average density. More distant thresholds suit lower densities.
 _DENSEST = 8
-_TRUSTED = 0.8  # Estimates are clipped to their intervals at this confidence.
-_FLOATS = 2.0**-21  # A bound on rounding errors in float32, relative to the larger bound.
+_TRUSTED = 0.8  # The confidence of the intervals to which estimates are clipped.
+# A bound on rounding errors in float32, relative to the public bound of larger magnitude.
+_FLOATS = 2.0**-21
 
 
 def private_quantiles(
@@ -149,7 +151,10 @@ def private_quantiles(
 
 
 def exact_probabilities(probabilities: Sequence[float | Fraction]) -> tuple[Fraction, ...]:
-    """The probabilities as fractions. Refuses an empty list, and numbers outside of [0, 1]."""
+    """Converts the probabilities to fractions.
+
+    Refuses an empty list, and numbers outside of [0, 1].
+    """
     if not len(probabilities):
         raise ValueError("probabilities must contain at least one probability, got none")
     return tuple(map(_probability, probabilities))
@@ -162,7 +167,7 @@ def _probability(probability: float | Fraction) -> Fraction:
 
 
 def _cells(capacity: int, groups: int, epsilon: float) -> int:
-    """Enough cells that few records share a cell, even at ten times the average density."""
+    """Returns so many cells that few records share one, even at ten times the average density."""
     most = min(_MOST_CELLS, max(64, _MOST_OF_GROUPS // groups))
     wanted = 10 * epsilon * capacity / groups
     if _USUAL_CELLS < wanted < 4 * _USUAL_CELLS:
@@ -173,7 +178,7 @@ def _cells(capacity: int, groups: int, epsilon: float) -> int:
 def _searched(
     wanted: tuple[Fraction, ...], capacity: int, groups: int, epsilon: float
 ) -> tuple[Fraction, ...]:
-    """The quantiles to search for: the requested ones, moved away from 0 and 1, and sorted."""
+    """Returns the quantiles to search for: the requested ones, moved away from 0 and 1."""
     depth = len(set(wanted)).bit_length()
     scale = 2 * depth * 3 / epsilon
     ranks = Fraction(math.ceil(_FROM_END * scale) * groups, capacity)
@@ -182,9 +187,10 @@ def _searched(
 
 
 def _nearest(cells: int, records: float, epsilon: float, quantiles: int) -> int:
-    """The distance of the nearest thresholds from a selected edge, in cells.
+    """Returns the distance from a selected edge to the nearest thresholds, in cells.
 
-    At the highest density, as many records are within it as the noise of the counts is wide.
+    At the highest density that is considered, the number of records within this distance is about
+    the noise of their count.
     """
     noise = 3 * math.sqrt(10 * quantiles) / epsilon
     return max(1, int(min(noise * cells / (_DENSEST * records), cells / 2**6)))
@@ -205,7 +211,7 @@ def _edges_of_cells(low: float, high: float, cells: int) -> np.ndarray:
 
 
 def _distinct(low: float, high: float, cells: int) -> int:
-    """The number of cells, halved until all of their edges are different floats."""
+    """Returns the number of cells, halved until all edges of cells are different floats."""
     while not np.all(np.diff(_edges_of_cells(low, high, cells)) > 0):
         cells //= 2
     if cells < 2:
@@ -233,7 +239,7 @@ def _private(
 
 
 def _estimates(ranks: Ranks, facts: dict[str, Any]) -> np.ndarray:
-    """Estimates of each group's quantiles, from counts and positions weighted by their precisions.
+    """Estimates each group's quantiles from counts and positions, weighted by precisions.
 
     This runs on the host, because the few numbers are public, and compiling a program would take
     seconds.
@@ -259,9 +265,12 @@ def _least_after(below: np.ndarray) -> np.ndarray:
 def _known(
     edges: np.ndarray, counts: np.ndarray, facts: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The thresholds, and for each the noisy number of records and the number of cells below it."""
+    """Returns the thresholds, and the noisy number of records and the number of cells below each.
+
+    These cells are the intervals between consecutive different thresholds.
+    """
     bounds = thresholds(edges, facts["cells"], facts["nearest"])
-    # If two thresholds are the same edge, no record is between them.
+    # If two consecutive thresholds are the same edge, no record is between them.
     real = np.diff(bounds, axis=-1) > 0
     none = np.zeros((*edges.shape[:-1], 1))
     below = np.concatenate([none, np.cumsum(np.where(real, counts, 0), axis=-1)], axis=-1)
@@ -289,7 +298,7 @@ def _of_group(
 
 
 def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
-    """The position with this many records below it; the middle if several positions qualify."""
+    """Returns the position with `rank` records below it; the middle if several qualify."""
 
     def inside(cell: int) -> float:
         cell = min(max(cell, 1), len(below) - 1)
@@ -302,7 +311,7 @@ def _at_rank(rank: float, below: np.ndarray, bounds: np.ndarray) -> float:
 
 
 def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """The number at a position of the grid; NaN if a traced parameter was bad."""
+    """Returns the number at a position of the grid; NaN if a traced parameter was invalid."""
     share = place / facts["cells"]
     number = facts["lower"] * (1 - share) + facts["upper"] * share
     return np.where(np.min(edges, axis=-1, keepdims=True) < 0, np.nan, number)
@@ -312,9 +321,10 @@ def _number(place: np.ndarray, edges: np.ndarray, facts: dict[str, Any]) -> np.n
 def _of_ranks(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The thresholds around the cells that are consistent with the noisy counts.
+    """Returns the nearest thresholds that enclose all cells in which the true quantile may be.
 
-    docs/proofs/quantiles.md explains why one test for each cell is enough.
+    A test on the noisy counts decides whether a cell is possible. docs/proofs/quantiles.md explains
+    why one test for each cell is enough.
     """
     edges, counts = measured["edges"], measured["counts"]
     together = facts["groups"] * len(facts["asked"]) if simultaneous else 1
@@ -341,9 +351,11 @@ def _of_ranks(
 
 
 def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: float) -> Any:
-    """The variance of the noise of an excess, from the number of cells on each side.
+    """Returns the variance of the noise of an excess, from the number of noisy counts on each side.
 
-    The excess has (1 - p) times the noise on its left, minus p times the noise on its right.
+    The excess of a threshold is the number of records below it, minus p times the number of all
+    records. Its noise is (1 - p) times the noise of the counts on the left, minus p times the noise
+    of the counts on the right.
     """
     # Noise on integers is rounded to integers, which adds 1/12 to the variance.
     return (2 * scale**2 + 1 / 12) * (left * (1 - p) ** 2 + right * p**2)
@@ -352,7 +364,10 @@ def _variance_of_excess(left: ArrayLike, right: ArrayLike, p: float, scale: floa
 def _reach_of_excess(
     left: np.ndarray, right: np.ndarray, p: float, scale: float, normal: float
 ) -> Any:
-    """A quantile of the noise of an excess, from its variance and its fourth cumulant."""
+    """Returns a quantile of the noise of an excess, from its variance and its fourth cumulant.
+
+    `normal` is the same quantile of the standard normal distribution.
+    """
     variance = _variance_of_excess(left, right, p, scale)
     fourth = 12 * scale**4 * (left * (1 - p) ** 4 + right * p**4)
     kurtosis = np.divide(fourth, variance**2, where=variance > 0, out=np.zeros_like(variance))

@@ -25,7 +25,7 @@ from dpjax.release._privatize import privatize
 
 
 def slots_of(database: Database, relation: NeighboringRelation) -> int:
-    """The public number of slots of a database: n, unless n is private."""
+    """Returns the public number of slots: the number of records n, unless n is private."""
     is_private = NeighboringRelation(relation) is NeighboringRelation.ADD_OR_REMOVE_ONE
     if is_private and not isinstance(database, Parts):
         check_padded(database)
@@ -35,9 +35,9 @@ def slots_of(database: Database, relation: NeighboringRelation) -> int:
 def shape_of_record(
     database: Database, *wanted: Literal["(n,)", "(n, d)"], by: By | RowsOfPeople | None = None
 ) -> tuple[int, ...]:
-    """The shape of a record. Refuses a database that is not one array of a wanted shape.
+    """Returns the shape of a record. Refuses a database that is not one array of a wanted shape.
 
-    With groups, the database also contains their columns.
+    With `by`, the database also contains the columns that define groups.
     """
     records = inside_groups(records_and_slots(database)[0], groups_alone(by))
     shapes = {"(n,)": (None,), "(n, d)": (None, None)}
@@ -47,7 +47,7 @@ def shape_of_record(
 
 
 class Terms(NamedTuple):
-    """The arguments of a private statistic that its release needs."""
+    """The arguments that a user passes to a private statistic and that its release needs."""
 
     epsilon: float
     delta: float | None
@@ -64,7 +64,7 @@ def _private(
     delta: float | None,
     relation: NeighboringRelation,
 ) -> tuple[AdditiveMechanism, Callable[..., Release]]:
-    """The mechanism for a query, and the function that `privatize` makes of both."""
+    """Returns the mechanism for a query, and the function that `privatize` makes of both."""
     if delta is None:
         mechanism = laplace(query.sensitivity("l1", relation=relation), epsilon)
     else:
@@ -72,7 +72,8 @@ def _private(
     return mechanism, privatize(Unchanging(what, query), mechanism)
 
 
-# Cached, so that equal queries are prepared once. Nothing here depends on a database.
+# This function is cached so that equal queries are prepared only once. It does not depend on a
+# database.
 _kept_private = functools.lru_cache(maxsize=64, typed=True)(_private)
 
 
@@ -87,11 +88,12 @@ def released(
     kind: str,
     facts: dict[str, object],
 ) -> Release:
-    """A statistic that is computed from one noisy query. Ledgers list it by the name `what`.
+    """Releases a statistic that is computed from one noisy query. Ledgers list it as `what`.
 
-    `make_query` takes the number of slots. `finish` takes the query, its noisy value, n (None if it
-    is private) and the scale of the noise. With groups, `finish` is called for each group. `kind`
-    and the public facts determine how intervals are computed.
+    `make_query` maps the number of slots to the query. `finish` maps the query, its noisy value,
+    the number of records n (None if it is private) and the noise scale to the statistic. With
+    groups, `finish` is called for each group. `kind` and the public facts determine how intervals
+    are computed.
     """
     relation, name, by = NeighboringRelation(terms.relation), terms.name, terms.by
     query = make_query(slots_of(database, relation))

@@ -1,4 +1,4 @@
-"""Quantiles on a public grid: the distance of each candidate from each quantile, in ranks."""
+"""Quantiles on a public grid: selections whose scores are distances in ranks."""
 
 import dataclasses
 import math
@@ -80,7 +80,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         bins = Addend(place, 2 * self.grid.size + 1)
         (counts,) = totals_of([in_groups(bins, group, groups)])
         up_to = jnp.cumsum(counts.low.reshape(groups, -1), axis=1)
-        # Bins 0 to 2 j contain the records below candidate j, and bin 2 j + 1 those equal to it.
+        # Bins 0 to 2 j contain the records below candidate j. Bin 2 j + 1 contains the records
+        # equal to it.
         below, everybody = up_to[:, 2 * first], up_to[:, -1:]
         sides = below, everybody - up_to[:, 2 * first + 1], everybody
         return tuple(_limbs.from_integers(side.reshape(-1, 1)) for side in sides)
@@ -100,7 +101,8 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         below, above, n = (_limbs.to_integers(x, scored)[None, :, 0] for x in totals)
         a = jnp.asarray(self.numerators, scored)[:, None]
         b = jnp.asarray(self.denominator, scored)
-        # Ranks are multiplied by b, so that all numbers are integers.
+        # Ranks are multiplied by b, the common denominator of the probabilities a / b, so that all
+        # numbers are integers.
         too_high = b * below - a * n
         too_low = b * above - (b - a) * n
         return -jnp.maximum(jnp.maximum(too_high, too_low), 0)
@@ -108,10 +110,12 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del norm, n, dtype  # The norm is linf, and scores are integers.
+        del norm, n, dtype  # The norm is linf, and scores are integers, so these do not matter.
         b = self.denominator
-        # An added record changes `too_high` by b - a or -a, and `too_low` by a or a - b. If a
-        # record is replaced, n stays the same, and each count changes by at most 1.
+        # For a probability a / b, `_scored` computes `too_high` = b below - a n and `too_low` = b
+        # above - (b - a) n. An added record changes `too_high` by b - a or -a, and `too_low` by a
+        # or a - b. If a record is replaced, n stays the same, and the counts `below` and `above`
+        # change by at most 1, which changes scores by at most b.
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return round_up(Fraction(max(max(a, b - a) for a in self.numerators)))
         return round_up(Fraction(b))
@@ -130,14 +134,14 @@ class QuantileScores(OfParts, KnownSensitivity, KnowsAccuracy):
         return Inside(self, mechanism, self._numbers, self._indices)
 
     def _numbers(self, indices: jax.Array) -> jax.Array:
-        """The numbers of the grid at some indices; NaN if a traced parameter was bad."""
+        """Returns the grid's numbers at some indices; NaN if a traced parameter was invalid."""
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         return jnp.where(indices < 0, jnp.nan, grid[indices])
 
     def _indices(self, numbers: jax.Array) -> jax.Array:
-        """The indices of released numbers.
+        """Returns the indices of released numbers on the grid.
 
-        If candidates round to the same float, it is the first index.
+        If several candidates round to the same float, it returns the first of their indices.
         """
         grid = jnp.asarray(self.grid, jnp.result_type(float))
         found = jnp.searchsorted(grid, numbers).astype(jnp.int32)
@@ -244,7 +248,7 @@ def quantile_scores(
 
 
 def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
-    """The bin of each record, and for each candidate the first candidate that equals it.
+    """Returns the bin of each record, and the index of the first equal candidate for each.
 
     Bin 2 j + 1 contains the records that equal candidate j. Bin 2 j contains the records between
     candidate j - 1 and candidate j.
@@ -266,12 +270,12 @@ def _bins(records: jax.Array, grid: np.ndarray) -> tuple[jax.Array, np.ndarray]:
 def accuracy_of_quantiles(
     scores: QuantileScores, selections: Accuracy, value: Value, n: jax.Array | None
 ) -> Accuracy:
-    """The `Accuracy` of released quantiles, for a public or a private number of records."""
+    """Returns the `Accuracy` of released quantiles, for a public or a private number of records."""
     if selections.kind != "selections":
         return selections
     if _checks.is_traced(value):
         found = scores._numbers(value)
-    else:  # On the host, these are float64 numbers even without x64.
+    else:  # On the host, the grid is float64 even if x64 is disabled.
         indices = np.asarray(value)
         found = np.where(indices < 0, np.nan, scores.grid[indices])
     facts = {"numerators": scores.numerators, "denominator": scores.denominator}
@@ -294,12 +298,13 @@ def _of_indices(value: Value, measured: PyTree, facts: dict[str, Any], *_: objec
 def _between_quantiles(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """The nearest released quantiles on both sides that certainly enclose the true quantile.
+    """Returns the nearest released quantiles that enclose the true quantile at this confidence.
 
-    Let every record be a number of the grid. Then the true p-quantile q is on the grid, and its
-    score is 0. Let r be released for p' < p, with a score at most e ranks below the best score.
-    Then at most p' n + e records are below r. If r were above q, at least p n records would be
-    below r. So r <= q if e < (p - p') n. The other side follows by symmetry.
+    Suppose that every record is a number of the grid. Then the true p-quantile q is on the grid,
+    and its score is 0. Suppose that r was released for p' < p, and that its score is at most e
+    ranks below the best score. Then at most p' n + e records are below r. If r were above q, at
+    least p n records would be below r. So r <= q if e < (p - p') n. The other side follows by
+    symmetry.
     """
     del value
     if measured["n"] is None:
@@ -309,11 +314,11 @@ def _between_quantiles(
             " private count"
         )
     numbers, n = measured["numbers"], np.maximum(measured["n"], 2.0**-30)[..., None]
-    # One interval relies on two released quantiles, one on each side.
+    # An interval is correct if two released quantiles are, one on each side.
     rows = numbers.size if simultaneous else min(2, facts["rows"])
     if facts["rows"] == 1:
         unit = facts["denominator"] * float(np.min(n))
-        # After adding two quantiles, three quantiles share epsilon, and the two outer ones must be
+        # The suggested release has three quantiles, which share epsilon. The two outer ones must be
         # correct.
         within, away = _gap(facts, confidence, 1) / unit, 3 * _gap(facts, confidence, 2) / unit
         raise ValueError(
@@ -322,7 +327,7 @@ def _between_quantiles(
             "not bound a difference in values. Release two more quantiles at once, with "
             f"probabilities more than {away:.3g} below and above it"
         )
-    # Scores are in units of 1 / denominator ranks.
+    # One rank is `denominator` units of a score.
     gap = _gap(facts, confidence, rows)
     numerators = facts["numerators"]
     # On each side, the loop visits quantiles from the farthest to the nearest. So the last
@@ -342,6 +347,6 @@ def _between_quantiles(
 
 
 def _gap(facts: dict[str, Any], confidence: float, rows: int) -> float:
-    """A bound on the gap to the best score in this many rows at once, in units of scores."""
+    """Returns a bound on how far the scores of `rows` selections are below the best score."""
     gap = facts["scale"] * math.log(rows * facts["options"] / (1 - confidence))
     return math.floor(gap) if facts["whole"] else gap + facts["step"]

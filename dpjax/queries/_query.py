@@ -1,4 +1,4 @@
-"""Queries: targets with a known sensitivity, computed as integers, which add up exactly."""
+"""Queries: targets with a known sensitivity, whose values are computed as exact integer sums."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from dpjax.queries._padded_records import present_records
 from dpjax.queries._totals import Addend, OfParts, Totals, totals_of
 from dpjax.targets._known_sensitivity import KnownSensitivity, VectorNorm
 
-_RANGE: Any = "range"  # Not a `VectorNorm`.
+_RANGE: Any = "range"  # This stands for a norm, but it is not a `VectorNorm`.
 
 Reach = Callable[[VectorNorm, NeighboringRelation], float]
 """Maps a norm and a neighboring relation to the largest change by one record, rounded up."""
@@ -34,7 +34,7 @@ Reach = Callable[[VectorNorm, NeighboringRelation], float]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class IntegerQuery(OfParts, KnownSensitivity):
-    """A target whose value is integers, in units of a public grid.
+    """A target whose value is an array of integers, in units of a public grid.
 
     Attributes:
         addends: maps records, and booleans that say which are present, to the addends of each
@@ -48,7 +48,8 @@ class IntegerQuery(OfParts, KnownSensitivity):
             None if nothing is rounded. Mechanisms are calibrated to this bound, and their noise is
             then increased for the rounding.
         rounding: a bound on the rounding error of the value, in units.
-        clipping: a bound on another error, in units: records at the edge of a ball are shrunk.
+        clipping: a bound on the error that arises because records at the edge of a ball are shrunk,
+            in units.
         largest: a bound on the magnitude of the value, for the rounding of its floats.
         one_way: whether adding a record never lowers a number, as for counts.
 
@@ -77,23 +78,27 @@ class IntegerQuery(OfParts, KnownSensitivity):
     reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
-        """The integers of a database."""
+        """Returns the integers of the query for a database."""
         if isinstance(database, Summed):
             return self.finish(database.totals)
-        # A jit cache may hold a stale closure of a predicate, so releases bypass it.
+        # A jit cache may contain a closure of a predicate with old values, so releases do not use
+        # it.
         of_present = self.of_present if _checks.is_staging() else compiled(self.of_present)
         return of_present(*present_records(database))
 
     def of_present(self, records: Database, present: jax.Array) -> jax.Array:
-        """The integers of the records that are present."""
+        """Returns the integers of the query for the records that are present."""
         return self.finish(self.partial(records, present))
 
     def partial(self, records: Database, present: jax.Array) -> Totals:
-        """The exact totals of some of the records. Totals of disjoint parts may be added."""
+        """Returns the exact totals of some of the records.
+
+        Totals of disjoint parts may be added.
+        """
         return totals_of(self.addends_of(records, present))
 
     def addends_of(self, records: Database, present: jax.Array) -> Sequence[Addend]:
-        """The addends of each record, from records in the form that the caller passed."""
+        """Returns the addends of each record, from records in the form that the caller passed."""
         with in_64_bits(records):
             return self.addends(as_arrays(records), present)
 
@@ -104,7 +109,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return self._in_norm(self.reach, norm, relation)
 
     def in_units_of_records(self, norm: VectorNorm, relation: NeighboringRelation) -> float:
-        """The most that one record changes the numbers that the integers represent."""
+        """Returns the most that one record changes the numbers that the integers represent."""
         if self.moves is None:
             return self._in_norm(self.reach, norm, relation) * self.unit
         return self._in_norm(self.moves, norm, relation)
@@ -118,7 +123,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         return reach("linf", relation) * (1 if added and self.one_way else 2)
 
     def estimate(self, value: jax.Array | np.ndarray) -> np.ndarray:
-        """The numbers that integers represent, in float64; NaN if a traced parameter was bad."""
+        """Converts integers to float64 numbers; NaN if a traced parameter was invalid."""
         value = np.asarray(value)
         return np.where(value == np.iinfo(value.dtype).min, np.nan, value * self.unit)
 
@@ -129,7 +134,7 @@ class IntegerQuery(OfParts, KnownSensitivity):
         confidence: float = 0.95,
         simultaneous: bool = True,
     ) -> float:
-        """A bound on the distance of an `estimate` from the true value."""
+        """Returns a bound on the distance of an `estimate` from the true value."""
         confidence = _checks.fraction("confidence", confidence)
         value = jax.ShapeDtypeStruct(self.shape, jnp.int32)
         error = mechanism.error(confidence=confidence, like=value, simultaneous=simultaneous)
@@ -141,13 +146,13 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[_P, T]) -> Callable[_P, T]:
-    """A compiled function, with the types of the function itself."""
+    """Compiles a function by `jax.jit`, and preserves its type for type checkers."""
     return QuickJit(function)
 
 
 @compiled
 def in_units_of(unit: float, value: jax.Array) -> jax.Array:
-    """A noisy total in the units of the records, as floats. A bad traced parameter gives NaN."""
+    """Converts a noisy total to floats in units of the records; NaN marks invalid parameters."""
     floats = value.astype(jnp.result_type(float)) * unit
     return jnp.where(value == jnp.iinfo(value.dtype).min, jnp.nan, floats)
 
@@ -191,7 +196,7 @@ class Query(KnownSensitivity, KnowsAccuracy):
         return jax.tree.map(partial(in_units_of, self._integers.unit), value)
 
     def _whole(self, value: Value) -> Value:
-        """The integers that a released value represents, up to the rounding of floats."""
+        """Recovers the integers that a released value represents, up to the rounding of floats."""
         return jax.tree.map(lambda x: jnp.round(x / self._integers.unit).astype(jnp.int32), value)
 
     def _bound(
@@ -202,14 +207,13 @@ class Query(KnownSensitivity, KnowsAccuracy):
 
     @property
     def _is_rounded(self) -> bool:
-        # The unit does not show whether values are rounded, because the unit of a rounded sum may
-        # be 1.
+        # The unit cannot decide this, because the unit of a rounded sum may also be 1.
         return self._integers.moves is not None
 
     def _inside(self, mechanism: Mechanism) -> Inside:
         if not self._is_rounded or mechanism.sensitivity.records is not None:
-            # A sampled or proved bound is about the floats, so noise is added to the floats and not
-            # to the integers.
+            # A sampled or proved bound is a bound for the floats. So noise is added to the floats,
+            # and not to the integers.
             return Inside(self, mechanism)
         if isinstance(mechanism, CoordinatewiseMechanism):
             on_integers = self._on_integers(mechanism)
@@ -222,12 +226,10 @@ class Query(KnownSensitivity, KnowsAccuracy):
         )
 
     def _on_integers(self, mechanism: Any) -> Any:
-        """The mechanism for integers.
+        """Returns the mechanism for the integers.
 
-        The mechanism for the integers. Its noise is larger, because rounding may increase a
-        sensitivity.
-
-        "Sums on a grid" in docs/proofs/shorter.md has the proof.
+        Its noise is larger, because rounding to the grid may increase a sensitivity. "Sums on a
+        grid" in docs/proofs/shorter.md has the proof.
         """
         inside, sensitivity = self._integers, mechanism.sensitivity
         norm, relation = sensitivity.norm, sensitivity.relation
@@ -283,6 +285,6 @@ class Query(KnownSensitivity, KnowsAccuracy):
         off = self._integers.error(
             self._on_integers(mechanism), confidence=confidence, simultaneous=simultaneous
         )
-        # This covers the rounding of the release to a float.
+        # The second term covers the rounding of the release to a float.
         half = float(jnp.finfo(jnp.result_type(float)).eps) / 2
         return off + half * (self._integers.largest + off)

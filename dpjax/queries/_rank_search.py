@@ -1,4 +1,4 @@
-"""Quantiles from a histogram: recursive selections find positions, then counts give their ranks.
+"""Quantiles of a histogram: selects an edge for each recursively, then measures the ranks of edges.
 
 docs/proofs/quantiles.md has the proof and the reasons for the shares of epsilon.
 """
@@ -31,21 +31,22 @@ from dpjax.random._release import add_noise
 from dpjax.random._selected_index import permute_and_flip_index
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The fraction of epsilon that pays for finding positions, for one quantile and for several. The
-# rest pays for the counts around these positions. docs/proofs/quantiles.md compares fractions.
+# The fraction of epsilon that pays for selecting edges, for one quantile and for several. The rest
+# pays for the counts around these positions. docs/proofs/quantiles.md compares fractions.
 _SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
-# This factor covers the rounding of scales to float32, and costs almost no accuracy.
+# This factor covers the rounding of noise scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
-# Scores, in units of 1 / b ranks, are clamped here. This is at least 10^6 ranks from the best edge.
+# Scores, in units of 1 / b ranks for a quantile a / b, are clamped to at least -_WORST. A clamped
+# score is at least 10^6 ranks from the best edge.
 _WORST = 2**30
-_LEAST_LARGEST = 1000  # A denominator b of up to this is allowed in a table of any size.
-# Thresholds near a selected edge are at distances that double, this many on each side. Beyond
-# them, distances grow by a factor of 4.
+_LEAST_LARGEST = 1000  # A denominator b up to this number is allowed for any capacity.
+# The thresholds nearest to a selected edge are at distances that double, this many on each side.
+# Distances of further thresholds grow by a factor of 4.
 _NEAR, _GROWTH = 5, 4
 
 
 class Node(NamedTuple):
-    """A quantile that is searched for among the records between two other quantiles.
+    """One step of the recursive search: a quantile, searched for between two other quantiles.
 
     Attributes:
         at: its index among all quantiles, from 1.
@@ -64,7 +65,7 @@ class Node(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """The released numbers of a search.
+    """The numbers that a `RankSearch` releases.
 
     Attributes:
         edges: the index of the edge that was found for each quantile, int32.
@@ -100,12 +101,12 @@ class RankSearch(SensitivityMechanism):
 
     @property
     def norm(self) -> Norm:
-        """The norm of the sensitivity."""
+        """Returns the norm of the sensitivity."""
         return "l1"
 
     @property
     def nodes(self) -> list[Node]:
-        """The quantiles in the order of their selection: the middle one first, then each side."""
+        """Returns the quantiles in the order of selection: the middle one, then each side."""
         ends = (Fraction(0), *self.probabilities, Fraction(1))
         largest = max(_LEAST_LARGEST, _WORST // self.capacity)
         found: list[Node] = []
@@ -131,7 +132,7 @@ class RankSearch(SensitivityMechanism):
         return 1 + max(node.depth for node in self.nodes)
 
     def selection(self, node: Node) -> SelectionMechanism:
-        """Selects the edge of one quantile."""
+        """Returns the mechanism that selects the edge of one quantile."""
         a, b = node.share.numerator, node.share.denominator
         reach = self.sensitivity.value * max(a, b - a)
         of_scores = dataclasses.replace(self.sensitivity, norm="linf", value=reach)
@@ -139,7 +140,7 @@ class RankSearch(SensitivityMechanism):
 
     @property
     def measurement(self) -> AdditiveMechanism:
-        """Adds noise to the counts between thresholds."""
+        """Returns the mechanism that adds noise to the counts between thresholds."""
         return laplace(self.sensitivity, self.epsilon * (1 - self._search))
 
     def _check_value(self, value: Value) -> None:
@@ -154,7 +155,7 @@ class RankSearch(SensitivityMechanism):
         self.measurement._check_value(jax.ShapeDtypeStruct(value.shape, jnp.int32))
 
     def clamped(self, value: Value) -> jax.Array:
-        """The counts that the mechanism uses: converted to int32, from 0 to the capacity.
+        """Converts the counts to int32, clamped to [0, capacity], as the mechanism uses them.
 
         Args:
             value: integers of shape (..., cells).
@@ -179,7 +180,7 @@ class RankSearch(SensitivityMechanism):
         return Ranks(edges.reshape(*shape, -1), noisy.reshape(*shape, -1))
 
     def _found(self, key: Key, below: jax.Array) -> jax.Array:
-        """The edge of each quantile, given the number of records below every edge."""
+        """Selects the edge of each quantile, given the number of records below every edge."""
         nodes, cells = self.nodes, len(below) - 1
         calibrations = [self._calibration(node, below) for node in nodes]
 
@@ -198,8 +199,8 @@ class RankSearch(SensitivityMechanism):
 
     def _calibration(self, node: Node, below: jax.Array) -> Calibration:
         calibration = self.selection(node)._calibration(_scores_like(below))
-        # A changed record may affect this many segments. Each affected segment is charged for the
-        # errors of its noise's tables.
+        # A changed record may change the scores in this many segments. Each of these segments is
+        # charged for the errors of the tables from which its noise is drawn.
         segments = jnp.maximum(self.sensitivity.value, 1.0)
         return dataclasses.replace(
             calibration, scale=calibration.scale * _OUTWARD, coordinates=2 * segments
@@ -227,10 +228,10 @@ class RankSearch(SensitivityMechanism):
         return total
 
     def facts(self, cells: int) -> dict[str, Any]:
-        """Public numbers from which intervals and estimates are computed."""
+        """Returns public numbers from which intervals and estimates are computed."""
         spread = [0.0] * (len(self.probabilities) + 2)
-        # The position that a node finds bounds the segments of later searches. So an error of this
-        # position shifts the positions that these searches find.
+        # The edge selected for a node is an end of the segments of later searches. So an error of
+        # this edge shifts the edges that later searches select.
         for node in self.nodes:
             share, own = float(node.share), math.sqrt(2) * self._rank_scale(node)
             inherited = (1 - share) * spread[node.left], share * spread[node.right]
@@ -245,7 +246,7 @@ class RankSearch(SensitivityMechanism):
         }
 
     def _rank_scale(self, node: Node) -> float:
-        """The scale of a selection, in ranks."""
+        """Returns the noise scale of the selection for a node, in ranks."""
         selection, b = self.selection(node), node.share.denominator
         return 2 * float(selection.sensitivity.value) / (float(selection.epsilon) * b)
 
@@ -288,7 +289,7 @@ def rank_search(
 
 
 def thresholds(edges: Any, cells: int, nearest: int) -> Any:
-    """Both ends, the selected edges, and edges at growing distances around them, sorted.
+    """Returns both ends, the selected edges, and edges at growing distances around them, sorted.
 
     Args:
         edges: shape (..., quantiles), NumPy or JAX.
@@ -310,7 +311,7 @@ def thresholds(edges: Any, cells: int, nearest: int) -> Any:
 
 
 def _distances(cells: int, nearest: int) -> np.ndarray:
-    """The distances of thresholds from a selected edge, in cells, below the number of cells."""
+    """Returns the distances of thresholds from a selected edge, in cells, below `cells`."""
     found = nearest * 2 ** np.arange(_NEAR)
     while found[-1] * _GROWTH < cells:
         found = np.append(found, found[-1] * _GROWTH)
@@ -318,34 +319,36 @@ def _distances(cells: int, nearest: int) -> np.ndarray:
 
 
 def _counts_below(counts: jax.Array) -> jax.Array:
-    """How many records are below each edge, int32."""
+    """Returns how many records are below each edge, int32."""
     none = jnp.zeros((*counts.shape[:-1], 1), jnp.int32)
     return jnp.concatenate([none, jnp.cumsum(counts, axis=-1, dtype=jnp.int32)], axis=-1)
 
 
 def _between(below: jax.Array, edges: jax.Array) -> jax.Array:
-    """How many records are between neighboring thresholds."""
+    """Returns how many records are between consecutive thresholds."""
     return jnp.diff(jnp.take_along_axis(below, edges, axis=-1), axis=-1)
 
 
 def _scores_between(
     below: jax.Array, left: jax.Array, right: jax.Array, a: Any, b: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """How well each edge divides the records between two edges, and which edges are outside.
+    """Scores how well each edge divides the records between `left` and `right`.
 
-    A score is the negative distance from the fraction a / b of these records, in 1 / b ranks.
+    The score of an edge is minus the distance of its rank from the fraction a / b of these records,
+    in units of 1 / b ranks. The function also returns which edges are not between `left` and
+    `right`.
     """
     places = jnp.arange(len(below), dtype=jnp.int32)
     inside = jnp.clip(below, below[left], below[right]) - below[left]
     wanted = _product(a, below[right] - below[left])
     away = _limbs.subtract(_product(b, inside), wanted)
-    # Clamping does not increase how much a score changes.
+    # Clamping cannot increase the sensitivity of a score.
     scores = -jnp.abs(_limbs.to_integers(_limbs.clip(away, _WORST), jnp.int32))
     return scores, (places < left) | (places > right)
 
 
 def _product(factor: Any, ranks: jax.Array) -> _limbs.Limbs:
-    """A product of two int32, in 64 bits."""
+    """Multiplies two int32 numbers exactly, in 64 bits."""
     return _limbs.multiply(*map(_limbs.from_integers, (jnp.asarray(factor, jnp.int32), ranks)))
 
 

@@ -21,10 +21,10 @@ from dpjax.queries._sums import coarse, coarse_reach, coarsening
 from dpjax.queries._totals import Addend, Totals, cells_of_present
 from dpjax.targets._known_sensitivity import VectorNorm, sqrt_up
 
-# A record is a vector of integers in a ball of radius 2^20, or in a smaller ball if products would
-# overflow.
+# A record is rounded to a vector of integers in a ball of radius 2^20, or of a smaller radius if
+# sums of products would overflow otherwise.
 RADIUS_BITS = 20
-CENTER = 0.5  # The center of a square in the cube.
+CENTER = 0.5  # In a cube, this number is subtracted from squares, which are in [0, 1].
 _LEAST_EXPONENT = -60  # Vectors whose norm is below about 2^-60 become 0.
 
 
@@ -45,11 +45,11 @@ class Moments(NamedTuple):
 def second_moments_query(
     vectors: Callable[[Database], jax.Array], *, dims: int, capacity: int, in_cube: bool = False
 ) -> IntegerQuery:
-    """The upper triangle of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
+    """Returns the query of the sum of z z^T, where z = (1, x) and x is clipped to the unit ball.
 
-    Its entries are the number of records, their sum, and the sums of products of two coordinates.
-    Records become integer vectors in a ball. The norm is checked in integers, so rounding cannot
-    move a record out of the ball.
+    Its value is the upper triangle of this matrix: the number of records, their sum, and the sums
+    of products of two coordinates. Records become integer vectors in a ball. The norm is checked in
+    integers, so rounding cannot move a record out of the ball.
 
     In units of the squared radius and in the norm l2, an added record changes the triangle by at
     most sqrt(1 + |x|^2 + |x|^4) <= sqrt(3). Now let y replace x, and let s = <x, y>. The squared
@@ -87,7 +87,7 @@ def products_query(
     capacity: int,
     in_cube: bool = False,
 ) -> IntegerQuery:
-    """Some entries of the sum of z z^T over the records, where z = (weight, x, y, ...).
+    """Returns the query of some entries of the sum of z z^T, for z = (weight, x, y, ...).
 
     Args:
         parts: maps the records to x, y, ...: float arrays of shape (n, d), where d may differ. Each
@@ -101,7 +101,7 @@ def products_query(
     radius_bits = radius_bits_for(capacity)
     bits = coarsening(capacity, bits=2 * radius_bits)
     count, radius = len(entries[0]), 2.0**radius_bits
-    # All coordinates except the first belong to vectors in balls.
+    # Every coordinate of z except the first belongs to a vector in a ball.
     edge = 0 if in_cube else edge_of_ball(int(np.max(entries)), radius_bits) * radius
     is_square = (entries[0] == entries[1]) & (entries[0] > 0)
     clipped = as_cube if in_cube else in_ball
@@ -114,7 +114,9 @@ def products_query(
 
     def finish(totals: Totals) -> jax.Array:
         triangle = _limbs.Limbs(*(limb.reshape(count) for limb in totals[0]))
-        if in_cube:  # The first entry is the number of records, which is an even number of units.
+        # In a cube, entry 0 of the triangle is the number of records, an even number of units. Half
+        # of it is subtracted from the sums of squares.
+        if in_cube:
             half = _limbs.halve(_limbs.Limbs(triangle.high[0], triangle.low[0]))
             triangle = _limbs.where(is_square, _limbs.subtract(triangle, half), triangle)
         return coarse(triangle, bits)
@@ -137,12 +139,12 @@ def products_query(
 
 
 def radius_bits_for(capacity: int) -> int:
-    """The bits of the radius for which products of `capacity` records add up to at most 2^62."""
+    """Returns the bits of the radius for which `capacity` products sum to at most 2^62."""
     return min(RADIUS_BITS, (62 - (capacity - 1).bit_length()) // 2)
 
 
 def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax.Array:
-    """Vectors as integers in units of 2^-bits, clipped to the ball of radius 1.
+    """Converts vectors to integers in units of 2^-bits, clipped to the unit ball.
 
     Vectors outside the ball are scaled, with a margin for rounding. If an integer vector is still
     outside, it becomes 0. So the result is in the ball, however floats are rounded. Empty slots and
@@ -158,12 +160,12 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
     x = jnp.where(finite, x, 0)
     _, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=1, keepdims=True))
     exponent = jnp.maximum(exponent, _LEAST_EXPONENT)
-    # 2^-exponent may overflow a float, so it is applied as two factors.
+    # 2^-exponent may overflow a float, so `x` is multiplied by two factors instead.
     half = exponent // 2
     direction = x * power_of_two(-half, x.dtype) * power_of_two(half - exponent, x.dtype)
     squared_length = _limbs.to_float(_squared_lengths(_in_units(direction, radius)), x.dtype)
     margin = margin_in_units(dims) / radius
-    # Without the barrier, XLA fuses root and division into an approximate inverse root.
+    # Without the barrier, XLA fuses the square root and the division into an approximate `rsqrt`.
     longest = (1 - margin) * radius / lax.optimization_barrier(jnp.sqrt(squared_length))
     length = power_of_two(jnp.minimum(exponent, 2), x.dtype)
     units = _in_units(direction * jnp.minimum(length, longest[:, None]), radius)
@@ -172,7 +174,7 @@ def in_ball(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax
 
 
 def as_cube(x: jax.Array, present: jax.Array, *, bits: int = RADIUS_BITS) -> jax.Array:
-    """Vectors as integers in units of 2^-bits, each coordinate clipped to [-1, 1].
+    """Converts vectors to integers in units of 2^-bits, each coordinate clipped to [-1, 1].
 
     Empty slots and vectors that are not finite become 0.
     """
@@ -186,7 +188,7 @@ def _in_units(x: jax.Array, radius: int) -> jax.Array:
 
 
 def _squared_lengths(units: jax.Array) -> _limbs.Limbs:
-    """The exact squared norms of the rows."""
+    """Returns the exact squared norms of the rows of `units`."""
     wide = _limbs.from_integers(units.T)
     return _limbs.total(_limbs.multiply(wide, wide))
 
@@ -200,7 +202,7 @@ def averages(
     weight: float = 1.0,
     center: float = 0.0,
 ) -> Moments:
-    """Averages, from a noisy triangle in floats and the scale of its noise.
+    """Computes averages from a noisy triangle in floats and the scale of its noise.
 
     The triangle is the upper triangle of the sum of z z^T, and the first coordinate of every z is
     `weight`. In a cube, the center was subtracted from squares before the release.
@@ -214,17 +216,17 @@ def averages(
 
 
 def edge_of_ball(dims: int, bits: int) -> float:
-    """The most that `in_ball` changes a coordinate of a vector in the unit ball."""
+    """Returns the most that `in_ball` changes a coordinate of a vector in the unit ball."""
     return (margin_in_units(dims) + 2) / 2**bits
 
 
 def margin_in_units(dims: int) -> float:
-    """How far vectors at the edge are moved inward, so that rounding keeps them in the ball."""
+    """Returns how far vectors at the edge are moved inward, to stay in the ball when rounded."""
     return math.sqrt(dims) + 2 * dims + 16
 
 
 def upper_triangle(size: int) -> tuple[np.ndarray, ...]:
-    """Rows and columns of the upper triangle, in int32 with and without x64."""
+    """Returns the rows and columns of the upper triangle, in int32 with and without x64."""
     return tuple(np.asarray(np.triu_indices(size), np.int32))
 
 
@@ -248,14 +250,15 @@ def _moved(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
 
 
 def moved_products(d: int) -> float:
-    """How far the triangle of x x^T moves in l1, divided by sqrt(1 - s^2), for s = <x, y>."""
+    """Returns c such that replacing x by y changes x x^T by at most c sqrt(1 - s^2)."""
     return math.sqrt(d * (d + 3) / 2)
 
 
 def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fraction:
-    """An upper bound on away sqrt(1 - s) + toward sqrt(1 + s) + both sqrt(1 - s^2).
+    """Bounds away sqrt(1 - s) + toward sqrt(1 + s) + both sqrt(1 - s^2) from above for all s.
 
-    The function is concave in s, the product of two unit vectors. So a tangent bounds it.
+    The function is concave in s, the inner product of two unit vectors. So each of its tangents is
+    an upper bound.
     """
 
     def slope(s: float) -> float:
@@ -267,12 +270,12 @@ def largest_by_angle(*, away: float, both: float, toward: float = 0.0) -> Fracti
         middle = (low + high) / 2
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
     value = away * math.sqrt(1 - low) + toward * math.sqrt(1 + low) + both * math.sqrt(1 - low**2)
-    # The factor covers the rounding of these few operations.
+    # The factor covers the rounding errors of this computation.
     return Fraction(value + 2 * abs(slope(low))) * (1 + Fraction(1, 2**40))
 
 
 def _moved_in_cube(d: int, norm: VectorNorm, relation: NeighboringRelation) -> Fraction:
-    """How much a record changes the triangle in the cube; see docs/proofs/learners.md."""
+    """Returns how much a record changes the triangle in the cube; see docs/proofs/learners.md."""
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         moved = {
             "l1": 1 + d + Fraction(d * d, 2),

@@ -28,8 +28,8 @@ from dpjax.targets._clamping import check_interval, clamp
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 LARGEST_TOTAL_BITS = 30
-# The number of bits of the largest record on the coarse grid. Totals have 30 bits, which leaves
-# room for noise of 2^14 sensitivities.
+# The number of bits of the largest record on the coarse grid. Totals have 30 bits, so noise may be
+# up to 2^14 sensitivities.
 _MOST_BITS = 16
 # The number of bits of the largest record in units of the fine grid.
 FINE_BITS = 30
@@ -111,7 +111,7 @@ def sum_query(
         return coarse(totals[0], bits).reshape(shape)
 
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
-        # The rounded totals of neighbors are at most this many units apart.
+        # The rounded totals of neighboring databases differ by at most this many units.
         farthest = _farthest(Fraction(ends[0]), Fraction(ends[1]), relation)
         apart = math.ceil(farthest / 2**bits)
         return norm_up([Fraction(apart)] * (dims or 1), norm)
@@ -133,13 +133,13 @@ def sum_query(
 
 
 def _farthest(low: Fraction, high: Fraction, relation: NeighboringRelation) -> Fraction:
-    """The most that one record between these bounds changes a sum."""
+    """Returns the most that one record between these bounds changes a sum."""
     replaced = relation is NeighboringRelation.REPLACE_ONE
     return high - low if replaced else max(abs(low), abs(high))
 
 
 def fine_exponent(largest: float) -> int:
-    """The exponent of a grid on which numbers up to `largest` are integers of at most 2^30."""
+    """Returns the exponent of a grid on which numbers to `largest` are integers to 2^30."""
     if not 2.0**-90 <= largest <= 2.0**90:
         raise ValueError(f"the larger bound must be from 2^-90 to 2^90, got {largest:g}")
     significand, exponent = math.frexp(largest)
@@ -147,7 +147,7 @@ def fine_exponent(largest: float) -> int:
 
 
 def coarsening(capacity: int, *, bits: int) -> int:
-    """How many low bits to round off a total of `capacity` records, each of at most `bits` bits."""
+    """Returns how many low bits to round off a total of `capacity` records, each of `bits` bits."""
     needed = max((capacity - 1).bit_length(), LARGEST_TOTAL_BITS - _MOST_BITS)
     return bits - LARGEST_TOTAL_BITS + needed
 
@@ -155,21 +155,21 @@ def coarsening(capacity: int, *, bits: int) -> int:
 # These functions are jitted so that JAX reuses their traces if a query is traced again.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def to_units(x: jax.Array, exponent: int, ends: tuple[int, int]) -> jax.Array:
-    """Floats in units of 2^exponent, as int32 between two ends of at most 2^30."""
+    """Converts floats to int32 in units of 2^exponent, clipped to `ends` (at most 2^30)."""
     units = jnp.round(jnp.clip(x * 2.0**-exponent, -(2.0**30), 2.0**30)).astype(jnp.int32)
     return jnp.clip(units, *ends)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def coarse(total: Limbs, bits: int) -> jax.Array:
-    """round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
+    """Returns round(total / 2^bits) as int32, clamped to +-(2^31 - 2)."""
     half = _limbs.constant(2**bits >> 1)
     rounded = _limbs.shift_right(_limbs.add(total, half), jnp.uint32(bits))
     return saturated(rounded)
 
 
 def coarse_reach(moved: Fraction, *, dims: int, bits: int, norm: VectorNorm) -> float:
-    """A bound on the distance of two totals after `coarse`, if they were `moved` apart before.
+    """Bounds the distance of two totals after `coarse`, if it was `moved` before.
 
     Rounding adds less than 1 in each coordinate, hence at most the norm of the vector of ones.
     """

@@ -1,4 +1,4 @@
-"""Exact totals of integers that records add to the cells of a table.
+"""Exact 64-bit sums of the integers that records add to the cells of a table.
 
 Totals have 64 bits. They add up to the same bits in any order, including totals of separate parts
 of the records. Memory and time grow with the number of records plus cells, not with their product.
@@ -26,17 +26,17 @@ Totals: TypeAlias = tuple[Limbs, ...]
 # This many digits of 10 bits can be added in int32 without overflow.
 _ROWS = 2**20
 _DIGIT = 10
-# A block of rows has at most this many digits, unless the table has more cells than the block would
-# have rows.
+# A block of rows has at most this many digits, or as many rows as the table has cells, if that is
+# more.
 _MOST_DIGITS = 2**22
 # The largest number of cells, and the largest value that gets noise.
 LARGEST = 2**31 - 2
-# In `gram`, sums of products have at most this many bits.
+# In `gram`, sums of products of digits have at most this many bits.
 _SUM_BITS = 30
 
 
 class Addend(NamedTuple):
-    """The contribution of every record to one table: a row of integers, in one of its cells.
+    """The contributions of records to one table: each record adds a row of integers to one cell.
 
     Attributes:
         cell: int32 of shape (n,), the cell of each record; below 0 if it adds nothing.
@@ -55,23 +55,26 @@ class Addend(NamedTuple):
 
 
 def cells_of_present(present: jax.Array) -> jax.Array:
-    """The cell of each record in a table of one cell: 0 if the record is present, else below 0."""
+    """Returns the cell of each record in a table of one cell: 0 if it is present, else below 0."""
     return jnp.where(present, 0, -1).astype(jnp.int32)
 
 
 def totals_of(addends: Sequence[Addend]) -> Totals:
-    """The totals of each table."""
+    """Returns the exact totals of each table."""
     return tuple(map(_total_of, addends))
 
 
 @jax.jit
 def added(first: Totals, second: Totals) -> Totals:
-    """The totals of two disjoint parts of the records together, exact below 2^63."""
+    """Adds the totals of two disjoint parts of the records, exactly below 2^63."""
     return tuple(map(_limbs.add, first, second))
 
 
 def in_groups(addend: Addend, group: jax.Array, groups: int) -> Addend:
-    """One table for every group, concatenated. A group below 0 means no group."""
+    """Concatenates one copy of the table for every group.
+
+    Records with a group below 0 add nothing.
+    """
     if (cells := groups * addend.cells) > LARGEST:
         raise ValueError(
             f"keys must make at most {LARGEST} cells in all groups, got {groups} groups of"
@@ -83,12 +86,12 @@ def in_groups(addend: Addend, group: jax.Array, groups: int) -> Addend:
 
 
 def of_each_group(totals: Totals, groups: int) -> Totals:
-    """The totals of the tables of all groups, with a leading axis of groups."""
+    """Reshapes totals made by `in_groups`, so that groups have a leading axis of their own."""
     return jax.tree.map(lambda x: x.reshape(groups, -1, x.shape[1]), totals)
 
 
 def saturated(total: Limbs) -> jax.Array:
-    """Totals as int32, clamped to +-(2^31 - 2)."""
+    """Converts totals to int32, clamped to +-(2^31 - 2)."""
     return _limbs.to_integers(_limbs.clip(total, LARGEST), jnp.int32)
 
 
@@ -108,7 +111,7 @@ def _total_of(addend: Addend) -> Limbs:
 
 
 def _counts(cell: jax.Array, cells: int) -> jax.Array:
-    """The number of records in each cell."""
+    """Returns the number of records in each cell."""
     if cells == 1:
         return jnp.sum(cell >= 0, dtype=jnp.int32)[None]
     place = jnp.where(cell >= 0, cell, cells)
@@ -116,7 +119,7 @@ def _counts(cell: jax.Array, cells: int) -> jax.Array:
 
 
 def _sums_of_cells(addend: Addend) -> Limbs:
-    """The sums of the rows of each cell.
+    """Returns the sum of the weights of the records in each cell.
 
     Entries are split into digits of 10 bits. Digits are added up in int32, in blocks with few
     enough rows that no sum overflows.
@@ -156,7 +159,7 @@ def _entries(rows: jax.Array, products: tuple[np.ndarray, ...] | None) -> Limbs:
 
 
 def _digits(x: Limbs, count: int) -> list[jax.Array]:
-    """Digits of 10 bits, lowest first. The last digit has the sign."""
+    """Splits integers into `count` digits of 10 bits, lowest first. The last digit has the sign."""
     parts = [_limbs.shift_right(x, jnp.uint32(_DIGIT * i)).low for i in range(count)]
     return [
         (part if i == count - 1 else part & np.uint32(2**_DIGIT - 1)).astype(jnp.int32)
@@ -170,12 +173,12 @@ def _shifted(x: Limbs, by: int) -> Limbs:
 
 @jax.jit
 def sum_of_integers(x: jax.Array) -> Limbs:
-    """The sum of int32 over the leading axis."""
+    """Sums int32 numbers exactly over the leading axis."""
     return _limbs.total(_limbs.from_integers(x))
 
 
 def gram(x: jax.Array, *, bits: int) -> Limbs:
-    """The sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
+    """Returns the sum of x_i x_i^T over the rows of an int32 matrix, entries in [-2^bits, 2^bits].
 
     Digits are multiplied and added in int32, in blocks with few enough rows that no sum overflows.
     Low digits are nonnegative and may have fewer bits, so that only the products of high digits
@@ -198,8 +201,8 @@ def gram(x: jax.Array, *, bits: int) -> Limbs:
     return _limbs.add(ends, _shifted(mixed, low_bits))
 
 
-# Queries of records that are stored in several parts. The totals of each part are exact integers,
-# which can be added in any order.
+# The following code computes queries of records that are stored in several parts. The totals of
+# each part are exact integers, which can be added in any order.
 
 
 class OfParts:
@@ -213,10 +216,10 @@ class OfParts:
     partial: Callable[..., Totals]
 
     def check_size(self, n: int) -> None:
-        """Refuses more records than a query can count."""
+        """Raises an error if n is more records than the query can count."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The computation that goes through these parts once, and adds up their totals."""
+        """Returns the computation that reads these parts once, and adds up their totals."""
         self.check_size(parts.slots)
         shapes = jax.eval_shape(self.partial, *present_records(parts.like))
         return Unsummed(
@@ -225,7 +228,7 @@ class OfParts:
 
 
 def _total(partial: Callable[[Database, jax.Array], Totals], parts: Parts) -> Totals:
-    """The totals of all parts. Refuses more records than the public number of slots."""
+    """Returns the totals of all parts. Refuses more records than the public number of slots."""
 
     def of_several(several: Iterator[PaddedRecords]) -> tuple[Any, int]:
         # This runs in the process that stores the parts. The lambda is new at each call, because

@@ -1,4 +1,4 @@
-"""Which rows of a person are used: the first ones, found by integer sorts.
+"""Limits the rows of each person: selects the first rows by sorting integers.
 
 docs/proofs/people.md has the proofs.
 """
@@ -28,7 +28,7 @@ Name: TypeAlias = str | int
 
 @dataclasses.dataclass(frozen=True)
 class Truncation:
-    """Which rows of a person are used. It depends only on that person's rows and their order.
+    """Limits on the rows of a person, which depend only on these rows and their order.
 
     Attributes:
         person: the column of ids.
@@ -46,7 +46,7 @@ class Truncation:
     called: str | None = None
 
     def kept(self, records: Database, present: jax.Array) -> tuple[jax.Array, "Cells"]:
-        """Which rows are used, and the person and groups of each row."""
+        """Returns which rows are used, and the person and the groups of each row."""
         ids, known = codes_of(keys_of(self.person, records))
         present, order = present & known, self._order(records)
         columns: list[jax.Array] = []
@@ -69,29 +69,29 @@ class Truncation:
 
     @property
     def unit(self) -> str:
-        """The privacy unit: all rows of a person."""
+        """Returns the text of the privacy unit: all rows of a person."""
         return f"person ({self.person if self.called is None else self.called})"
 
     @property
     def note(self) -> str:
-        """The note about these limits in a guarantee."""
+        """Returns the text in a guarantee that states these limits."""
         groups = "".join(f", in {most} of {column}" for column, most in self.groups)
         return f"at most {self.rows} row{'s' * (self.rows > 1)} each{groups}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """The person and the groups of every row as codes, and the order of the rows of each cell."""
+    """Integer codes of the person and groups of every row, and the order in each cell."""
 
     codes: tuple[jax.Array, ...]
     order: tuple[jax.Array, ...]
 
     def rank(self, present: jax.Array) -> jax.Array:
-        """The position of each present row among the rows of its cell."""
+        """Returns the position of each present row among the rows of its cell."""
         return _ranks((~present, *self.codes), self.order)
 
     def totals(self, numbers: jax.Array, kept: jax.Array, rows: int) -> jax.Array:
-        """Sums of the kept rows of each cell, added in order, and stored at the first kept row.
+        """Sums the kept rows of each cell in order. Stores a sum at its first kept row.
 
         The operations of a sum do not depend on the rows of other cells. So other people do not
         affect the rounding of the sum.
@@ -112,7 +112,7 @@ class Cells:
 
 
 def codes_of(column: jax.Array | Numbers | Texts) -> tuple[jax.Array, jax.Array]:
-    """Codes that are equal exactly for equal entries, and which entries are not missing."""
+    """Returns integer codes, equal exactly for equal entries, and a mask of known entries."""
     if isinstance(column, Texts):
         words = jnp.asarray(column.words)
         return _codes(tuple(words.T)), jnp.any(words != 0, axis=-1)
@@ -128,7 +128,7 @@ def _codes(keys: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _increasing(column: jax.Array | Numbers) -> jax.Array:
-    """Codes that sort like the numbers of a column. Missing numbers sort last."""
+    """Returns integer codes that sort like the numbers of a column. Missing numbers sort last."""
     with jax.enable_x64(True):
         if isinstance(column, Numbers):
             numbers, known = column.exact()
@@ -144,7 +144,11 @@ def _increasing(column: jax.Array | Numbers) -> jax.Array:
 def _sorted(
     keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
-    """Sorts rows by keys, order and index. Returns where new keys begin, the keys, and the rows."""
+    """Sorts rows by keys, order and index.
+
+    Returns whether each sorted row is the first with its keys, the sorted keys, and the indices of
+    the sorted rows.
+    """
     n = keys[0].size
     at = jnp.arange(n, dtype=jnp.int32)
     *found, rows = lax.sort((*keys, *order, at), num_keys=len(keys) + len(order) + 1)
@@ -155,7 +159,7 @@ def _sorted(
 
 
 def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Array:
-    """The rank of each row among the rows with equal keys."""
+    """Returns the rank of each row among the rows with equal keys."""
     starts, _, rows = _sorted(keys, order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     return jnp.zeros_like(at).at[rows].set(at - lax.cummax(jnp.where(starts, at, 0)))
@@ -164,7 +168,7 @@ def _ranks(keys: tuple[jax.Array, ...], order: tuple[jax.Array, ...]) -> jax.Arr
 def _number_of_group(
     ids: jax.Array, codes: jax.Array, present: jax.Array, order: tuple[jax.Array, ...]
 ) -> jax.Array:
-    """For each present row, how many groups of the same person have an earlier first row."""
+    """Returns, for each present row, how many groups of the person have an earlier first row."""
     starts, _, rows = _sorted((~present, ids, codes), order)
     at = jnp.arange(rows.size, dtype=jnp.int32)
     opens = jnp.zeros(rows.size, bool).at[rows].set(starts) & present
@@ -176,7 +180,7 @@ def _number_of_group(
 def checked_truncation(
     person: Name, rows: int, groups: Mapping[Any, int] | None, order: Name | None
 ) -> Truncation:
-    """The truncation, after checking the arguments."""
+    """Checks the arguments, and returns the `Truncation`."""
     check_name("person", person)
     rows = _checks.integer("rows", rows, least=1, most=_MOST_ROWS)
     if order is not None:
@@ -285,7 +289,10 @@ def padded_people(
 
 
 def _others(found: Database, person: Name) -> Database:
-    """All columns except the ids of people. A single other column becomes an array."""
+    """Returns all columns except the ids of people.
+
+    A single other column is returned as an array.
+    """
     rest = {name: x for name, x in columns_of(found).items() if name != person}
     if isinstance(found, np.ndarray) and len(rest) > 1:
         return np.stack([*rest.values()], axis=-1)

@@ -1,4 +1,4 @@
-"""Many linear queries of one table of counts: weighted sums of its cells."""
+"""Workloads: many linear queries of one contingency table, each a weighted sum of its cells."""
 
 import dataclasses
 import functools
@@ -28,11 +28,11 @@ from dpjax.queries._totals import Addend, Totals, saturated
 from dpjax.targets._known_sensitivity import VectorNorm, norm_up, sqrt_up
 
 _LARGEST_ENTRY = 2**15
-# All pairs of columns are compared only if this reads at most this many matrix entries, which takes
-# about ten seconds.
+# The columns of a matrix are compared pairwise only if this reads at most this many entries, which
+# takes about ten seconds.
 _MOST_COMPARED = 2**31
-# One kernel computes all marginals if their sums have at most this many terms together. For longer
-# sums, the cost of starting a kernel for each marginal is negligible.
+# On a GPU, one kernel computes all marginals if their sums have at most this many terms in total.
+# For longer sums, the cost of starting a kernel for each marginal is negligible.
 _MOST_AT_ONCE = 2**20
 
 
@@ -83,7 +83,7 @@ class Workload(Query):
             An array of the shape of the table.
         """
         table = jax.ShapeDtypeStruct(self.cells, weights.dtype)
-        # linear_transpose has no types.
+        # `linear_transpose` has no type annotations.
         return jax.linear_transpose(self.answers, table)(weights)[0]  # pyright: ignore
 
 
@@ -205,7 +205,7 @@ def marginal_workload(
     def answers(table: jax.Array) -> jax.Array:
         if len(chosen) * table.size > _MOST_AT_ONCE:
             return one_by_one(table)
-        # This matters only on a GPU, which starts a separate kernel for each sum.
+        # Only a GPU starts a separate kernel for each sum, so other devices sum one by one.
         return lax.platform_dependent(table, cpu=one_by_one, tpu=one_by_one, default=at_once)
 
     integers = query_of_tables(addends, cells, (sum(cells),))
@@ -223,7 +223,7 @@ def _attributes(marginal: Sequence[str], sizes: Mapping[str, int]) -> tuple[str,
 
 
 def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ...]) -> jax.Array:
-    """The marginal of a table over the chosen attributes, in the given order."""
+    """Returns the marginal of a table over the chosen attributes, in the given order."""
     others = tuple(axis for axis, name in enumerate(attributes) if name not in chosen)
     left = [name for name in attributes if name in chosen]
     return jnp.sum(table, axis=others).transpose([left.index(name) for name in chosen])
@@ -232,12 +232,15 @@ def _summed(table: jax.Array, attributes: tuple[str, ...], chosen: tuple[str, ..
 def _summed_at_once(
     table: jax.Array, sizes: Mapping[str, int], chosen: Sequence[tuple[str, ...]]
 ) -> jax.Array:
-    """All marginals of a flat table, concatenated. Marginals of equal size share one sum."""
+    """Returns all marginals of a flat table, concatenated.
+
+    Marginals of equal size share one sum.
+    """
     upward = np.cumprod([1, *list(sizes.values())[:0:-1]])
     strides = dict(zip(sizes, map(int, upward[::-1]), strict=True))
 
     def places(names: Iterable[str]) -> np.ndarray:
-        """The flat indices of all combinations of some attributes, where other attributes are 0."""
+        """Returns the flat indices of all combinations of `names`, where other attributes are 0."""
         axes = (strides[name] * np.arange(sizes[name], dtype=np.int32) for name in names)
         return functools.reduce(np.add.outer, axes, np.zeros((), np.int32)).ravel()
 
@@ -271,8 +274,8 @@ def _integer_matrix(matrix: ArrayLike | Sequence[Sequence[int]]) -> np.ndarray:
 def _reach_of_columns(entries: np.ndarray) -> Reach:
     rows, data = len(entries), entries.tobytes()
 
-    # The cache is outside of the query, because a query that contains a cache would be traced again
-    # at each release.
+    # The cache is not stored in the query, because a query that contains a cache would be traced
+    # again at each release.
     def reach(norm: VectorNorm, relation: NeighboringRelation) -> float:
         return _largest_move(data, rows, norm, relation)
 
@@ -282,7 +285,7 @@ def _reach_of_columns(entries: np.ndarray) -> Reach:
 @functools.lru_cache(16)
 def _largest_move(data: bytes, rows: int, norm: VectorNorm, relation: NeighboringRelation) -> float:
     entries = np.frombuffer(data, np.int32).reshape(rows, -1)
-    # A record out of range is not counted. It corresponds to a column of zeros.
+    # A record out of range is not counted, which corresponds to a column of zeros.
     columns = np.unique(np.vstack([0 * entries[:, 0], entries.T]), axis=0)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         return _norm_of_power_sum(_power_sums(columns, norm).max(), norm)
@@ -295,7 +298,7 @@ def _largest_move(data: bytes, rows: int, norm: VectorNorm, relation: Neighborin
 
 
 def _power_sums(rows: np.ndarray, norm: VectorNorm) -> np.ndarray:
-    """For each row, the sum of magnitudes (l1) or squares (l2), or the largest magnitude (linf)."""
+    """Returns the l1 norm, squared l2 norm, or linf norm of each row."""
     sizes = np.abs(rows.astype(np.int64))
     if norm == "linf":
         return sizes.max(axis=1)
