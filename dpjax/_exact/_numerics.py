@@ -237,8 +237,8 @@ class TailBand:
         Above the largest point, `curve` is assumed to be 1.
 
         Args:
-              curve: a function of the array of points, which returns an array with a leading axis
-                  for the points.
+            curve: a function of the array of points, which returns an array with a leading axis for
+                the points.
         """
         values = curve(self.points)
         masses = np.diff(np.append(self.limits, 1.0))

@@ -229,7 +229,7 @@ def _stated_in(file: pathlib.Path) -> float:
 
 
 def compilation(devices: tuple[Any, ...]) -> dict[str, str]:
-    """What determines, besides a program, the bits of the program's outputs on these devices."""
+    """Describes what determines the bits of a program's outputs, besides the program itself."""
     used = [actual(device) for device in devices]
     libraries = f"dpjax {__version__}, jax {jax.__version__}, jaxlib {version('jaxlib')}"
     kinds = sorted({device.device_kind for device in used})

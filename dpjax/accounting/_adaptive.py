@@ -1,4 +1,4 @@
-"""A privacy filter and a privacy odometer in zCDP, for adaptively chosen releases."""
+"""A privacy filter and a privacy odometer, for adaptively chosen releases, in zCDP."""
 
 import dataclasses
 import math
@@ -15,34 +15,36 @@ from dpjax._files._ledger_file import BudgetExceededError
 from dpjax.accounting._composition import SHARE, charged, compose, release_under
 from dpjax.accounting._concentrated import concentration, guarantee_of, largest_rho
 
-# The odometer splits delta among levels j with weights 1 / (1 + |j|)^2. This is the sum of the
-# weights over all integers j.
+# The odometer splits delta among integers j ("levels") with weights 1 / (1 + |j|)^2. This is the
+# sum of the weights over all j. Only the levels in `_LEVELS` are used.
 _ALL_WEIGHTS = math.pi**2 / 3 - 1
 _LEVELS = range(-64, 65)
 
 
 class _Sums(NamedTuple):
-    """Sums over several releases: rho and delta of zCDP, drawn numbers, and the guarantee."""
+    """Totals over several releases: rho, delta, how many numbers were drawn, and the guarantee."""
 
-    rho: Fraction = Fraction(0)  # A sum of floats could be rounded down, so sums are fractions.
+    # Rho is summed as a fraction, because a sum of floats might be rounded down.
+    rho: Fraction = Fraction(0)
     delta: Fraction = Fraction(0)
     drawn: int = 0
     together: Guarantee | None = None
 
     @property
     def added(self) -> float:
-        """The sum of epsilons. It bounds the privacy loss if no release has a delta."""
+        """The sum of epsilons, which bounds the privacy loss; infinite if a release has a delta."""
         if self.together is None:
             return 0.0
         return float(self.together.epsilon) if self.together.delta == 0 else math.inf
 
 
 class _Adaptive:
-    """The base class of filter and odometer: sums over the releases so far.
+    """The base class of filter and odometer, which adds up the costs of releases so far.
 
     Attributes:
-        _paying: a lock, which is held from the check of the remaining budget until the release is
-            paid. It is in `__slots__`, so that `vars` contains only values.
+        _paying: a lock that is held from the check of the remaining budget until the payment is
+            recorded. It is in `__slots__`, so that `vars` of a filter or odometer contains only
+            values.
     """
 
     __slots__ = ("__dict__", "_paying")
@@ -53,8 +55,8 @@ class _Adaptive:
         self.relation = relation_or_inherited(relation)
         self.delta = _checks.fraction("delta", delta)
         self._reserved = _checks.non_negative("reserved", reserved)
-        # delta has three parts: one for the noise tables, one for the deltas of releases, and the
-        # remainder for the conversion from zCDP.
+        # delta is split into three parts: for the noise tables, for the deltas of releases, and for
+        # the conversion from zCDP.
         self._slack = self.delta * (1 - SHARE) - self._reserved
         if self._slack <= 0:
             raise ValueError(f"reserved must be smaller than delta={delta:g}, got {reserved:g}")
@@ -78,10 +80,10 @@ class _Adaptive:
             )
 
     def _with(self, release: Mechanism | Guarantee) -> _Sums:
-        """Computes the sums with one more release, without changing the filter or odometer."""
+        """Returns the totals including `release`, without changing the filter or odometer."""
         rho, delta, drawn, together = self._sums
-        # A `Guarantee` already includes the cost of its noise tables, so no draws are counted for
-        # it.
+        # A `Guarantee` already includes the cost of its noise tables, so its draws are not counted
+        # again.
         drawn += self._dims * (not isinstance(release, Guarantee))
         release = release_under(release, self.relation)
         one, cost = guarantee_of(release), concentration(release)
@@ -175,7 +177,7 @@ class PrivacyFilter(_Adaptive):
         self._refuse_forks()
         with self._paying:
             sums = self._with(release)
-            # The budget must also cover the noise tables of all releases, including this release.
+            # The budget must also pay for the noise tables of all releases, including this one.
             epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, sums.drawn)
             tables = epsilon > self.epsilon or delta > self.delta
             concentrated = sums.rho <= self._most and sums.delta <= self._reserved and not tables
@@ -286,8 +288,8 @@ class PrivacyOdometer(_Adaptive):
         if self._sums.together is None:
             return Guarantee(0.0, relation=self.relation)
         rho = round_up(self._sums.rho)
-        # The bounds at all levels are true together, because delta was split among the levels in
-        # advance. So their minimum is a valid bound.
+        # Delta was split among the levels in advance, so with this delta, the bounds of all levels
+        # are true simultaneously, and so is their minimum.
         ideal = min(_at_level(level, rho, self._slack) for level in _LEVELS)
         epsilon, needed = charged(ideal, self.delta, self._sums.drawn)
         if needed > self.delta:
@@ -296,7 +298,7 @@ class PrivacyOdometer(_Adaptive):
 
 
 def _at_level(level: int, rho: float, delta: float) -> float:
-    """The odometer's bound at the order that is optimal for rho = 2^level; rounded up."""
+    """Returns the odometer's bound for the order that is optimal at rho = 2^level, rounded up."""
     log = -math.log(delta / (_ALL_WEIGHTS * (1 + abs(level)) ** 2))
     above_one = math.sqrt(log / 2.0**level)
     return ((1 + above_one) * rho + log / above_one) * (1 + 1e-12)

@@ -99,8 +99,8 @@ def compose_at(
         epsilon = _by_guarantee(guarantees, delta, _BY_GUARANTEE[method])
     else:
         drawn = dims * sum(not isinstance(release, Guarantee) for release in releases)
-        # The method bounds the epsilon of ideal noise. `charged` adds the cost of drawing noise
-        # from tables.
+        # The method bounds the epsilon of ideal noise. `charged` adds the cost of real noise, which
+        # is drawn from tables.
         ideal = _BY_NOISE[method](releases, delta * (1 - SHARE))
         epsilon, needed = charged(ideal, delta, drawn)
         epsilon = epsilon if needed <= delta else math.inf
@@ -118,10 +118,10 @@ def compose_at(
 def _by_guarantee(
     guarantees: list[Guarantee], delta: float, method: Callable[[list[float], float], float]
 ) -> float:
-    """The joint epsilon by a method that uses only the guarantees.
+    """Returns the epsilon of all releases together, from their guarantees alone.
 
     An (e_i, d_i)-DP release behaves like a release that is e_i-DP with probability 1 - d_i. So the
-    slack s, which is left for composition, solves 1 - (1 - s) prod (1 - d_i) = delta.
+    part s of delta that is left for composition solves 1 - (1 - s) prod (1 - d_i) = delta.
     """
     epsilons = [float(guarantee.epsilon) for guarantee in guarantees]
     deltas = [float(guarantee.delta) for guarantee in guarantees]
@@ -129,7 +129,8 @@ def _by_guarantee(
         return math.inf
     log_pure = math.fsum(math.log1p(-own) for own in deltas)
     slack = -math.expm1(math.log1p(-delta) - log_pure)
-    slack -= 2.0**-50 * (delta + sum(deltas))  # This covers the rounding of the logarithms.
+    # The subtraction covers the rounding errors of the logarithms.
+    slack -= 2.0**-50 * (delta + sum(deltas))
     return method(epsilons, slack) if slack > 0 else math.inf
 
 
@@ -149,7 +150,8 @@ def _kov(epsilons: list[float], slack: float) -> float:
 def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
     costs = [concentration(release) for release in releases]
     rho = sum_up(cost.rho for cost in costs)
-    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)  # This rounds down.
+    # The factor makes sure that the result is rounded down.
+    slack = (delta - sum_up(cost.delta for cost in costs)) * (1 - 2**-50)
     if slack <= 0 or not math.isfinite(rho):
         return math.inf
     return zcdp_to_epsilon(rho, delta=slack)
@@ -158,22 +160,24 @@ def _zcdp(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
 _BY_NOISE = {"zcdp": _zcdp, "renyi": renyi_epsilon, "pld": pld_epsilon}
 
 
-# Optimal composition. Randomized response dominates every epsilon-DP mechanism. Its privacy loss is
-# epsilon with probability e^epsilon / (1 + e^epsilon), and otherwise -epsilon. Let L be the sum of
-# all losses. At a joint epsilon of e, delta is the expectation of max(0, 1 - e^(e - L)).
+# Optimal composition. Among all epsilon-DP mechanisms, randomized response is the least private.
+# Its privacy loss is epsilon with probability e^epsilon / (1 + e^epsilon), and otherwise -epsilon.
+# Let L be the sum of the privacy losses of all releases. Then the delta of the composition at a
+# given epsilon is the expectation of max(0, 1 - e^(epsilon - L)).
 
-# The largest number of distinct sums of losses. If there are more, epsilons are rounded up to
-# multiples of a common unit.
+# The largest number of distinct values of L that are computed. If there are more, the epsilons of
+# the releases are rounded up to multiples of a common unit.
 _MOST_POINTS = 2**16
-_ROUNDING = 1e-9  # This covers a relative error of 2^-50 for each release.
+_ROUNDING = 1e-9  # This covers a relative rounding error of 2^-50 for each release.
 MOST_RELEASES = 10**4
 
 
 def optimal_epsilon(epsilons: list[float], delta: float) -> float:
-    """The least joint epsilon at a delta, rounded up.
+    """Returns the smallest epsilon of all releases together at the given delta, rounded up.
 
-    The result is exact if there are few distinct epsilons. Otherwise every epsilon is first rounded
-    up to a multiple of a common unit, which is at most 1/16 of the average epsilon.
+    If there are few distinct epsilons, the result is exact up to rounding. Otherwise every epsilon
+    is first rounded up to a multiple of a common unit, which is at most 1/16 of the average
+    epsilon.
     """
     if len(epsilons) > MOST_RELEASES:
         raise ValueError(
@@ -189,19 +193,19 @@ def optimal_epsilon(epsilons: list[float], delta: float) -> float:
     total = math.fsum(epsilons)
 
     def delta_at(epsilon: float) -> float:
-        beyond = losses > epsilon  # Losses of at most epsilon do not contribute to delta.
+        beyond = losses > epsilon  # Privacy losses of at most epsilon do not contribute to delta.
         return float(masses[beyond] @ -np.expm1(epsilon - losses[beyond]))
 
     allowed = delta * (1 - _ROUNDING) - 1e-300
     high = 0.0
     if allowed <= 0 or not delta_at(high) <= allowed:
         _, high = bisect(lambda epsilon: not delta_at(epsilon) <= allowed, 0.0, total)
-    # The last term covers the rounding of the losses.
+    # The last term covers the rounding errors of the losses.
     return min(total * (1 + 2**-50), high + total * 2.0**-40)
 
 
 def _exactly(counts: dict[float, int]) -> tuple[np.ndarray, np.ndarray]:
-    """All possible sums of losses, and their probabilities."""
+    """Returns all possible sums of privacy losses, and the probability of each."""
     losses, masses = np.zeros(1), np.ones(1)
     for epsilon, count in counts.items():
         lies = np.arange(count + 1)
@@ -215,7 +219,7 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
     steps = [
         (steps, steps * unit)
         for epsilon, count in counts.items()
-        # Without the factor, rounding of the division could make the ceiling too small.
+        # Without the factor, a rounded quotient could make the ceiling too small.
         for steps in [math.ceil(epsilon / unit * (1 + 2**-50))] * count
     ]
     masses = _add_up(steps)
@@ -224,7 +228,11 @@ def _on_a_lattice(counts: dict[float, int], unit: float) -> tuple[np.ndarray, np
 
 
 def _add_up(steps: list[tuple[int, float]]) -> np.ndarray:
-    """Probabilities of sums of losses: entry i is for 2 i units below the largest sum."""
+    """Returns the probabilities of the sums of losses.
+
+    Entry i is the probability of the sum that is 2 i units below the largest sum. Each step is a
+    loss in units, and the epsilon that determines its probability.
+    """
     sums, end = np.eye(1, 1 + sum(number for number, _ in steps))[0], 1
     for number, epsilon in steps:
         shrunk = math.exp(-epsilon)

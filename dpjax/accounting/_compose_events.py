@@ -24,10 +24,11 @@ AccountingMethod = Literal["pld", "renyi"]
 
 @contextlib.contextmanager
 def left_out_orders_hidden() -> Generator[None]:
-    """Hides warnings of dp-accounting, in this thread, that it omits a Renyi order.
+    """Hides warnings of dp-accounting, in this thread only, that it omits a Renyi order.
 
-    dp-accounting omits an order if its series does not converge. Every other order still bounds
-    epsilon, so users need not act. Other messages, and messages of other threads, are not hidden.
+    dp-accounting omits an order if its series does not converge for this order. The remaining
+    orders still give a valid bound on epsilon, so users need not act. Other messages, and messages
+    of other threads, are not hidden.
     """
     thread = threading.get_ident()
 
@@ -42,11 +43,11 @@ def left_out_orders_hidden() -> Generator[None]:
         logger.removeFilter(passes)
 
 
-# Repeated events whose count dp-accounting ignores: PLDAccountant does so in version 0.6.0, and
-# RdpAccountant in later versions.
+# Events for which dp-accounting ignores how often they are repeated: PLDAccountant does so in
+# version 0.6.0, and RdpAccountant in later versions.
 _COUNT_FORGOTTEN = ("RandomizedResponseDpEvent", "ExponentialMechanismDpEvent")
-# Events whose noise multiplier is relative to the sensitivity, so that it has the same meaning
-# under both relations.
+# Events whose noise multiplier is relative to the sensitivity. So it has the same meaning under
+# add-or-remove-one and under replace-one.
 _OF_A_SENSITIVITY = (
     *("GaussianDpEvent", "LaplaceDpEvent", "DiscreteLaplaceDpEvent", "ZCDpEvent"),
     *("NoOpDpEvent", "NonPrivateDpEvent"),
@@ -141,7 +142,7 @@ def compose_events(
 
 
 def compose_times(accountant: Any, event: Any, count: int) -> None:
-    """Composes an event `count` times, in a loop if the accountant would ignore the count."""
+    """Composes an event `count` times, by a loop if the accountant would ignore `count`."""
     if type(event).__name__ not in _COUNT_FORGOTTEN:
         accountant.compose(event, count)
         return
@@ -155,12 +156,12 @@ def compose_times(accountant: Any, event: Any, count: int) -> None:
 
 
 def _fields(event: object) -> dict[str, object]:
-    """The fields of an event by name. Events of dp-accounting are attrs classes."""
+    """Returns the fields of an event by name. Events of dp-accounting are attrs classes."""
     return {x.name: getattr(event, x.name) for x in getattr(event, "__attrs_attrs__", ())}
 
 
 def _numbers(part: object) -> list[float]:
-    """All numbers in an event, including the events that it contains."""
+    """Returns all numbers in an event, including those of nested events."""
     if isinstance(part, (int, float)):
         return [float(part)]
     parts: Any = part if isinstance(part, (list, tuple)) else _fields(part).values()
@@ -168,7 +169,7 @@ def _numbers(part: object) -> list[float]:
 
 
 def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tuple[Any, int]]:
-    """Splits a composed event into simple events, each with its number of repetitions."""
+    """Splits a composed event into simple events, each with the number of its repetitions."""
     if isinstance(event, accounting.SelfComposedDpEvent):
         yield from _composed(accounting, event.event, event.count * count)
     elif isinstance(event, accounting.ComposedDpEvent):
@@ -179,11 +180,11 @@ def _composed(accounting: ModuleType, event: Any, count: int = 1) -> Iterator[tu
 
 
 def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
-    """Halves every noise multiplier of an event, for RdpAccountant under replace-one.
+    """Returns an event with halved noise multipliers, for RdpAccountant under replace-one.
 
-    Under replace-one, PLDAccountant assumes noise multipliers relative to one record's
-    contribution. RdpAccountant assumes noise multipliers relative to the change by a replaced
-    record, which is up to two contributions.
+    Under replace-one, PLDAccountant expects noise multipliers relative to the contribution of one
+    record. RdpAccountant expects noise multipliers relative to the change when a record is
+    replaced, which may be twice as large.
     """
     if isinstance(event, accounting.ComposedDpEvent):
         halved = [_of_two_contributions(accounting, one) for one in event.events]
@@ -196,15 +197,18 @@ def _of_two_contributions(accounting: ModuleType, event: Any) -> Any:
     return type(event)(**fields)
 
 
-# The methods "pld" and "renyi" of `compose_at`. They compose Gaussian and Laplace noise by events,
-# and other releases by their guarantees.
+# The methods "pld" and "renyi" of `compose_at`. They represent mechanisms with Gaussian or Laplace
+# noise by events of dp-accounting, and all other releases by their guarantees.
 
-# A bound on the relative rounding error of sums of at most 10^5 terms in the accountants.
+# A bound on the relative rounding errors of the accountants' sums, which have up to 10^5 terms.
 _ROUNDING = 1e-9
 
 
 def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """The joint epsilon by privacy loss distributions, whose losses are rounded up."""
+    """Returns the epsilon of all releases together, by privacy loss distributions.
+
+    The losses are rounded up.
+    """
     accounting = _checks.extra("dp_accounting", "accounting")
     certain = delta * (1 - 1e-6) - TRANSFORMS
     joint = joint_losses(_counted(releases, accounting))
@@ -214,7 +218,10 @@ def pld_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> floa
 
 
 def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> float:
-    """The joint epsilon by Renyi divergences. The deltas of guarantees reduce delta."""
+    """Returns the epsilon of all releases together, by Renyi divergences.
+
+    The deltas of guarantees are subtracted from `delta` first.
+    """
     accounting = _checks.extra("dp_accounting", "accounting")
     accountant = accounting.rdp.RdpAccountant()
     spare = delta
@@ -233,7 +240,7 @@ def renyi_epsilon(releases: Sequence[Mechanism | Guarantee], delta: float) -> fl
 def _counted(
     releases: Sequence[Mechanism | Guarantee], accounting: ModuleType
 ) -> dict[LossKind, int]:
-    """Counts the releases of each kind."""
+    """Counts the releases by the kind of their privacy losses."""
     return collections.Counter(_kind(release, accounting) for release in releases)
 
 

@@ -1,10 +1,10 @@
 """Basic composition of guarantees, group privacy, and conversion between neighboring relations.
 
-The host computes in float64, rounded outward. docs/proofs/sampled-sensitivity.md proves
-composition.
+The host computes in float64, and all roundings are outward. docs/proofs/sampled-sensitivity.md
+proves the composition theorem.
 
-To replace a record is to remove one and add another. So a guarantee under add-or-remove-one, used
-for two steps, gives a guarantee under replace-one. The converse is false, see
+Replacing a record means removing one record and adding another. So a guarantee under
+add-or-remove-one, applied twice, gives a guarantee under replace-one. The converse is false, see
 docs/proofs/groups.md.
 """
 
@@ -195,10 +195,12 @@ def post_process(release: Release, function: Callable[[Value], Value]) -> Releas
 
 
 def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
-    """The distinct samplings of several guarantees, each with its weakest statement.
+    """Returns the distinct samplings of several guarantees, with their gammas and confidences.
 
-    If a gamma was written by hand and has no sampling, it gets a new sampling with a random
-    identity. So if such a guarantee is composed with itself, its gamma counts twice.
+    If two guarantees state different numbers for the same sampling, the weaker ones are returned.
+
+    A guarantee with a gamma that was set by hand has no sampling. It gets a new sampling with a
+    random identity. So if such a guarantee is composed with itself, its gamma counts twice.
     """
     distinct: dict[str, SampledEvent] = {}
     for guarantee in guarantees:
@@ -215,17 +217,18 @@ def distinct_events(guarantees: list[Guarantee]) -> tuple[SampledEvent, ...]:
 
 
 def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
-    """The events of a guarantee, weakened until they imply no more than the guarantee's fields.
+    """Returns the guarantee's events, weakened until they state no more than its fields.
 
-    A guarantee states gamma and confidence twice: in its own fields, and by its events together.
-    The two statements differ if a user has changed a field, for example by `dataclasses.replace`.
-    Composition adds up events, so it would ignore a raised gamma or a lowered confidence in the
-    fields. So the difference is added to the first event. Any other event would do as well, because
-    events are added up. Fields that state more than the events imply are ignored.
+    A guarantee states gamma and confidence twice: in its own fields, and by its events. The two
+    statements differ if a user has changed a field, for example by `dataclasses.replace`.
+    Composition adds up the gammas of events, so it would ignore a larger gamma or a smaller
+    confidence in the fields. Therefore, the difference is added to the first event. Any other event
+    would do as well. Fields that claim more than the events are ignored.
     """
     first, *others = guarantee.events
     gamma, confidence = joint(guarantee.events)
-    # If the guarantee is marginal, one event must be marginal, so that compositions are marginal.
+    # A guarantee without a confidence is marginal: its gamma includes the probability that the
+    # sampling went wrong. Then one event must be marginal, too, so that compositions are marginal.
     if guarantee.confidence is None and confidence is not None:
         first = _as_marginal(first)
         gamma, confidence = joint((first, *others))
@@ -234,23 +237,23 @@ def _with_own_statement(guarantee: Guarantee) -> tuple[SampledEvent, ...]:
     doubt = nothing if guarantee.confidence is None else 1 - Fraction(float(guarantee.confidence))
     if confidence is None:
         # The events together are marginal. For the comparison, the fields are converted to a
-        # marginal statement, too: 1 - C is added to gamma.
+        # marginal statement, too: 1 - confidence is added to gamma.
         stated_gamma, more_doubt = stated_gamma + doubt, nothing
     else:
         more_doubt = max(nothing, doubt - (1 - Fraction(confidence)))
     more_gamma = max(nothing, stated_gamma - Fraction(gamma))
     charged = min(1.0, round_up(Fraction(float(first.gamma)) + more_gamma))
     lowered = first.confidence
-    if lowered is not None:  # This is C - more_doubt, rounded down.
+    if lowered is not None:  # The new confidence is `lowered` - `more_doubt`, rounded down.
         lowered = max(0.0, -round_up(more_doubt - Fraction(float(lowered))))
-    # A gamma that was raised by hand may depend on all records, not only on as many as `records`
-    # says.
+    # `records` says how many records determine gamma. A gamma that was raised by hand may depend on
+    # all records.
     records = first.records if more_gamma == 0 else None
     return (SampledEvent(charged, lowered, first.identity, records), *others)
 
 
 def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
-    """Combines two statements about the same sampling to the weaker gamma and confidence."""
+    """Combines two statements about the same sampling: the larger gamma, the smaller confidence."""
     if event.confidence is None or other.confidence is None:
         event, other = _as_marginal(event), _as_marginal(other)
         confidence = None
@@ -261,7 +264,7 @@ def _worse(event: SampledEvent, other: SampledEvent) -> SampledEvent:
 
 
 def _as_marginal(event: SampledEvent) -> SampledEvent:
-    """Converts an event to a marginal statement by adding 1 - C to gamma."""
+    """Converts an event to a marginal statement: 1 - confidence is added to gamma."""
     if event.confidence is None:
         return event
     gamma = Fraction(float(event.gamma)) + 1 - Fraction(float(event.confidence))
@@ -269,7 +272,10 @@ def _as_marginal(event: SampledEvent) -> SampledEvent:
 
 
 def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
-    """Gamma and confidence of several events together; marginal if any event is marginal."""
+    """Returns gamma and confidence of several events together.
+
+    The confidence is None (marginal) if it is None for any of the events.
+    """
     gamma = sum((Fraction(float(event.gamma)) for event in events), Fraction(0))
     confidences = [float(event.confidence) for event in events if event.confidence is not None]
     doubt = sum((1 - Fraction(confidence) for confidence in confidences), Fraction(0))
@@ -279,11 +285,13 @@ def joint(events: tuple[SampledEvent, ...]) -> tuple[float, float | None]:
 
 
 def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
-    """Converts a guarantee to another relation, rounded up. Raises if it implies no guarantee.
+    """Converts a guarantee to another relation, rounded up, or raises ValueError.
 
-    A guarantee with gamma above 0 is not converted. dpjax samples only under replace-one, so a
-    gamma under add-or-remove-one was written by hand, and it is unknown to how many records it
-    applies.
+    The error is raised if the guarantee implies nothing under that relation.
+
+    A guarantee with gamma above 0 cannot be converted. dpjax samples only under replace-one, so a
+    gamma under add-or-remove-one was set by hand, and it is unknown which number of records it is
+    about.
     """
     known = concrete(guarantee)
     if known.relation is relation:
@@ -311,8 +319,9 @@ def under(guarantee: Guarantee, relation: NeighboringRelation) -> Guarantee:
 def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
     """Converts a guarantee under add-or-remove-one to epsilon and delta under replace-one.
 
-    These are the numbers in `replacing`, or else the cost of two steps. `replacing` is ignored if a
-    user has changed the epsilon or delta for which it was computed.
+    The result is taken from the field `replacing`. If this field is None, the result is the cost of
+    removing one record and adding another. `replacing` is ignored if a user has changed the epsilon
+    or delta for which it was computed.
     """
     epsilon, delta = float(known.epsilon), float(known.delta)
     if known.replacing is not None and known.replacing[2:] == (epsilon, delta):
@@ -323,7 +332,7 @@ def price_in_replace_one(known: Guarantee) -> tuple[float, float]:
 def price_added_up(
     guarantees: list[Guarantee], epsilon: float, delta: float
 ) -> tuple[float, float, float, float] | None:
-    """The field `replacing` for the composition of releases; None if no release has one."""
+    """Returns the field `replacing` of a composition; None if no guarantee has this field."""
     if all(one.replacing is None for one in guarantees):
         return None
     prices = [price_in_replace_one(one) for one in guarantees]
@@ -336,15 +345,20 @@ def price_added_up(
 
 
 def times(value: Scalar, factor: int) -> float:
-    """The product of a number and an integer, rounded up."""
+    """Returns `value` times `factor`, rounded up."""
     number = float(value)
     if not number < 1e300:
-        return number * factor  # An overflow to infinity is fine: it means no guarantee.
+        # The product may overflow to infinity, which is correct: it means that there is no
+        # guarantee.
+        return number * factor
     return round_up(Fraction(number) * factor)
 
 
 def delta_of_steps(epsilon: float, delta: float, size: int) -> float:
-    """The delta of t steps: (e^(t epsilon) - 1) / (e^epsilon - 1) times the delta of one step."""
+    """Returns the delta of a group of `size` records, by group privacy.
+
+    It is delta times (e^(size * epsilon) - 1) / (e^epsilon - 1).
+    """
     if delta == 0 or size == 1:
         return delta
     if size * epsilon > 700:
@@ -358,11 +372,11 @@ class _InReplaceOne:
 
     Attributes:
         guarantee: the guarantee under replace-one.
-        zcdp: rho and delta under replace-one. Replacing a record is two steps (a removal and an
-            addition), and by group privacy two steps cost 4 rho (Bun and Steinke 2016, Proposition
+        zcdp: rho and delta under replace-one. Replacing a record is a removal and an addition. By
+            group privacy, two such changes together cost 4 rho (Bun and Steinke 2016, Proposition
             1.9).
-        dp_event: for Laplace and Gaussian noise, the event with half of the noise multiplier; None
-            for other mechanisms.
+        dp_event: for Laplace and Gaussian noise, the event with half the noise multiplier; None for
+            other mechanisms.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -386,24 +400,27 @@ class _InReplaceOne:
 
 
 def release_under(release: Any, relation: NeighboringRelation) -> Any:
-    """Converts a mechanism or guarantee to another relation. Returns other objects unchanged."""
+    """Converts a mechanism or guarantee to another relation.
+
+    Other objects are returned unchanged.
+    """
     promised = guarantee_in(release)
     if promised is None or concrete(promised).relation is relation:
         return release
     if isinstance(release, Guarantee) or getattr(release, "zcdp", None) is None:
         return under(promised, relation)
-    under(promised, relation)  # This raises if the conversion is impossible.
+    under(promised, relation)  # If the conversion is impossible, this raises an error.
     return _InReplaceOne(release)
 
 
 def common_relation(releases: list[Guarantee]) -> NeighboringRelation:
-    """The relation of all releases, or replace-one if they differ."""
+    """Returns the relation of all releases, or replace-one if their relations differ."""
     relations = {release.relation for release in releases}
     return relations.pop() if len(relations) == 1 else NeighboringRelation.REPLACE_ONE
 
 
 def common_unit(releases: list[Guarantee]) -> str:
-    """The privacy unit of all releases; refuses releases with different units."""
+    """Returns the privacy unit of all releases, or raises an error if their units differ."""
     units = dict.fromkeys(release.privacy_unit for release in releases)
     if len(units) > 1:
         raise ValueError(
@@ -414,23 +431,24 @@ def common_unit(releases: list[Guarantee]) -> str:
     return next(iter(units))
 
 
-SHARE = 2.0**-10  # The fraction of delta that is set aside for the noise tables.
+SHARE = 2.0**-10  # The fraction of delta that is set aside for the cost of noise tables.
 
 
 def charged(epsilon: float, delta: float, dims: int) -> tuple[float, float]:
-    """Converts the guarantee of ideal noise to a guarantee of the noise that is drawn from tables.
+    """Converts the guarantee of ideal noise to a guarantee of noise that is drawn from tables.
 
-    The ideal noise is (epsilon, delta (1 - 2^-10))-DP. Except for a probability m, the
-    probabilities P' of drawn noise are within a factor e^c of the ideal P. So P'(S) <= e^c P(S) + m
-    <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
+    The ideal noise must be (epsilon, delta (1 - 2^-10))-DP. Let P and Q be the distributions of the
+    ideal output on two neighbors, and P' and Q' those of the output with drawn noise. Except for a
+    probability m, the probabilities of P' and P are within a factor e^c, and so are those of Q' and
+    Q. So P'(S) <= e^c P(S) + m <= e^c (e^epsilon Q(S) + delta) + m, and Q(S) <= e^c Q'(S) + m.
 
     Args:
         epsilon: the epsilon of the ideal noise.
-        delta: the delta of the final guarantee, including the tables.
-        dims: how many noisy numbers are drawn. If it is 0, nothing is added.
+        delta: the delta of the final guarantee, which includes the cost of the tables.
+        dims: how many noisy numbers are drawn. If it is 0, no cost is added.
 
     Returns:
-        The epsilon and delta of the drawn noise.
+        The epsilon and delta of the noise that is drawn from tables.
     """
     if dims == 0:
         return epsilon, delta

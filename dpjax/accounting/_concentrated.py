@@ -1,4 +1,4 @@
-"""Zero-concentrated differential privacy (zCDP): costs of releases, and conversion to epsilon."""
+"""zCDP (zero-concentrated differential privacy): costs of releases, conversion to epsilon."""
 
 import math
 from typing import Literal, NamedTuple, get_args
@@ -10,18 +10,20 @@ from dpjax._core._values import Guarantee, guarantee_in
 from dpjax._exact._numerics import bisect
 from dpjax.accounting._composition import concrete
 
-# A bound on rounding errors in float64, relative to the terms of a sum.
+# A bound on the rounding errors of a float64 sum, relative to the sum of its terms' magnitudes.
 _ROUNDING = 1e-13
-_LEAST_RHO = 1e-300  # Smaller floats lose precision, so a smaller rho is rounded up to this number.
+# Below this number, floats lose precision, so a smaller rho is rounded up to it.
+_LEAST_RHO = 1e-300
 Conversion = Literal["optimal", "simple"]
 
 
 class Concentration(NamedTuple):
-    """delta-approximate rho-zCDP.
+    """The cost of a release in delta-approximate rho-zCDP.
 
     Attributes:
-        rho: the Renyi divergence of every order a is at most a * rho, except on a rare event.
-        delta: the probability of the rare event.
+        rho: except on an event of probability delta, the Renyi divergence of every order a is at
+            most a * rho.
+        delta: the probability of that event.
     """
 
     rho: float
@@ -29,7 +31,10 @@ class Concentration(NamedTuple):
 
 
 def concentration(release: object) -> Concentration:
-    """The cost of one release: the mechanism's `zcdp`, or the cost implied by its guarantee."""
+    """Returns the cost of one release in zCDP.
+
+    The cost is the mechanism's `zcdp`, or the one that its guarantee implies.
+    """
     known = getattr(release, "zcdp", None)
     if known is not None:
         rho, delta = map(float, known)
@@ -45,7 +50,7 @@ def concentration(release: object) -> Concentration:
 
 
 def guarantee_of(release: object) -> Guarantee:
-    """The guarantee of a mechanism, a release or a guarantee, with Python floats."""
+    """Returns the guarantee of a mechanism, release or guarantee, with Python floats."""
     promised = guarantee_in(release)
     if promised is None:
         raise TypeError(
@@ -98,12 +103,12 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
     simple = (rho + 2 * math.sqrt(rho * log)) * (1 + _ROUNDING)
     if method == "simple":
         return simple
-    # The simple conversion uses the order 1 + sqrt(log / rho). The best order is near this order,
-    # so the search is limited to orders around it.
+    # The simple conversion uses the order 1 + sqrt(log(1 / delta) / rho). The best order is near
+    # this order, so only orders near it are searched.
     start = math.log(log / rho) / 2
 
     def bound(x: float) -> float:
-        """The bound at order 1 + e^x, rounded up."""
+        """Returns the bound on epsilon that uses order 1 + e^x, rounded up."""
         above, more = math.exp(x), math.log1p(math.exp(x))
         terms = (1 + above) * rho, log / above, -more / above, x - more
         return math.fsum(terms) + _ROUNDING * math.fsum(map(abs, terms))
@@ -116,7 +121,7 @@ def zcdp_to_epsilon(rho: float, *, delta: float, method: Conversion = "optimal")
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
-    """The largest rho, up to rounding, that implies (epsilon, delta)-DP."""
+    """Returns the largest rho for which rho-zCDP implies (epsilon, delta)-DP, up to rounding."""
     high = epsilon + 1.0
     while zcdp_to_epsilon(high, delta=delta) <= epsilon:
         high *= 2

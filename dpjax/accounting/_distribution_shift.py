@@ -1,6 +1,6 @@
-"""`under_distribution_shift`: guarantees if the records do not come from the oracle's distribution.
+"""`under_distribution_shift`: guarantees for records that the oracle does not describe exactly.
 
-docs/proofs/distribution-shift.md has the proofs.
+docs/proofs/distribution-shift.md proves the bounds.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from dpjax._core._values import Guarantee, SampledEvent
 from dpjax._exact._numerics import bisect, sum_up
 from dpjax.accounting._composition import distinct_events, joint
 
-# A bound on the relative error of a few operations in float64, including logarithms.
+# A bound on the relative rounding error of a few float64 operations, including logarithms.
 _ERROR = 16 * sys.float_info.epsilon
 
 
@@ -107,8 +107,8 @@ def under_distribution_shift(
         )
     size = under_p.group_size
     under_q = _worst(name, gamma, bound, n + size if records is None else records * size)
-    # Equal samplings, bounds and n give equal identities. So if the results are composed later,
-    # their gamma counts once.
+    # The identity is a hash of the samplings, the bound and n, so calls with equal arguments give
+    # equal identities. When their results are composed, gamma counts only once.
     counted = (n,) if records is None else (n, records)
     words = (*sorted(event.identity for event in events), repr((name, bound, *counted)))
     identity = hashlib.sha256("|".join(words).encode()).hexdigest()[:32]
@@ -121,32 +121,35 @@ def under_distribution_shift(
 
 
 def _worst(name: str, gamma: float, bound: float, records: int) -> float:
-    """The largest gamma under Q that is consistent with the given bound, rounded up."""
+    """Returns the largest gamma under Q that the given bound on Q and P allows, rounded up."""
     if name == "kl":
         limit = _up(records * bound)
         pinsker = sum_up((gamma, _up(math.sqrt(limit / 2)) if limit else 0.0))
         return min(1.0, pinsker, _largest(lambda q: _least_divergence(gamma, q), gamma, limit))
     if name == "reverse_kl":
         if gamma == 0:
-            # KL(Q || P) is finite, so an event that is impossible under P is impossible under Q.
+            # KL(Q    P) is finite, so any event with probability 0 under P has probability 0 under
+            # Q.
             return 0.0
         return _largest(lambda q: _least_divergence(q, gamma), gamma, _up(records * bound))
-    # The log of the factor (1 + c)^N or W^N. If the factor overflows, the result is 1.
+    # Gamma grows by a factor (1 + chi2)^records or ratio^records. This is its logarithm. If the
+    # factor overflows, the result is 1.
     exponent = _up(records * _up(math.log(bound) if name == "ratio" else math.log1p(bound)))
     if name == "ratio":
         return min(1.0, _up(gamma * _up(math.exp(exponent))) if exponent < 700 else 1.0)
     distance = _up(math.expm1(exponent)) if exponent < 700 else math.inf
-    # Square roots are taken first, because a product of two tiny numbers would underflow to 0.
+    # The square roots are taken before the multiplication, because a product of two tiny numbers
+    # could underflow to 0.
     spread = _up(math.sqrt(gamma) * math.sqrt(1 - gamma))
     moved = _up(math.sqrt(distance) * spread)
     return min(1.0, sum_up((gamma, moved)))
 
 
 def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -> float:
-    """The largest q in [gamma, 1] whose divergence is within a limit, rounded up.
+    """Returns the largest q in [gamma, 1] whose divergence is at most `limit`, rounded up.
 
-    `divergence` returns a lower bound on a divergence, which grows with q. So the divergence of the
-    returned q certainly exceeds the limit, wherever the bisection stops.
+    `divergence(q)` is a lower bound on the divergence, and increases with q. So the true divergence
+    of the returned q exceeds the limit, wherever the bisection stops.
     """
     if limit == 0:
         return gamma
@@ -154,17 +157,20 @@ def _largest(divergence: Callable[[float], float], gamma: float, limit: float) -
 
 
 def _least_divergence(a: float, b: float) -> float:
-    """kl(a || b), rounded down, for a in [0, 1] and b in (0, 1)."""
+    """Returns the KL divergence of the Bernoulli distributions with means a and b, rounded down.
+
+    The mean a is in [0, 1], and b is in (0, 1).
+    """
     inside, size = _term(a, math.log(a) if a else 0.0, math.log(b))
     outside, more = _term(1 - a, math.log1p(-a) if a < 1 else 0.0, math.log1p(-b))
     return inside + outside - _ERROR * (size + more)
 
 
 def _term(weight: float, log_a: float, log_b: float) -> tuple[float, float]:
-    """A term of the divergence, and a number proportional to its rounding error."""
+    """Returns one term of the divergence, and a number proportional to its rounding error."""
     return weight * (log_a - log_b), weight * (abs(log_a) + abs(log_b))
 
 
 def _up(number: float) -> float:
-    """Rounds up the result of one operation, to cover the rounding error of the operation."""
+    """Rounds the result of one operation up by more than the operation's rounding error."""
     return math.nextafter(number * (1 + _ERROR), math.inf) if number else 0.0

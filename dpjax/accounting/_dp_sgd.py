@@ -1,8 +1,8 @@
 """The guarantee of a whole run of DP-SGD, computed by dp-accounting on the host.
 
-The noise multiplier z is sigma divided by the norm bound of one record's contribution. Replacing a
-record changes the sum by up to twice this bound. The accountants of dp-accounting handle this
-factor in different ways.
+The noise multiplier z is sigma divided by the largest norm of one record's contribution. Replacing
+a record may change the sum by twice this norm. The accountants of dp-accounting treat this factor
+of 2 in different ways.
 """
 
 import bisect
@@ -29,14 +29,15 @@ from dpjax.accounting._renyi_divergences import epsilons_by_renyi
 from dpjax.random._noise import GAUSSIAN
 
 _OUTWARD = 1 + 1e-9
-# The search for a noise multiplier starts with loss intervals that are wider by this factor.
+# The search for a noise multiplier starts with privacy loss intervals that are wider by this
+# factor.
 _COARSE = 16.0
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e9
-# The epsilon of the noise multiplier that a search returns must be at least this fraction of the
-# requested epsilon.
+# A search must return a noise multiplier whose epsilon is at least this fraction of the requested
+# epsilon.
 _MET = 0.99
-# The largest fraction of delta that may be used for the differences between real and ideal noise
-# and batches.
+# The largest fraction of delta that may pay for differences between ideal and real noise and
+# batches.
 _LARGEST_SHARE = 0.1
 
 
@@ -44,17 +45,18 @@ Kind = Literal["poisson", "fixed", "bins"]
 
 
 class Columns(Protocol):
-    """The strategy of correlated noise, such as `dpjax.learning.toeplitz_strategy`."""
+    """The strategy matrix of correlated noise, such as `dpjax.learning.toeplitz_strategy`."""
 
     @property
     def bands(self) -> int:
-        """The number of steps that a batch enters."""
+        """The number of bands of the matrix: how many published numbers one batch enters."""
         ...
 
     def overlap(self, *, groups: int, steps: int) -> float:
-        """The norm of a record's change of all rows, if it joins all batches of its group.
+        """Returns the norm of the change of all rows by a record in all batches of its group.
 
-        The result is relative to the largest norm of a column, and rounded up.
+        A record of a group can join every `groups`-th batch. The norm is relative to the largest
+        norm of a column of the strategy matrix, and rounded up.
         """
         ...
 
@@ -305,7 +307,8 @@ def dp_sgd_noise_multiplier(
     target = _positive("epsilon", epsilon)
     if 2 * run.loss < target:
         run.check_within_reach(target)
-    # At the largest noise multiplier, only the costs of noise tables and of batches remain.
+    # With the largest noise multiplier, only noise tables and batches that exceed their capacity
+    # cost epsilon.
     if run.epsilon(_MOST_NOISE) > target:
         other = "" if method == "pld" else ', or method="pld"'
         raise NoEpsilonError(
@@ -314,7 +317,8 @@ def dp_sgd_noise_multiplier(
         )
     if method == "renyi":
         z = _least(run.epsilon, target, 1.0)
-        # If even the largest order is too small, epsilon is a step function of the noise.
+        # If the best order is the largest one in the list, epsilon jumps as a function of the
+        # noise.
         reached = run.epsilon(z)
         if reached < _MET * target and z > _LEAST_NOISE * _OUTWARD:
             raise NoEpsilonError(
@@ -323,7 +327,7 @@ def dp_sgd_noise_multiplier(
                 f' gives more than {target:g}; use method="pld"'
             )
         return z
-    # A fast search with wide loss intervals gives the starting point of a search with narrow ones.
+    # A fast search with wide loss intervals finds the starting point for a search with narrow ones.
     about = _least(functools.partial(run.epsilon, coarseness=_COARSE), target, 1.0)
     return _least(run.epsilon, target, about)
 
@@ -342,7 +346,7 @@ def _noise_for_advantage(run: "DpSgdRun", advantage: float) -> float:
 
 
 class _Drawn(NamedTuple):
-    """The numbers of a sampling, as a key in a cache."""
+    """The public numbers of a sampling, which are hashable and so can be part of a cache key."""
 
     kind: Kind
     n: int
@@ -351,7 +355,7 @@ class _Drawn(NamedTuple):
 
 
 class DpSgdRun(NamedTuple):
-    """The parameters of a run of DP-SGD, without the noise multiplier."""
+    """The parameters of a run of DP-SGD, except the noise multiplier."""
 
     sampling: Sampling
     steps: int
@@ -359,12 +363,12 @@ class DpSgdRun(NamedTuple):
     dims: int
     relation: NeighboringRelation | None
     method: AccountingMethod
-    # A record may be in only one of any `groups` consecutive batches.
+    # Of any `groups` consecutive batches, a record can be in at most one.
     groups: int = 1
     strategy: Columns | None = None
 
     def checked(self) -> "DpSgdRun":
-        """Checks the parameters, and fills in the relation if it is None."""
+        """Returns the run with checked parameters; the relation None is replaced by a default."""
         relation = relation_or_inherited(self.relation, NeighboringRelation.ADD_OR_REMOVE_ONE)
         _checks.choice("method", self.method, get_args(AccountingMethod))
         steps = _checks.integer("steps", self.steps, least=1, most=10**9)
@@ -409,7 +413,7 @@ class DpSgdRun(NamedTuple):
 
     @property
     def overlaps(self) -> bool:
-        """Whether two batches of a record may enter one published number."""
+        """Whether two batches that contain the same record may enter one published number."""
         return self.strategy is not None and self.strategy.bands > self.groups
 
     @property
@@ -418,16 +422,16 @@ class DpSgdRun(NamedTuple):
 
     @property
     def joining(self) -> tuple[int, float]:
-        """The largest number of slots whose records may join a batch, and their probability."""
+        """The largest number of records that may join a batch, and the probability of each."""
         if self.sampling.kind == "bins":
             return self.sampling.n, 1 / self.groups
         return -(-self.sampling.n // self.groups), self.sampling.rate
 
     def gaussians(self, z: float) -> tuple[float, int]:
-        """The noise multiplier, and the number, of the Gaussian mechanisms of one record.
+        """Returns noise multiplier and number of the Gaussian mechanisms that use one record.
 
-        Batches that share no published number are separate mechanisms. Batches that share published
-        numbers are one mechanism together.
+        If no published number depends on two batches of the same record, each batch is a separate
+        mechanism. Otherwise, all batches of a record together are one mechanism.
         """
         if not self.overlaps:
             return z, self.participations
@@ -441,45 +445,49 @@ class DpSgdRun(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The log of the factor by which the noise tables may change the density of a run."""
+        """The log of the factor by which noise tables may change densities of a whole run."""
         assert GAUSSIAN.lattice is not None
         return self.steps * self.dims * GAUSSIAN.lattice.certificate.loss
 
     @property
     def missed_anyway(self) -> float:
-        """The probability that noise is outside of its tables, or that two random words are equal.
+        """The probability that noise falls outside its tables, or that two random words are equal.
 
-        If two of the sorted words are equal, the order of a batch is not uniform. The bound adds up
-        the probabilities of all pairs of 128-bit words. Sampling with a fixed size sorts one word
-        for every record, and Poisson sampling sorts one word for every slot of a batch.
+        Batches are chosen by sorting random 128-bit words. If two of them are equal, the order of
+        records is not uniform. The bound adds up this probability over all pairs of words.
+        Fixed-size sampling sorts one word for every record, and Poisson sampling sorts one word for
+        every slot of a batch.
         """
         assert GAUSSIAN.lattice is not None
         of_noise = self.dims * GAUSSIAN.lattice.certificate.delta
         ordered = self.sampling.n if self.sampling.kind == "fixed" else self.sampling.capacity
-        # `uneven` covers that a 64-bit word modulo the number of bins is not quite uniform.
+        # A 64-bit word modulo the number of bins is not exactly uniform. `uneven` pays for this.
         uneven = self.groups * 2.0**-64 if self.sampling.kind == "bins" else 0.0
         return self.steps * (of_noise + float(ordered) ** 2 * 2.0**-129) + uneven
 
     @property
     def missed(self) -> float:
-        """`missed_anyway` plus the probability that some batch exceeds its capacity."""
+        """The sum of `missed_anyway` and the probability that a batch exceeds its capacity."""
         sampling = self.sampling
         if sampling.kind == "fixed":
             return self.missed_anyway
-        # `joining` bounds the number of records that may join a batch, on both neighbors.
+        # `joining` bounds the number of records that may join a batch, for both neighboring
+        # databases.
         cut = scipy.stats.binom.sf(sampling.capacity, *self.joining)
         cut = float(cut) * _OUTWARD
         return self.missed_anyway + self.steps * cut
 
-    # Results are cached, because `fit` calls this several times, and a search takes a second.
+    # Results are cached, because `fit` calls this method several times, and a search takes a
+    # second.
     @functools.lru_cache(1024)  # noqa: B019
     def epsilon(self, z: float, *, coarseness: float = 1.0) -> float:
-        """The epsilon of the real run, whose noise and batches differ slightly from the ideal run.
+        """Returns the epsilon of the real run, whose noise and batches are only nearly ideal.
 
-        Except for a probability m, the densities of both runs are within a factor e^loss. Then
-        (epsilon, delta_0)-DP of the ideal run implies (epsilon + 2 loss, delta)-DP of the real run,
-        where delta is e^loss delta_0 + (1 + e^(epsilon + loss)) m. So delta_0 depends on epsilon,
-        and epsilon on delta_0. The loop approaches the fixed point from below.
+        Except for a probability m, the densities of the real run and the ideal run are within a
+        factor e^loss. So if the ideal run is (epsilon, delta_0)-DP, the real run is (epsilon + 2
+        loss, delta)-DP, where delta = e^loss delta_0 + (1 + e^(epsilon + loss)) m. For the given
+        delta, delta_0 depends on epsilon, and epsilon depends on delta_0. The loop in `charged`
+        approaches the fixed point from below.
         """
         sampling = self.sampling
         z, count = self.gaussians(z)
@@ -499,7 +507,7 @@ class DpSgdRun(NamedTuple):
         return self.charged(curve)
 
     def charged(self, curve: Callable[[float], float]) -> float:
-        """The epsilon of the real run, given that of the ideal run as a function of delta."""
+        """Returns the epsilon of the real run, given a function from delta to the ideal epsilon."""
         epsilon = 0.0
         for _ in range(200):
             left = (self.delta - self._charged_at(epsilon)) * math.exp(-self.loss)
@@ -512,7 +520,7 @@ class DpSgdRun(NamedTuple):
         raise NoEpsilonError(self._used_up())
 
     def risk(self, z: float, *, coarseness: float = 1.0) -> Risk:
-        """The risk of the real run."""
+        """Returns the risk of the real run, whose noise and batches are only nearly ideal."""
         sampling, relation = self.sampling, self.relation
         assert relation is not None
         z, count = self.gaussians(z)
@@ -534,21 +542,22 @@ class DpSgdRun(NamedTuple):
         )
 
     def check_within_reach(self, epsilon: float) -> None:
-        """Refuses an epsilon at which non-ideal noise and batches need over a tenth of delta.
+        """Refuses an epsilon at which noise tables and capacities need over a tenth of delta.
 
-        Up to a tenth, this part of delta hardly affects the least noise. Above a tenth, the least
-        noise might also give a smaller epsilon.
+        If they need at most a tenth of delta, this hardly affects the smallest noise multiplier. If
+        they need more, the smallest noise multiplier might give an epsilon that is much smaller
+        than requested.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
 
     def _charged_at(self, epsilon: float) -> float:
-        """The part of delta that covers non-ideal noise and batches, at an epsilon."""
+        """Returns the part of delta that noise tables and capacities need at a given epsilon."""
         above = epsilon + self.loss
         return math.inf if above > 700 else (1 + math.exp(above)) * self.missed
 
     def _largest_epsilon(self) -> float:
-        """An epsilon at which no delta is left for the ideal run."""
+        """Returns an epsilon at which no part of delta is left for the ideal run."""
         return max(0.0, math.log(self.delta) - math.log(self.missed))
 
     def _used_up(self, epsilon: float | None = None) -> str:
@@ -570,25 +579,31 @@ class DpSgdRun(NamedTuple):
 
 
 def rare_enough(epsilon: float, delta: float, steps: int) -> float:
-    """The probability of exceeding the capacity that uses a thousandth of delta in all steps."""
+    """Returns how improbable it must be, in each step, that a batch exceeds its capacity.
+
+    With this probability, all steps together use a thousandth of delta.
+    """
     if epsilon > 600:
         return 0.0
     return delta / 1000 / steps / (1 + math.exp(epsilon))
 
 
 def least_capacity(n: int, rate: float, rare: float) -> int:
-    """The least number of slots that a batch exceeds with a probability of at most `rare`."""
-    # This is a bisection, because SciPy's inverse of `sf` fails for small rates.
+    """Returns the least capacity that a batch exceeds with a probability of at most `rare`.
+
+    The number of records in a batch is binomial, with parameters n and `rate`.
+    """
+    # The capacity is found by bisection, because SciPy's inverse of `sf` fails for small rates.
     exceeds = functools.partial(scipy.stats.binom.sf, n=n, p=rate)
     return min(n, bisect.bisect_left(range(n), True, key=lambda x: exceeds(x) <= rare) + 1)
 
 
 def _least(promised: Callable[[float], float], target: float, start: float) -> float:
-    """The least z with promised(z) <= target, within .1%, but at least .01.
+    """Returns the least z with promised(z) <= target, within 0.1%, or 0.01 if that is larger.
 
-    `promised` must be decreasing. The search is the secant method in logarithms. Each new point is
-    slightly beyond the estimated root, toward the farther end of the bracket, so that both ends of
-    the bracket approach the root.
+    `promised` must be a decreasing function. The search uses the secant method on logarithms. Each
+    new point is moved slightly from the estimated root toward the farther end of the bracket, so
+    that both ends of the bracket approach the root.
     """
     z, least = math.log(start), math.log(_LEAST_NOISE)
     below, above = (-math.inf, math.inf), (math.inf, 0.0)
@@ -618,7 +633,7 @@ def _least(promised: Callable[[float], float], target: float, start: float) -> f
 
 
 def _delta_of_one_step(sampling: Sampling, z: float, replaced: bool, epsilon: float) -> float:
-    """A lower bound on the delta of one step at this epsilon, and so of any run."""
+    """Returns a lower bound on the delta of one step at an epsilon, and thus of the whole run."""
     sigma = z / 2 if replaced and sampling.kind == "fixed" else z
     inner = math.log1p(math.expm1(epsilon) / sampling.rate)
     mirrored = inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma)

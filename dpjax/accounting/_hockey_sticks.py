@@ -1,6 +1,6 @@
-"""Hockey-stick divergences of a release on one pair of databases, by family of mechanisms.
+"""Hockey-stick divergences of a release on one pair of databases, by type of noise.
 
-docs/proofs/privacy-profile.md has the proofs.
+docs/proofs/privacy-profile.md proves the formulas.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import scipy
 
 from dpjax._core._pair_loss import LossFamily
 
-# A generous bound on the relative error of the closed forms below.
+# A generous bound on the relative rounding error of the closed forms below.
 _ERROR = 1e-12
 _LEAST = 1e-300
 _FARTHEST = 1e150
@@ -20,19 +20,20 @@ _FARTHEST = 1e150
 
 @dataclasses.dataclass(frozen=True)
 class PairCurve:
-    """A bound on the divergence of several releases on a pair, as a function of its stretch.
+    """Bounds the divergence of several releases on a pair of databases, by the pair's stretch.
 
-    The stretch of a pair is its distance divided by the distance to which releases are calibrated.
+    The stretch of a pair is the distance of its values divided by the distance to which the
+    releases are calibrated.
 
     Attributes:
-        family: the joint family of all releases without Gaussian noise.
-        loss: the joint privacy loss of the releases without Gaussian noise, at stretch 1.
-        deviations: the joint distance of the Gaussian releases in standard deviations, at stretch
-            1.
+        family: the family that describes all releases without Gaussian noise together.
+        loss: the total privacy loss of the releases without Gaussian noise, at stretch 1.
+        deviations: the distance between the values of all Gaussian releases, in standard
+            deviations, at stretch 1.
         slack: the privacy loss that the noise tables add.
-        missed: the probability that the noise tables omit.
-        chances: the log of a factor on the probabilities of sampled losses, which covers their
-            rounding.
+        missed: the probability of noise outside the tables.
+        chances: a log factor on the probabilities of sampled losses, which covers their rounding
+            errors.
     """
 
     family: LossFamily
@@ -43,12 +44,15 @@ class PairCurve:
     chances: float = 0.0
 
     def is_pure(self, stretch: np.ndarray, epsilon: float) -> np.ndarray:
-        """Whether the releases are (epsilon, 0)-DP on pairs of these stretches."""
+        """Whether the releases are (epsilon, 0)-DP on pairs with these stretches."""
         largest = (self.loss * stretch + 2 * self.slack) * (1 + _ERROR)
         return (largest <= epsilon) & (self.deviations == 0)
 
     def delta(self, stretch: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """The divergence at epsilon, rounded up, which grows with the stretch; arrays broadcast."""
+        """Returns the divergence at epsilon, rounded up. It increases with the stretch.
+
+        The two arrays are broadcast against each other.
+        """
         stretch, epsilon = np.broadcast_arrays(stretch, epsilon)
         finite = np.where(np.isfinite(stretch), stretch, 0.0)
         epsilon = self._charged(epsilon)
@@ -56,17 +60,17 @@ class PairCurve:
         return np.where(np.isfinite(stretch), drawn, 1.0)
 
     def of_losses(self, loss: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """The contribution of an output with this privacy loss to the divergence at epsilon."""
+        """Returns the contribution of an output with this privacy loss to the divergence."""
         epsilon = self._charged(epsilon)
         ideal = -np.expm1(np.minimum(epsilon - 2 * self.slack - loss, 0.0))
         return self._drawn(math.exp(self.chances) * ideal, epsilon)
 
     def _charged(self, epsilon: np.ndarray) -> np.ndarray:
-        """Caps epsilon: for larger epsilons, the cost of the tables exceeds the divergence."""
+        """Limits epsilon: beyond this limit, the tables cost more than the divergence itself."""
         return np.minimum(epsilon, -math.log(self.missed) / 2) if self.missed else epsilon
 
     def _drawn(self, ideal: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-        """Converts the divergence of ideal noise to the divergence of noise from tables."""
+        """Converts the divergence of ideal noise to that of noise from tables, rounded up."""
         missed = self.missed * (1 + np.exp(epsilon)) if self.missed else 0.0
         return np.minimum((math.exp(self.slack) * ideal + missed) * (1 + _ERROR), 1.0)
 
@@ -74,8 +78,8 @@ class PairCurve:
         pure, deviations = self.loss * stretch, self.deviations * stretch
         if self.deviations == 0:
             return _FAMILIES[self.family](pure, epsilon)
-        # Randomized response with losses of +pure and -pure dominates all releases without Gaussian
-        # noise.
+        # Randomized response with losses of +pure and -pure is an upper bound for all releases
+        # without Gaussian noise together.
         up = 1 / (1 + np.exp(-pure))
         return up * gaussian(deviations, epsilon - pure) + (1 - up) * gaussian(
             deviations, epsilon + pure
@@ -88,7 +92,7 @@ def laplace(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The largest divergence if all privacy losses are in an interval of length a."""
+    """Returns the largest divergence if all privacy losses are in an interval of length a."""
 
     def at(e: np.ndarray) -> np.ndarray:
         above = np.where(a > e, a, 1.0)
@@ -99,26 +103,35 @@ def bounded_range(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
 
 
 def pure(a: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """The largest divergence if privacy losses are in [-a, a], by randomized response."""
+    """Returns the largest divergence if all privacy losses are in [-a, a].
+
+    Randomized response attains it.
+    """
     return _both_signs(epsilon, lambda e: -np.expm1(np.minimum(e - a, 0)) / (1 + np.exp(-a)))
 
 
 def gaussian(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """The divergence of normal noise that is shifted by mu standard deviations, rounded up."""
     safe = np.where(mu > 0, mu, 1.0)
-    epsilon = np.minimum(epsilon, _FARTHEST * safe)  # For larger values, logarithms are infinite.
+    # For larger values of epsilon, the logarithms below would be infinite.
+    epsilon = np.minimum(epsilon, _FARTHEST * safe)
     high = scipy.special.log_ndtr(safe / 2 - epsilon / safe)
     low = epsilon + scipy.special.log_ndtr(-safe / 2 - epsilon / safe)
-    # Subtracting two nearly equal numbers loses digits, so a bound on this error is added.
+    # Subtracting two nearly equal numbers loses digits. `error` bounds the relative error of the
+    # result.
     error = 1e-14 * (1 + np.abs(high) + np.abs(low) + np.abs(epsilon))
     with np.errstate(under="ignore"):
         found = np.exp(high) * np.minimum(-np.expm1(np.minimum(low - high, 0)) + error, 1.0)
-        found = np.maximum(found, _LEAST)  # The result must not underflow to 0.
+        # The divergence is above 0, so it must not underflow to 0.
+        found = np.maximum(found, _LEAST)
     return np.where(mu > 0, found, np.maximum(-np.expm1(np.minimum(epsilon, 0)), 0.0))
 
 
 def _both_signs(epsilon: np.ndarray, at: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Extends a divergence to epsilon < 0, for families that are symmetric in both databases."""
+    """Extends a divergence to epsilon < 0, for pairs whose privacy loss is symmetric.
+
+    The divergence must be the same if the two databases are swapped.
+    """
     found = np.maximum(at(np.abs(epsilon)), 0.0)
     with np.errstate(under="ignore"):
         return np.where(epsilon >= 0, found, 1 - np.exp(-np.abs(epsilon)) * (1 - found))

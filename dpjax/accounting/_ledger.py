@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_WIDEST = 40  # A printed name has at most this many characters.
+_WIDEST = 40  # Names are cut to this number of characters when a report is printed.
 
-# In a name, the string after this separator is a fingerprint of the request. Reports do not show
-# the fingerprint.
+# In a stored name, the text after this separator is a fingerprint of the request. Reports do not
+# print it.
 FINGERPRINT = " #"
 _COLUMNS = ("time", "what", "name", "version", "guarantee", "epsilon", "delta")
 
@@ -104,7 +104,7 @@ class LedgerReport:
         return text.getvalue()
 
     def _repr_html_(self) -> str:
-        """The table that notebooks show."""
+        """Returns the HTML table that notebooks show."""
         titles, *rows = self._words()
         return html_of(titles, rows, self._title())
 
@@ -115,7 +115,7 @@ class LedgerReport:
         return "\n".join([self._title(), *(lines if self.history else [])])
 
     def _words(self) -> list[list[str]]:
-        """Column titles and rows as strings, without empty columns."""
+        """Returns the column titles and the rows as strings, without empty columns."""
         _, delta = self.budget
         rows: list[tuple[str, ...]] = [
             ("time (UTC)", "what", "name", "guarantee", "epsilon", "left", "delta", "left")
@@ -146,7 +146,7 @@ def _decimal(number: object) -> Decimal:
 
 
 def _plain(number: object) -> str:
-    """A decimal with all digits; numbers of more than 14 characters in scientific notation."""
+    """Returns all digits of a decimal, or scientific notation if that has over 14 characters."""
     text = format(_decimal(number), "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if len(text) <= 14 else str(_decimal(number).normalize())
@@ -249,7 +249,7 @@ class Ledger(Account):
         file = database_file(path, instead="accounting.PrivacyFilter keeps a budget in memory")
         asked = None if relation is None else str(NeighboringRelation(relation))
         self._file = LedgerFile(file, budget, relation=asked, made_under=asked)
-        # The relation until the first debit, if the file does not state a relation.
+        # The relation that applies until the first debit, if the file does not state a relation.
         self._undecided = NeighboringRelation(relation or NeighboringRelation.REPLACE_ONE)
         self._records: dict[str, object] = {}
         self.path = self._file.path
@@ -261,17 +261,17 @@ class Ledger(Account):
         return self._undecided if stored is None else stored
 
     def _stored_relation(self) -> NeighboringRelation | None:
-        """The relation that the file states; None before the first debit of a new file."""
+        """Returns the relation that the file states; None before the first debit of a new file."""
         if self._file.chain.relation is None:
             self._file.update()
         stored = self._file.chain.relation
         return None if stored is None else NeighboringRelation(stored)
 
     def _pays_under(self, relation: NeighboringRelation) -> None:
-        """Sets the relation of a new ledger; refuses another relation for an old one.
+        """Sets the relation of a new ledger; refuses a different relation for an older one.
 
         Args:
-            relation: the relation of the releases that this ledger will pay for.
+            relation: the relation of the releases for which this ledger will pay.
 
         Raises:
             ValueError: if the ledger is under another relation.
@@ -287,14 +287,15 @@ class Ledger(Account):
             )
 
     def _knows_records(self, name: str, records: object) -> None:
-        """Remembers that a name stands for some records; refuses other records of this name.
+        """Records that `name` stands for `records` in this process; refuses a second meaning.
 
         Args:
             name: the name of the records.
-            records: the object that the name stands for in this process. Its contents are not read.
+            records: an object that represents the records. It is compared by identity, and its
+                contents are not read.
 
         Raises:
-            ValueError: if the name stands for other records.
+            ValueError: if the name already stands for another object.
         """
         if self._records.setdefault(name, records) is not records:
             raise ValueError(
@@ -465,7 +466,8 @@ class Ledger(Account):
 
     def _shares(self, units: tuple[int, int], part: Fraction, count: int) -> list[Share]:
         epsilon, delta = (math.floor(part * unit) for unit in units)
-        # For a smaller share with a delta, float64 is too coarse to compute mu.
+        # If the budget has a delta, a smaller share could not be converted to mu accurately in
+        # float64.
         least = 10 ** (EPSILON_DIGITS - 6) if self._file.chain.budget[1] else 1
         if epsilon < least or (delta == 0 and self._file.chain.budget[1] > 0):
             raise BudgetExceededError(
@@ -488,9 +490,9 @@ class Ledger(Account):
         self._debit(release)
 
     def _debit(self, release: Payment, price: Amount | None = None) -> None:
-        """Writes a debit to the file: the given price, or else the cost of the guarantee."""
-        # If a gamma has no sampling, `compose` gives it a new identity, and the file stores this
-        # identity.
+        """Writes a debit to the file: `price` if given, and otherwise the guarantee's cost."""
+        # A gamma that was set by hand has no sampling. `compose` gives it one with a new identity,
+        # and this identity is stored in the file.
         promised, request = under(compose(release.guarantee), self.relation), release.request
         cost = cost_of(promised)
         neighbors = f"{promised.relation}, groups of {promised.group_size}"
@@ -515,7 +517,7 @@ class Ledger(Account):
         start = 0
         for dtype, shape in body["arrays"]:
             flat = np.frombuffer(payload, jnp.dtype(dtype), math.prod(shape), start)
-            arrays.append(jax.device_put(flat.reshape(shape)))  # Needs no compilation.
+            arrays.append(jax.device_put(flat.reshape(shape)))  # `device_put` needs no compilation.
             start += flat.nbytes
         value = jax.tree.unflatten(request.outputs.structure, arrays)
         return Release(value, _decoded(body["guarantee"]))

@@ -1,8 +1,8 @@
 """The epsilon of composed steps, by the privacy loss distributions of dp-accounting.
 
-dp-accounting discretizes privacy losses such that the result is an upper bound, whatever the width
-of the intervals. This module handles two problems that remain: convolutions by FFT lose some
-probability, and small noise or many steps need too much memory.
+dp-accounting discretizes privacy losses such that its result is an upper bound on epsilon, for any
+width of the intervals. This module handles two remaining problems: convolutions by FFT lose some
+probability mass, and small noise or many steps need too much memory.
 """
 
 import math
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4
-# The largest number of loss intervals (if there would be more, intervals become wider), and the
-# largest privacy loss (a run with larger losses is refused).
+# The largest number of intervals of privacy losses; if more would be needed, intervals become
+# wider. Also the largest privacy loss; a run with larger losses is refused.
 _MOST_INTERVALS, _LARGEST_LOSS = 2**20, 1e6
-# Convolutions by FFT lose probability mass to rounding. These are bounds on the lost mass, in total
-# and for each step. The second is needed because the total probability of a step has an error of
-# 1e-16, and is raised to the power of the number of steps.
+# Convolutions by FFT lose probability mass to rounding. The lost mass is at most the first number
+# plus the second number for every step: the total probability of one step has an error of 1e-16,
+# and is raised to the power of the number of steps.
 _LOST_TO_ROUNDING = 1e-13
 _LOST_PER_STEP = 1e-15
-# For more steps than this, dp-accounting would overflow, because it computes the number of outcomes
-# to the power of the number of steps.
+# dp-accounting raises the number of outcomes to the power of the number of steps. This would
+# overflow for more steps than this.
 _MOST_AT_ONCE = 1000
 
 
 class NoEpsilonError(ValueError):
-    """Raised if no finite epsilon is known at the given delta."""
+    """Raised if no finite epsilon is known at the requested delta."""
 
 
 def epsilons_by_losses(
@@ -45,9 +45,9 @@ def epsilons_by_losses(
     replaced: bool,
     coarseness: float = 1.0,
 ) -> Callable[[float], float]:
-    """A function from delta to epsilon, for composed Gaussian mechanisms on sampled batches.
+    """Returns a function from delta to epsilon, for Gaussian mechanisms on sampled batches.
 
-    The arguments are those of `composed_losses`.
+    The mechanisms are composed. The arguments are those of `composed_losses`.
     """
     composed, lost = composed_losses(kind, rate, z, steps, replaced=replaced, coarseness=coarseness)
 
@@ -72,19 +72,21 @@ def composed_losses(
     replaced: bool,
     coarseness: float = 1.0,
 ) -> "tuple[PrivacyLossDistribution, float]":
-    """The losses of composed Gaussian mechanisms on sampled batches, and the mass they may lose.
+    """Returns the privacy losses of composed Gaussian mechanisms on sampled batches.
+
+    Returns also how much probability mass their computation may have lost.
 
     Args:
         kind: the kind of sampling.
         rate: the probability that a record is in a batch.
         z: the noise multiplier.
         steps: the number of mechanisms.
-        replaced: whether the relation is replace-one, instead of add-or-remove-one.
-        coarseness: a factor on the width of the loss intervals. Wide intervals are faster, and
-            still give an upper bound on epsilon.
+        replaced: True for the relation replace-one, False for add-or-remove-one.
+        coarseness: a factor on the width of the loss intervals. Computations with wide intervals
+            are faster, and still give an upper bound on epsilon.
     """
     accounting = _checks.extra("dp_accounting", "accounting")
-    # sigma is the standard deviation of the noise divided by the largest change of the sum.
+    # sigma is the standard deviation of the noise, divided by the largest change of the sum.
     sigma, lost = z / (2 if replaced else 1), _LOST_TO_ROUNDING
     if rate == 1:
         whole = sigma / math.sqrt(steps)
@@ -111,9 +113,9 @@ def composed_losses(
 
 
 def _interval(sigma: float, rate: float, steps: int) -> float:
-    """The width of the loss intervals: the default, or more if that would need too much memory.
+    """Returns the width of the loss intervals: the default, or larger if memory requires it.
 
-    Every width gives a valid bound.
+    The bound on epsilon is valid for every width.
     """
     variance = min(sigma**-2, math.log1p(rate**2 * math.expm1(min(700.0, sigma**-2))))
     largest = 0.5 / sigma**2 + 10.5 / sigma + 20 * math.sqrt(steps * variance)
@@ -128,7 +130,7 @@ def _interval(sigma: float, rate: float, steps: int) -> float:
 def _self_composed(
     distribution: "PrivacyLossDistribution", steps: int
 ) -> "PrivacyLossDistribution":
-    """Composes in stages, so that powers in dp-accounting do not overflow."""
+    """Composes a distribution with itself, in stages, so that dp-accounting does not overflow."""
     if steps <= _MOST_AT_ONCE:
         return distribution.self_compose(steps)
     whole, rest = divmod(steps, _MOST_AT_ONCE)
@@ -139,20 +141,21 @@ def _self_composed(
 def _fixed_size(
     accounting: ModuleType, rate: float, sigma: float, interval: float
 ) -> "PrivacyLossDistribution":
-    """The loss distribution of a Gaussian mechanism on a random subset, under replace-one.
+    """Returns the loss distribution of a Gaussian mechanism on a random subset of fixed size.
 
-    The mechanism has sensitivity 1. dp-accounting computes the loss distribution from hockey-stick
-    divergences on a grid of epsilons. Swapping the neighbors mirrors the curve, so the divergences
-    at negative epsilons can be computed from those at positive epsilons.
+    The mechanism has sensitivity 1, and the relation is replace-one. dp-accounting computes the
+    distribution from hockey-stick divergences on a grid of epsilons. Swapping the two neighbors
+    gives the same privacy losses, so divergences at negative epsilons are computed from those at
+    positive epsilons.
     """
-    # The log ratio of densities exceeds `largest` with a probability of only e^-50.
+    # Privacy losses are at most `largest`, except with a probability of e^-50.
     largest = math.log1p(rate * math.expm1(min(700.0, 0.5 / sigma**2 + 10.5 / sigma)))
     count = math.ceil(largest / interval)
     epsilons = interval * np.arange(count + 1)
     inner = np.log1p(np.expm1(epsilons) / rate)
     tails = scipy.special.ndtr(0.5 / sigma - inner * sigma)
     mirrored = np.exp(inner + scipy.special.log_ndtr(-0.5 / sigma - inner * sigma))
-    # Divergences are at least 0. The term 1e-16 covers rounding errors.
+    # Divergences are at least 0. The term 1e-16 covers the rounding errors.
     upper = rate * np.maximum(tails - mirrored, 0) + 1e-16
     upper = np.minimum.accumulate(upper)
     lower = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * upper[:0:-1]

@@ -1,4 +1,4 @@
-"""An accountant by simulation, for privacy losses that have no formula."""
+"""An accountant that simulates privacy losses, for mechanisms without a formula for them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from dpjax._tracing._programs import Program, kept_jit
 from dpjax.random._keys import check_key, sampling_key
 
 _CHUNK = 2**14
-# Losses are increased by this number times 1 + |loss|, to cover rounding in float64.
+# Each loss x is increased by this number times 1 + |x|, which covers float64 rounding errors.
 _ROUNDING = 1e-9
 
 
@@ -215,7 +215,7 @@ def monte_carlo(
 
 
 def _drawn(key: Key, program: Program, draws: int) -> np.ndarray:
-    """The losses, shape (draws, directions)."""
+    """Returns simulated privacy losses, with shape (draws, directions)."""
     size = min(draws, _CHUNK)
     found = [
         np.asarray(_chunk(key, jnp.uint32(start), program=program, size=size))

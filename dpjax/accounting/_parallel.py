@@ -108,7 +108,7 @@ class Parts:
         self._open, self._process, self._lock = True, os.getpid(), threading.RLock()
 
     def __enter__(self) -> Self:
-        # If a release in the block does not name a part, the ledger itself pays for it.
+        # The ledger itself pays for releases in the block that do not name a part.
         self._rest = paying_for_the_rest(self._ledger)
         self._rest.__enter__()
         return self
@@ -118,13 +118,13 @@ class Parts:
         self._open = False
 
     def __call__(self, part: str | int) -> "Part":
-        """The account of one part, by its public name or key."""
+        """Returns the account of one part, which is given by its public name or key."""
         if isinstance(part, bool) or not isinstance(part, (str, int)):
             raise TypeError(f"part must be a string or an integer, got {_checks.shown(part)}")
         return Part(self._ledger, self.column, part, functools.partial(self._pay_for, part))
 
     def _pay_for(self, part: str | int, release: Payment) -> None:
-        """Pays the amount by which a release on a part increases the joint cost of all parts."""
+        """Pays the amount by which a release on one part increases the cost of all parts."""
         if not self._open or self._process != os.getpid():
             raise ValueError(
                 "parts can only be used inside of their block `with ledger.parallel(...)`, and "
@@ -141,11 +141,12 @@ class Parts:
             paid = self._together(of_part)
             due = paid[0] - self._paid[0], paid[1] - self._paid[1]
             self._pay(release._replace(guarantee=promised, what=what), due)
-            # The sums are updated after the debit. If the debit fails, nothing is published.
+            # The totals are updated after the debit. So if the debit fails, they are unchanged, and
+            # nothing is released.
             self._of_part, self._paid = of_part, paid
 
     def _together(self, of_part: dict[str | int, Amount]) -> Amount:
-        """The cost of all parts together."""
+        """Returns the cost of all parts together, from the cost of each part."""
         epsilon, delta = (max(amounts) for amounts in zip(*of_part.values(), strict=True))
         if self._ledger.relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             return epsilon, delta
@@ -195,7 +196,7 @@ class Part(Account):
         return self._ledger.keep(self._of_part(request), release)
 
     def _of_part(self, request: Request) -> Request:
-        # The part is hashed into the fingerprint, so that requests on different parts differ.
+        # The part is hashed into the fingerprint, so that equal requests on different parts differ.
         words = repr((self._column, self.part, request.fingerprint))
         return request._replace(fingerprint=hashlib.sha256(words.encode()).hexdigest())
 

@@ -1,4 +1,4 @@
-"""Costs of releases as integers, in the units of a ledger, and conversion to decimals."""
+"""Costs of releases as integers, in the units of a ledger; conversion to and from decimals."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from dpjax._core._values import Guarantee
 from dpjax._exact._numerics import round_up
 from dpjax._files._ledger_file import DELTA_DIGITS, EPSILON_DIGITS, BudgetExceededError, decimal
 
-# The largest number of digits before or after the decimal point. No float64 prints as many digits.
+# The largest number of digits before or after the decimal point that is accepted. No float64 is
+# printed with as many digits.
 _MOST_DIGITS = 400
 
 
@@ -20,7 +21,7 @@ Amount: TypeAlias = tuple[int, int]
 
 
 def cost_of(promised: Guarantee) -> Amount:
-    """The cost of a guarantee, rounded up. Raises an error if no budget can pay for it."""
+    """Returns the cost of a guarantee, rounded up. Raises an error if no budget can pay for it."""
     if not (math.isfinite(promised.epsilon) and promised.delta < 1):
         raise BudgetExceededError(
             "release must have a finite epsilon and a delta below 1, because otherwise no "
@@ -33,7 +34,10 @@ def cost_of(promised: Guarantee) -> Amount:
 
 
 def units(name: str, value: object, digits: int, rounded: Callable[[Fraction], int]) -> int:
-    """A number as a multiple of 10^-digits. A float counts as the decimal that Python prints."""
+    """Converts a number to a multiple of 10^-digits, rounded by the function `rounded`.
+
+    A float counts as the decimal that Python prints for it.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise TypeError(
             f"{name} must be a Python number, a string or a Decimal, got {_checks.shown(value)}"
@@ -52,7 +56,10 @@ def as_decimals(epsilon: int, delta: int) -> tuple[Decimal, Decimal]:
 
 
 def as_float(units: int, digits: int) -> float:
-    """The float64 that prints as the decimal, or the least float64 above it."""
+    """Returns a float64 for `units` times 10^-digits.
+
+    It is the float that Python prints as this decimal, or else the least float64 above it.
+    """
     exact = Fraction(units, 10**digits)
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) >= exact else round_up(exact)

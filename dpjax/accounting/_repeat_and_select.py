@@ -1,8 +1,8 @@
 """The guarantee of the best of a random number of runs (Papernot and Steinke 2022).
 
-docs/proofs/tuning.md has the proofs. Two bounds hold, and the smaller one is used. The first bounds
-the ratio of probabilities by epsilon of one run. The second bounds Renyi divergences, from the
-divergences of one run.
+docs/proofs/tuning.md has the proofs. There are two bounds, and the smaller one is used. The first
+bound uses the epsilon of one run, and bounds the ratio of probabilities. The second uses the Renyi
+divergences of one run, and bounds the Renyi divergences of the best run.
 """
 
 import dataclasses
@@ -26,18 +26,19 @@ from dpjax.accounting._renyi_divergences import (
 from dpjax.random._repetitions import Repetitions, repetitions
 
 _OUTWARD = 1 + 1e-9
-# The fraction of delta that covers more runs than the second bound considers.
+# The second bound assumes a largest number of runs. This fraction of delta pays for the case that
+# there are more.
 _RARE = 1e-6
 
 
 class OneRun(NamedTuple):
-    """What is known about the privacy of one run.
+    """The known privacy costs of one run.
 
     Attributes:
         guarantee: the guarantee of the run.
-        training: the steps of DP-SGD that the run makes, and their noise multiplier; None if the
-            run is something else.
-        score_epsilon: the epsilon of a score that the run releases in addition.
+        training: the parameters of the run and its noise multiplier, if the run is DP-SGD;
+            otherwise None.
+        score_epsilon: the epsilon of a score that the run also releases.
     """
 
     guarantee: Guarantee
@@ -162,7 +163,7 @@ def dp_sgd_best_of_runs(
 
 
 def checked_repetitions(runs: float, shape: float) -> Repetitions:
-    """The distribution of the number of runs, from checked arguments."""
+    """Checks `runs` and `shape`, and returns the distribution of the number of runs."""
     for name, number in (("runs", runs), ("shape", shape)):
         _checks.host_only(name, number, "a concrete number")
         if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -175,9 +176,9 @@ def checked_repetitions(runs: float, shape: float) -> Repetitions:
 
 
 def selected(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> Guarantee:
-    """The guarantee of the best run, if each run tries a random candidate.
+    """Returns the guarantee of the best run, if each run trains a randomly chosen candidate.
 
-    All guarantees are for one relation and one privacy unit.
+    All guarantees must be for the same relation and the same privacy unit.
     """
     each = delta / law.mean / _OUTWARD
     bounds = [max(_epsilon_of_one(one, each) for one in candidates)]
@@ -202,7 +203,7 @@ def selected(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> Gu
 
 
 def _epsilon_of_one(one: OneRun, delta: float) -> float:
-    """The epsilon of one run at a delta; infinite if there is none."""
+    """Returns the epsilon of one run at a delta; infinite if there is no finite epsilon."""
     if one.training is None:
         within = float(one.guarantee.delta) <= delta
         return float(one.guarantee.epsilon) + one.score_epsilon if within else math.inf
@@ -214,7 +215,10 @@ def _epsilon_of_one(one: OneRun, delta: float) -> float:
 
 
 def _by_ratios(epsilon: float, law: Repetitions) -> float:
-    """The log of the largest ratio of probabilities of the best run, for two neighbors."""
+    """Returns an epsilon of the best run, given that one run is epsilon-DP.
+
+    It bounds the log of the ratio of the best run's probabilities on two neighbors.
+    """
     if law.shape is None:
         return (epsilon + law.mean * math.tanh(epsilon / 2)) * _OUTWARD
     factor = float(2 + law.shape)
@@ -222,11 +226,10 @@ def _by_ratios(epsilon: float, law: Repetitions) -> float:
 
 
 def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float) -> float:
-    """The epsilon by Renyi divergences; infinite if delta is used up.
+    """Returns the epsilon of the best run, by Renyi divergences; infinite if delta is used up.
 
-    Real runs differ slightly from ideal runs in their noise and batches. For K runs, the additional
-    privacy loss is at most K times the loss of one run, except for K times the probability of one
-    run.
+    The noise and batches of real runs are only nearly ideal. With K runs, this adds at most K times
+    the privacy loss that it adds to one run, except with K times the probability for one run.
     """
     divergences = np.max([_divergences_of_one(one) for one in candidates], axis=0)
     best = divergences_of_best(divergences, law)
@@ -251,7 +254,7 @@ def _by_divergences(candidates: Sequence[OneRun], law: Repetitions, delta: float
 
 
 def _divergences_of_one(one: OneRun) -> np.ndarray:
-    """Upper bounds on the Renyi divergences of the ideal run, for all `ORDERS`."""
+    """Returns upper bounds on the Renyi divergences of one ideal run, for all `ORDERS`."""
     if one.training is None:
         return divergences_of_pure(float(one.guarantee.epsilon) + one.score_epsilon)
     run, z = one.training
@@ -260,7 +263,10 @@ def _divergences_of_one(one: OneRun) -> np.ndarray:
 
 
 def divergences_of_pure(epsilon: float) -> np.ndarray:
-    """The Renyi divergences of randomized response, the largest of all epsilon-DP mechanisms."""
+    """Returns the Renyi divergences of randomized response, for all `ORDERS`.
+
+    They are the largest of all epsilon-DP mechanisms.
+    """
     orders = np.array(ORDERS)
     kept, lied = -math.log1p(math.exp(-epsilon)), -epsilon - math.log1p(math.exp(-epsilon))
     moments = np.logaddexp(orders * kept + (1 - orders) * lied, orders * lied + (1 - orders) * kept)
@@ -268,10 +274,10 @@ def divergences_of_pure(epsilon: float) -> np.ndarray:
 
 
 def divergences_of_best(divergences: np.ndarray, law: Repetitions) -> np.ndarray:
-    """The Renyi divergences of the best run, from the divergences of one run.
+    """Returns the Renyi divergences of the best run, from those of one run, for all `ORDERS`.
 
-    Papernot and Steinke (2022), Theorem 2 for truncated negative binomial distributions, and
-    Theorem 6 for Poisson distributions.
+    These are Theorem 2 of Papernot and Steinke (2022) for truncated negative binomial distributions
+    of the number of runs, and Theorem 6 for Poisson distributions.
     """
     orders = np.array(ORDERS)
     of_mean = math.log(law.mean) / (orders - 1)
@@ -292,7 +298,7 @@ def divergences_of_best(divergences: np.ndarray, law: Repetitions) -> np.ndarray
 
 
 def _most_runs(law: Repetitions, rare: float) -> int:
-    """A number of runs that K exceeds with a probability of at most `rare`."""
+    """Returns a number of runs that is exceeded with a probability of at most `rare`."""
     most = 1
     while law.tail(most) > rare:
         most *= 2

@@ -59,7 +59,7 @@ def risk(*releases: Mechanism | Guarantee, dims: int = MOST_DIMS) -> Risk:
     accounting = _checks.extra("dp_accounting", "accounting")
     dims = _checks.integer("dims", dims, least=1)
     promised = [guarantee_of(release) for release in releases]
-    together = compose(*promised)  # Refuses guarantees for several privacy units.
+    together = compose(*promised)  # This refuses guarantees for different privacy units.
     relation = common_relation(promised)
     counts = collections.Counter[LossKind]()
     for release in releases:

@@ -1,4 +1,4 @@
-"""`Share`: a part of a ledger's budget, in which the squares of Gaussian releases' mu add up."""
+"""`Share`: a part of a ledger's budget, which composes Gaussian releases by squares of their mu."""
 
 import math
 import os
@@ -18,27 +18,28 @@ from dpjax.accounting._composition import SHARE, charged, compose, under
 from dpjax.accounting._prices import Amount, as_decimals, cost_of
 from dpjax.random._noise import GAUSSIAN
 
-_MARGIN = 1e-6  # This covers the float64 rounding errors of the functions below.
+_MARGIN = 1e-6  # This covers the float64 rounding errors of the functions in this file.
 
 
 class Pool:
-    """A fraction of a budget that several shares spend together.
+    """A part of a ledger's budget that several shares spend together.
 
-    If the budget has no delta, costs are epsilons in units of the ledger. Every release pays its
-    own cost, and the rest remains in the ledger. If the budget has a delta, costs are squares of
-    mu, see `Share`. The first release pays for the whole pool, and later releases pay nothing.
+    If the budget has no delta, the cost of a release is its epsilon, in units of the ledger. Every
+    release pays its own cost, and what is not spent stays in the ledger. If the budget has a delta,
+    costs are squares of mu, see `Share`. Then the first release pays for the whole pool, and later
+    releases pay nothing.
 
     Attributes:
-        pay: a function that writes a debit to the file, with a given price or with the cost of the
-            guarantee.
+        pay: a function that writes a debit to the file, of a given price or, by default, of the
+            guarantee's cost.
         whole: the epsilon and delta of the pool, in units of the ledger.
         epsilon: the epsilon of the pool, as a float.
         delta: the delta of the pool, as a float.
         relation: the relation of the ledger.
-        most: the largest sum of costs.
+        most: the largest sum of costs that the pool can pay.
         spent: the sum of costs so far.
         drawn: how many noisy numbers have been drawn so far.
-        used: whether a release was paid for.
+        used: whether a release has been paid for.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class Pool:
         self.epsilon, self.delta = map(float, as_decimals(*whole))
         self.most = Fraction(whole[0])
         if self.delta > 0:
-            # A fraction SHARE of epsilon and delta is set aside for the noise tables.
+            # A fraction SHARE of epsilon and of delta is set aside for the cost of noise tables.
             mu = largest_mu(self.epsilon * (1 - SHARE), self.delta * (1 - SHARE))
             self.most = Fraction(mu) ** 2
         self.spent, self.drawn, self.used = Fraction(0), 0, False
         self.process, self.lock = os.getpid(), threading.RLock()
 
     def cost(self, guarantee: Guarantee, drawing: Drawing | None) -> Fraction:
-        """The cost of one release, rounded up."""
+        """Returns the cost of one release, rounded up."""
         shift = 1 if guarantee.relation is self.relation else 2
         guarantee = under(guarantee, self.relation)
         units, _ = cost_of(guarantee)
@@ -73,14 +74,14 @@ class Pool:
         return Fraction(mu) ** 2
 
     def covers(self, drawn: int) -> bool:
-        """Whether the pool covers the noise tables of this many drawn numbers."""
+        """Whether the pool can pay for the noise tables, if `drawn` numbers are drawn in total."""
         if self.delta == 0:
             return True
         epsilon, delta = charged(self.epsilon * (1 - SHARE), self.delta, drawn)
         return epsilon <= self.epsilon and delta <= self.delta
 
     def price(self) -> Amount | None:
-        """The price of the next release; None if it pays the cost of its guarantee."""
+        """Returns the price of the next release; None if it is the cost of its guarantee."""
         if self.delta == 0:
             return None
         return (0, 0) if self.used else self.whole
@@ -179,9 +180,10 @@ class Share(Account):
 
 
 def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float | None:
-    """The mu of a release, rounded up; None if it has a delta but is not Gaussian.
+    """Returns the mu of a release, rounded up; None if it has a delta and is not Gaussian.
 
-    If noise is calibrated under add-or-remove-one, a replaced record shifts it twice as far.
+    `shift` is 2 if the noise was calibrated under add-or-remove-one, but the ledger is under
+    replace-one. Replacing a record then changes the value twice as much.
     """
     mechanism = drawing.mechanism if drawing else None
     if mechanism and getattr(mechanism, "noise", None) is GAUSSIAN and mechanism.norm == "l2":
@@ -190,41 +192,50 @@ def _mu_of(guarantee: Guarantee, drawing: Drawing | None, shift: int) -> float |
         return shift * math.sqrt(2 * rho) * (1 + _MARGIN) if known else None
     if guarantee.delta > 0 or not math.isfinite(guarantee.epsilon):
         return None
-    # This solves Phi(mu / 2) = 1 / (1 + e^-epsilon). It uses the smaller tail, which has a small
-    # relative rounding error.
+    # An epsilon-DP release counts as Gaussian noise with Phi(mu / 2) = 1 / (1 + e^-epsilon). This
+    # equation is solved with the smaller tail, whose relative rounding error is small.
     tail = -np.logaddexp(0.0, float(guarantee.epsilon))
     return -2 * float(scipy.special.ndtri_exp(tail)) * (1 + _MARGIN)
 
 
 def _logit_of_half(mu: float) -> float:
-    """The epsilon of a release without a delta that costs mu^2, rounded down."""
+    """Returns the epsilon of an epsilon-DP release that costs mu^2, rounded down."""
     upper, lower = scipy.special.log_ndtr([mu / 2, -mu / 2])
     return float(upper - lower) * (1 - 4 * _MARGIN)
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Log of the delta of Gaussian noise: Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - ...)."""
+    """Returns the log of the delta at which Gaussian noise is (epsilon, delta)-DP.
+
+    delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu).
+    """
     first, second = scipy.special.log_ndtr([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
-    # In logarithms, the difference is accurate even if both terms are tiny.
+    # The difference is computed from logarithms, so it is accurate even if both terms are tiny.
     gap = min(epsilon + second - first, -1e-300)
     return float(first + math.log(-math.expm1(gap)))
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
-    """The largest mu for which Gaussian noise is (epsilon, delta)-DP, rounded down."""
+    """Returns the largest mu for which Gaussian noise is (epsilon, delta)-DP, rounded down."""
     allowed = math.log(delta) - _MARGIN
     mu, _ = bisect(lambda mu: _log_delta(epsilon, mu) <= allowed, 1e-40, 100.0, in_logarithms=True)
     return mu * (1 - _MARGIN)
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """An epsilon at which calibrated Gaussian noise has at most this mu, rounded down."""
-    # Bisection finds the epsilon below which noise with this mu is not (epsilon, delta)-DP.
+    """Returns an epsilon at which (epsilon, delta)-DP Gaussian noise has at most this mu.
+
+    It is rounded down.
+    """
+    # Below this epsilon, noise with this mu is not (epsilon, delta)-DP.
     epsilon, _ = bisect(lambda epsilon: _log_delta(epsilon, mu) > math.log(delta), 0.0, 1000.0)
     return epsilon * (1 - _MARGIN)
 
 
 def _down(number: Fraction) -> float:
-    """The float64 that prints as the decimal, or the next float64 below."""
+    """Returns a float64 for a fraction.
+
+    It is the float that Python prints as this decimal, or else the next float64 below.
+    """
     nearest = float(number)
     return nearest if Fraction(repr(nearest)) <= number else math.nextafter(nearest, 0)
