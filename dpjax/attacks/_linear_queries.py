@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-_TOLERANCE = 1e-9  # Covers the rounding of a projection in float64.
+_TOLERANCE = 1e-9  # A tolerance for rounding errors when vectors are projected in float64.
 _LEAST_SINGULAR = 1e-11  # Singular values below this fraction of the largest one count as 0.
 
 
@@ -75,7 +75,7 @@ def differencing(queries: ArrayLike, answers: ArrayLike) -> Differences:
 
 
 def queries_and_answers(queries: ArrayLike, answers: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Linear queries of shape (m, n) and answers of shape (..., m), on the host in float64."""
+    """Converts queries to shape (m, n) and answers to shape (..., m), on the host in float64."""
     matrix, noisy = _host_array("queries", queries), _host_array("answers", answers)
     _check_shapes(matrix, noisy)
     return matrix, noisy
@@ -190,7 +190,8 @@ def reconstruct_by_linear_program(
         raise ValueError(f"answers must have shape (m,), got {list(noisy.shape)}")
     limit = _checks.positive("seconds", seconds)
     m, n = matrix.shape
-    # Minimizes sum(above) + sum(below) subject to queries @ x + above - below = answers.
+    # The variables are x, above and below. The program minimizes sum(above) + sum(below) subject to
+    # queries @ x + above - below = answers.
     found = scipy.optimize.linprog(
         np.repeat([0.0, 1.0], [n, 2 * m]),
         A_eq=scipy.sparse.hstack([matrix, scipy.sparse.eye(m), -scipy.sparse.eye(m)], format="csr"),

@@ -109,7 +109,7 @@ def anonymity(table: Table, *, on: Sequence[str]) -> np.ndarray:
 
 
 def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
-    # A single string is also a sequence of strings, so it needs a separate check.
+    # A string is also a sequence of strings, so it is refused separately.
     if isinstance(on, str) or not all(isinstance(name, str) for name in on):
         raise TypeError(f"on must be a sequence of names of columns, got {_checks.shown(on)}")
     present = table if isinstance(table, Mapping) else list(getattr(table, "columns", ()))
@@ -125,16 +125,17 @@ def _columns(name: str, table: Table, on: Sequence[str]) -> list[np.ndarray]:
 
 
 def _codes(columns: list[np.ndarray]) -> np.ndarray:
-    """A number for each row, equal for rows that are equal in all columns."""
+    """Returns an integer code for each row, equal for rows that are equal in all columns."""
     codes = np.zeros(len(columns[0]), int)
     for column in columns:
         values, code = np.unique(column, return_inverse=True)
-        # Codes are renumbered for each column, so that their products stay small.
+        # Codes are renumbered after each column, so that they stay small and do not overflow.
         codes = np.unique(codes * len(values) + code, return_inverse=True)[1]
     return codes
 
 
-# Percentages of ages 0 to 4, 5 to 9, ..., 85 to 99 in the United States, census of 2010.
+# Percentages of the ages 0 to 4, 5 to 9, ..., 80 to 84, and 85 to 99 in the United States census of
+# 2010.
 _AGES = (6.5, 6.6, 6.7, 7.1, 7.0, 6.8, 6.5, 6.5, 6.8, 7.4, 7.2, 6.4, 5.4, 4.0, 3.0, 2.4, 1.9, 1.8)
 _YEARS = (5,) * 17 + (15,)
 _FEMALE = 0.508

@@ -1,4 +1,4 @@
-"""`membership_trials`: an attacker guesses which of two random neighbors a release is about."""
+"""`membership_trials`: an attacker guesses which of two neighbors a release was computed from."""
 
 import functools
 import operator
@@ -31,7 +31,7 @@ def many_runs(
     count: int,
     chunk_size: int | None,
 ) -> PyTree:
-    """`run(index, *arguments)` for index = 0, ..., count - 1, stacked.
+    """Returns `run(index, *arguments)` for index = 0, ..., count - 1, stacked.
 
     All chunks run the same program, even the last one. Functions with the same trace share a
     compiled program.
@@ -65,7 +65,7 @@ _compiled_runs = kept_jit("program", "chunks", "size")(_mapped_runs)
 
 
 def released_value(released: Release | Value) -> Value:
-    """What an attacker gets: the value of a `Release`, or a result that is not a `Release`."""
+    """Returns what an attacker receives: the value of a `Release`, or another result itself."""
     return released.value if isinstance(released, Release) else released
 
 
@@ -205,7 +205,7 @@ def _number(score: jax.typing.ArrayLike) -> jax.Array:
     return jnp.asarray(score).astype(jnp.result_type(float))
 
 
-# Tracing: guesses whether a person was in a group whose means were published.
+# Tracing attack: guesses whether a person was in a group whose means were published.
 
 
 def tracing_scores(records: jax.Array, means: jax.Array, population: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`roc_curve` of an attack, and `compare_with_claim`, which compares it with a guarantee."""
+"""`roc_curve` of an attack, and `compare_with_claim`, which compares the curve with a guarantee."""
 
 import dataclasses
 import math
@@ -13,7 +13,8 @@ from dpjax._core._values import Guarantee, NeighboringRelation
 from dpjax._exact._numerics import clopper_pearson_lower, clopper_pearson_upper
 from dpjax.accounting._composition import concrete
 
-# The least expected number of false positives. An estimate from fewer is mostly noise.
+# The least expected number of false positives. An estimate from fewer false positives is mostly
+# noise.
 _LEAST_FALSE_POSITIVES = 10
 
 
@@ -121,7 +122,7 @@ class RocCurve:
         """Upper limits of false and lower limits of true positive rates, at some thresholds."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
-        # Scores equal to a threshold do not count as positive.
+        # A score that is equal to a threshold does not count as positive.
         passed = n - np.searchsorted(self.non_members, thresholds, "right")
         covering = ranks[np.searchsorted(ranks, passed + 1, "left")]
         rates = clopper_pearson_upper(covering - 1, n, error)
@@ -129,7 +130,7 @@ class RocCurve:
         return rates, clopper_pearson_lower(found, len(self.members), error)
 
     def _upper_corners(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower limits of false and upper limits of true positive rates."""
+        """Returns lower limits of false and upper limits of true positive rates, as two arrays."""
         n, ranks, error = len(self.non_members), self._ranks(), self._error()
         thresholds = self.non_members[n - ranks]
         passed = _at_least(self.non_members, thresholds)
@@ -139,14 +140,14 @@ class RocCurve:
         return rates, clopper_pearson_upper(found, len(self.members), error)
 
     def _ranks(self) -> np.ndarray:
-        """Some ranks from 1 to n, with steps of about the standard deviation of a rank."""
+        """Returns some ranks from 1 to n, with steps of about the standard deviation of a rank."""
         n = len(self.non_members)
         squares = np.arange(2, 2 * math.isqrt(n) + 2) ** 2 // 4
         near = squares[squares <= (n + 1) // 2]
         return np.union1d(near, n + 1 - near)
 
     def _error(self) -> float:
-        """The error probability of each limit."""
+        """Returns the error probability of each confidence limit."""
         if self.confidence is None:
             raise ValueError(
                 "scores must be independent, one for each training, for limits to exist, but "
@@ -155,7 +156,7 @@ class RocCurve:
         return (1 - self.confidence) / (4 * len(self._ranks()))
 
     def _flagged_above(self, rank: int) -> int:
-        """The number of members above the `rank`-th highest non-member; all if there is none."""
+        """Returns how many members score above the non-member of this rank; all if it is absent."""
         n = len(self.non_members)
         if rank > n:
             return len(self.members)
@@ -226,7 +227,7 @@ def roc_curve(
 
 
 def _at_least(ascending: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """For each threshold, the number of scores at or above it."""
+    """Returns the number of scores at or above each threshold, given ascending scores."""
     return np.asarray(len(ascending) - np.searchsorted(ascending, thresholds, "left"))
 
 
@@ -281,7 +282,7 @@ def guessing_bound(guarantee: Guarantee | Risk, *, categories: int = 2) -> float
             f"categories must be 2 under {promised.relation}, got {categories}: a record is either"
             " present or absent"
         )
-    # Both terms are divided by e^epsilon, which might overflow.
+    # Both terms are divided by e^epsilon, because e^epsilon might overflow.
     if isinstance(promised, Risk):
         epsilons, deltas = promised.epsilons, promised.deltas
     else:
@@ -412,7 +413,8 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
         by_negatives = np.log(np.maximum(1 - false_positives - slack, 0.0) / (1 - true_positives))
     epsilons = np.maximum(by_positives, by_negatives)
     best = int(np.argmax(epsilons))
-    assert curve.confidence is not None  # A curve without a confidence has no corners.
+    # A curve without a confidence level has no corners, so it was refused before.
+    assert curve.confidence is not None
     return ClaimComparison(
         claimed,
         max(0.0, float(epsilons[best])),
@@ -423,7 +425,10 @@ def compare_with_claim(curve: RocCurve, guarantee: Guarantee) -> ClaimComparison
 
 
 def _about_one_record(guarantee: Guarantee) -> Guarantee:
-    """The guarantee in Python numbers. Refuses any that is not about replacing one record."""
+    """Returns the guarantee in Python numbers.
+
+    Refuses it if it is not about replacing one record.
+    """
     claimed = concrete(guarantee)
     if claimed.relation is not NeighboringRelation.REPLACE_ONE or claimed.group_size != 1:
         raise ValueError(
@@ -434,6 +439,6 @@ def _about_one_record(guarantee: Guarantee) -> Guarantee:
 
 
 def _slack(claimed: Guarantee) -> float:
-    """The true positive rate that the guarantee allows at a false positive rate of 0."""
+    """Returns the true positive rate that the guarantee allows at a false positive rate of 0."""
     doubt = 0.0 if claimed.confidence is None else 1 - float(claimed.confidence)
     return float(claimed.delta) + float(claimed.gamma) + doubt

@@ -1,4 +1,4 @@
-"""`shadow_models`: one training on many random databases; `lira` and `rmia`: attacks on them."""
+"""`shadow_models` trains on many random databases; `lira` and `rmia` attack the models."""
 
 import functools
 import math
@@ -124,7 +124,7 @@ def shadow_models(
         first = jax.random.bernoulli(jax.random.fold_in(key_coins, index), 0.5, (count // 2,))
         database = jax.tree.map(functools.partial(_winners, first), candidates)
         model = released_value(train(jax.random.fold_in(key_models, index), database))
-        # Returns answers only, not the model, so memory does not limit `models`.
+        # Only answers are returned, and not the models, so that memory does not limit `models`.
         answers = [_answers(query, model, asked) for asked in (candidates, *others)]
         return jnp.concatenate([first, ~first]), answers
 
@@ -171,13 +171,13 @@ def logit_confidence(logits: jax.Array, label: jax.Array) -> jax.Array:
     if classes < 2:
         raise ValueError(f"logits must have at least two classes, got {classes}")
     true = jax.nn.one_hot(label, classes, dtype=bool)
-    # log(p / (1 - p)) is the label's logit minus the logsumexp of all other logits.
+    # log(p / (1 - p)) is the logit of the label minus the logsumexp of all other logits.
     of_label = jnp.sum(jnp.where(true, logits, 0.0), axis=-1)
     return of_label - jax.nn.logsumexp(jnp.where(true, -math.inf, logits), axis=-1)
 
 
 def _winners(first: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The records that the coins choose, one for each position."""
+    """Returns the records that coin flips choose from pairs of candidates, one per position."""
     coins = first.reshape(-1, *[1] * (leaf.ndim - 1))
     return jnp.where(coins, leaf[: len(first)], leaf[len(first) :])
 
@@ -194,7 +194,7 @@ LiraVariance = Literal["record", "pooled"]
 
 
 class _Fit(NamedTuple):
-    """Gaussians fitted without the attacked model, for every model and record."""
+    """Normal distributions fitted for every model and record, without the attacked model."""
 
     mean: jax.Array
     variance: jax.Array
@@ -259,7 +259,7 @@ def lira(
 def one_of_each_model(
     name: str, scores: ArrayLike, members: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """Scores as floats and members as booleans, each of shape (models, records)."""
+    """Checks scores and members of shape (models, records). Returns them as floats and booleans."""
     values = jnp.asarray(_checks.real_arrays(name, scores))
     inside = jnp.asarray(_checks.booleans("members", members))
     if values.ndim != 2 or values.shape != inside.shape:
@@ -274,7 +274,7 @@ def one_of_each_model(
 def _likelihood_ratios(
     values: jax.Array, inside: jax.Array, *, mode: ShadowAttackMode, variance: LiraVariance
 ) -> jax.Array:
-    # Values are centered, because subtracting one term from a sum then loses fewer digits.
+    # Centering reduces the cancellation when one term is subtracted from a sum below.
     values = values - jnp.mean(values, axis=0, keepdims=True)
     out = _fit_to_others(values, ~inside, variance)
     if mode == "offline":
@@ -286,7 +286,8 @@ def _likelihood_ratios(
 
 def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance) -> _Fit:
     weights = chosen.astype(values.dtype)
-    # The sum over all models minus the attacked model's term.
+    # For each attacked model, these are sums over all other models: the total minus the attacked
+    # model's term.
     count, total, squares = (
         jnp.sum(terms, axis=0, keepdims=True) - terms
         for terms in (weights, weights * values, weights * values**2)
@@ -300,14 +301,14 @@ def _fit_to_others(values: jax.Array, chosen: jax.Array, variance: LiraVariance)
         freedom = jnp.sum(freedom, axis=1, keepdims=True)
         is_known = count >= 1
     limits = np.finfo(values.dtype)
-    # If all models agree, the variance is only rounding error, and may be 0.
+    # If all models give equal values, the computed variance is only a rounding error, and may be 0.
     floor = float(limits.eps) * jnp.mean(values**2) + float(limits.tiny)
     spread = jnp.maximum(deviations / jnp.maximum(freedom, 1.0), floor)
     return _Fit(mean, spread, is_known)
 
 
 def _log_density(values: jax.Array, fit: _Fit) -> jax.Array:
-    """Log density up to a constant."""
+    """Returns the log density of the fitted normal distributions, up to a constant."""
     return -((values - fit.mean) ** 2 / fit.variance + jnp.log(fit.variance)) / 2
 
 
@@ -398,14 +399,14 @@ def _robust_scores(
     if mode == "online":
         p_x = (_average_of_others(of_records, inside) + outside) / 2
     else:
-        # The assumption about `slope` makes p(x) larger. p(z) is changed in the same way, so that
-        # the ratios are comparable.
+        # The offline approximation by `slope` makes p(x) larger. The same transformation is applied
+        # to p(z), so that the ratios are comparable.
         p_x, p_z = (((1 + slope) * p + 1 - slope) / 2 for p in (outside, p_z))
     return _part_at_most(of_population / p_z, of_records / p_x / threshold)
 
 
 def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Averages over the chosen models except the attacked one, or over all others if none is."""
+    """Averages over the chosen models without the attacked one, or over all others if none is."""
     weights = chosen.astype(values.dtype)
     count, total = (
         jnp.sum(terms, axis=0, keepdims=True) - terms for terms in (weights, weights * values)
@@ -415,6 +416,6 @@ def _average_of_others(values: jax.Array, chosen: jax.Array) -> jax.Array:
 
 
 def _part_at_most(values: jax.Array, bounds: jax.Array) -> jax.Array:
-    """The fractions of each row of values that are at most each bound of the row."""
+    """Returns, for each row, the fraction of its values that are at most each of its bounds."""
     find = jax.vmap(functools.partial(jnp.searchsorted, side="right"))
     return find(jnp.sort(values, axis=1), bounds).astype(values.dtype) / values.shape[1]

@@ -1,4 +1,4 @@
-"""Reconstruction from noisy sums over all subsets, or from a table that these are sums of."""
+"""Reconstruction from noisy sums over all subsets, or from a table that determines these sums."""
 
 import math
 from fractions import Fraction
@@ -10,7 +10,7 @@ import numpy as np
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype, is_float
 
-# 20 records have 2^20 subsets, and every further record doubles their number.
+# With 20 records there are 2^20 subsets, and every further record doubles this number.
 _MOST_RECORDS = 20
 
 
@@ -46,7 +46,7 @@ def subset_counts(database: jax.Array) -> jax.Array:
             f"database must have shape (n,) with n at most {_MOST_RECORDS}, got"
             f" {list(database.shape)}"
         )
-    # Narrow integers would wrap.
+    # Narrow integers, such as int8, would wrap around.
     real = is_float(database)
     return _counts(database if real else database.astype(int))
 

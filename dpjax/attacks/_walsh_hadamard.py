@@ -1,4 +1,4 @@
-"""Walsh-Hadamard queries: n sums with signs, and reconstruction from their noisy answers."""
+"""Walsh-Hadamard queries: n signed sums of the records, and reconstruction from noisy answers."""
 
 import functools
 
@@ -12,7 +12,7 @@ from dpjax._core import _checks
 from dpjax._core._types import Key
 from dpjax._exact._numerics import compute_dtype
 
-_RADIX = 64  # A dense product with a matrix of this size is fast on every device.
+_RADIX = 64  # A dense product with a matrix of this size is fast on CPUs, GPUs and TPUs.
 _MOST_RECORDS = 2**24
 
 
@@ -100,7 +100,7 @@ def _transformed(name: str, numbers: jax.Array) -> jax.Array:
 
 @jax.jit
 def _transform(x: jax.Array) -> jax.Array:
-    """H x along the last axis: H of size r s is the Kronecker product of H_r and H_s."""
+    """Returns H x along the last axis. H of size r s is the Kronecker product of H_r and H_s."""
     n = x.shape[-1]
     size = min(n, _RADIX)
     rows = x.reshape(*x.shape[:-1], n // size, size)

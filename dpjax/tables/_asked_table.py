@@ -1,4 +1,4 @@
-"""The base of `PrivateTable`: which rows a statistic counts, its cost, and the ledger that pays."""
+"""The base class of `PrivateTable`: selects rows, checks costs, and pays by a ledger."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ _IN_UNITS_OF_COLUMN = ("mean", "quantiles", "bounds")
 
 
 class AskedTable:
-    """The rows of a table and its ledger. Subclasses such as `PrivateTable` add the statistics."""
+    """A table and the ledger that pays. Subclasses such as `PrivateTable` add the statistics."""
 
     most_rows: int
     relation: NeighboringRelation
@@ -65,7 +65,7 @@ class AskedTable:
         facts: dict[str, Any],
         kind: str = "moments",
     ) -> Release:
-        """A statistic of the noisy averages of some columns and of their products."""
+        """Releases a statistic of the noisy averages of some columns and of their products."""
         dims = len(box.columns)
         query = second_moments_query(identity, dims=dims, capacity=self.most_rows, in_cube=True)
         return released_moments(
@@ -91,7 +91,7 @@ class AskedTable:
         about: object = (),
         keeps_missing: bool = False,
     ) -> Question:
-        """The question of a statistic of some columns: which rows it counts, and its name."""
+        """Returns the `Question` of a statistic: which rows it counts, its groups, and its name."""
         check_of_people(self._people, statistic)
         frame, words, program = structure_of(self._frame), statistic, ""
         again = functools.partial(
@@ -134,13 +134,13 @@ class AskedTable:
         return in_parts(self, self._frame, lambda table: make(table, again(table)))
 
     def _leaf(self, column: str) -> PyTree:
-        """A column of numbers in the form that a query accepts."""
+        """Returns a column of numbers in the form that a query accepts. Refuses texts."""
         found = self._frame[column]
         found.numbers()  # Refuses texts.
         return found.leaf() if self._missing == "drop" else found.with_gaps()
 
     def _payer(self) -> Account | None:
-        """The ledger that pays, which must have the relation of the table."""
+        """Returns the ledger that pays, after checking that its relation is that of the table."""
         if simulation() is not None:
             return None
         accounts = [one for one in told(self._ledger) if isinstance(one, Account)]
@@ -163,7 +163,7 @@ class AskedTable:
         return cost_of(epsilon, share, error, delta=delta, budget=budget, relation=self.relation)
 
     def _check_left(self, what: str, first: Question, epsilon: float) -> None:
-        """Refuses a statistic with two payments if the ledger's budget does not cover both."""
+        """Raises an error if a statistic with two payments would exceed the remaining budget."""
         payer = self._payer()
         if not isinstance(payer, Ledger) or any(x["name"] == first.name for x in payer.history()):
             return  # The first payment was already made, and will not be made again.
@@ -176,13 +176,13 @@ class AskedTable:
             )
 
     def _terms(self, asked: Question, cost: Cost, query: IntegerQuery) -> dict[str, Any]:
-        """The arguments of a private statistic of this query."""
+        """Returns the keyword arguments for a private statistic of this query."""
         epsilon, delta = cost.buys(query if asked.people is None else asked.people.integers(query))
         terms = {"epsilon": epsilon, "delta": delta, "relation": self.relation}
         return {**terms, "name": asked.name, "by": asked.by}
 
     def _paid(self, ask: Callable[[Key], Release], key: Key | None) -> Release:
-        """Makes a release and lets the ledger of the table pay for it."""
+        """Makes a release by `ask`, and lets the ledger of the table pay for it."""
         pays = None if simulation() is not None else self._ledger
         with pays or contextlib.nullcontext():
             return ask(secure_key() if key is None else key)
@@ -196,7 +196,7 @@ class AskedTable:
         *,
         before: Release | None = None,
     ) -> Release:
-        """A release with labels for its numbers. Its guarantee includes the search for bounds."""
+        """Makes a release, and labels its numbers. The guarantee includes the search for bounds."""
         release = asked.labeled(self._paid(ask, key), axes)
         if before is None or release.labels is None:
             return release
@@ -207,7 +207,7 @@ class AskedTable:
         return dataclasses.replace(release, guarantee=together, labels=labels)
 
     def _known_groups(self, asked: Question, column: str, cost: Cost, key: Key | None) -> Release:
-        """The keys that occur in enough rows of each group, and their noisy counts."""
+        """Releases the keys that occur in enough rows of each group, and their noisy counts."""
         check_of_people(self._people, "keys that are not public")
         epsilon, delta = cost.price()
         if delta is None:
@@ -235,7 +235,7 @@ class AskedTable:
         cost: Cost,
         key: Key | None,
     ) -> Release:
-        """For each cell of some axes, the number of rows that count."""
+        """Releases the number of rows that count in each cell of the given axes."""
         shape = tuple(len(keys) for _, keys in axes)
         query = asked.of_people(histogram_query(math.prod(shape)))
         private = privatize(Unchanging("count", query), cost.cheapest(query))
@@ -249,5 +249,5 @@ class AskedTable:
 
 
 def identity(records: PyTree) -> PyTree:
-    """The record itself, for records that are single vectors."""
+    """Returns `records` unchanged, for records that are single vectors."""
     return records

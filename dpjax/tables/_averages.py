@@ -1,4 +1,4 @@
-"""Sums, averages and quantiles of one column of a table."""
+"""Statistics of one column of a table: sums, averages, variances and quantiles."""
 
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 class AveragesOfTable(CountsOfTable):
-    """Statistics of the numbers of one column, clipped to bounds."""
+    """The statistics of a table that clip the numbers of one column to bounds."""
 
     def sum(
         self,
@@ -236,7 +236,10 @@ class AveragesOfTable(CountsOfTable):
         key: Key | None,
         ask: Callable[[float, float, Cost], Asked],
     ) -> Release:
-        """A statistic of numbers clipped to bounds. If no bounds are given, it finds them first."""
+        """Releases a statistic of numbers clipped to bounds.
+
+        If these are None, finds them first.
+        """
         if bounds is not None:
             question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
             return self._released(question, draw, key, axes)

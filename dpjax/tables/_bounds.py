@@ -1,4 +1,4 @@
-"""Public bounds of columns."""
+"""Converts the public bounds of columns to numbers."""
 
 import datetime
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Bounds: TypeAlias = tuple[End, End] | Mapping[str, tuple[End, End]]
 
 
 def bounds_of(column: str, bounds: Bounds, frame: Frame) -> Ends:
-    """The bounds of one column as numbers; they may be given as dates, times or durations."""
+    """Returns the bounds of one column as numbers. They may be dates, times or durations."""
     if isinstance(bounds, Mapping):
         if column not in bounds:
             raise ValueError(

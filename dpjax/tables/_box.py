@@ -1,4 +1,4 @@
-"""Several columns as vectors: the box of their bounds, as a cube or scaled into a ball."""
+"""Scales several columns to vectors in a cube or in a ball, by the box of their bounds."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from dpjax.tables._frame import Frame, numpy_of
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """The bounds of some columns.
+    """The box that the bounds of some columns span.
 
     Attributes:
         columns: the names of the columns.
@@ -31,22 +31,22 @@ class Box:
 
     @property
     def middle(self) -> np.ndarray:
-        """The middle of the box."""
+        """Returns the middle of the box."""
         return self.lower / 2 + self.upper / 2
 
     @property
     def size(self) -> np.ndarray:
-        """Half of each edge, or the half-axes of the ellipsoid through the corners of the box."""
+        """Returns half of each edge, or the half-axes of the ellipsoid through the corners."""
         stretch = math.sqrt(len(self.columns)) if self.in_ball else 1.0
         return (self.upper / 2 - self.lower / 2) * stretch
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Middle and size as JSON."""
+        """Returns the middle and the size of the box in a form that JSON can store."""
         return {"middle": self.middle.tolist(), "size": self.size.tolist()}
 
     def vectors(self, frame: Frame) -> np.ndarray:
-        """The rows as vectors: clipped to the bounds, centered, and divided by `size`.
+        """Returns the rows as vectors: clipped to the bounds, centered, and divided by `size`.
 
         The result for an entry depends on this entry alone. A missing number becomes the lower end
         of its bounds.
@@ -63,6 +63,6 @@ class Box:
 
 
 def box_of(columns: Sequence[str], bounds: Bounds, frame: Frame, *, in_ball: bool = False) -> Box:
-    """The box of some columns, each with its own bounds."""
+    """Returns the box of some columns, each with its own bounds."""
     lower, upper = np.array([bounds_of(name, bounds, frame) for name in columns]).T
     return Box(tuple(columns), lower, upper, in_ball)

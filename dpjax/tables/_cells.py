@@ -1,4 +1,4 @@
-"""The public cells of a column's entries, and entries drawn from cells."""
+"""Divides a column into public cells (its categories), and draws entries from cells."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ _DRAWN_BITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Categories:
-    """The cells of a column with public keys: one cell for each key.
+    """The cells of a column of categories with public keys: one cell for each key.
 
     Attributes:
         name: the name of the column.
@@ -43,13 +43,13 @@ class Categories:
         return len(self.keys) + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, or -1 for no cell. It depends on this entry alone."""
-        del missing  # A key has no lower end.
+        """Returns the cell of each entry, or -1 for no cell. It depends on this entry alone."""
+        del missing  # This argument only matters for numbers, which have a lower bound.
         found = codes_of(column, self.keys)
         return np.where(column.known, found, len(self.keys)) if self.missing else found
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """An entry for each cell, and which entries are not missing."""
+        """Returns an entry for each cell, and which of these entries are not missing."""
         del drawn
         known = cells < len(self.keys)
         keys = np.array(self.keys, object if isinstance(self.keys[0], str) else None)
@@ -78,7 +78,7 @@ class Ranges:
         return len(self.edges) - 1 + self.missing
 
     def codes(self, column: Column, missing: Literal["drop", "lower"]) -> np.ndarray:
-        """The cell of each entry, or -1 for no cell. Numbers beyond the edges are clipped.
+        """Returns the cell of each entry, or -1 for no cell. Numbers beyond the edges are clipped.
 
         Each cell is computed from its entry alone. A missing entry is in a separate cell, in the
         first cell, or in no cell.
@@ -89,7 +89,7 @@ class Ranges:
         return np.where(column.known, np.clip(found, 0, ranges - 1), unknown).astype(np.int32)
 
     def entries(self, cells: np.ndarray, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A number in each cell, at a position given by random bits; and which are not missing."""
+        """Returns a number in each cell, at the position `drawn`, and which are not missing."""
         known = cells < len(self.edges) - 1
         edges = np.array(self.edges)
         low, high = (edges[np.where(known, cells + at, at)] for at in (0, 1))
@@ -110,7 +110,7 @@ def cells_of(
     buckets: Buckets,
     missing: bool,
 ) -> AnyCells:
-    """The public cells of a column, from its keys, from its bounds or edges, or from its dtype."""
+    """Returns the public cells of a column, from its keys, bounds, edges, or dtype."""
     column = frame[name]
     missing = missing and column.may_miss
     if name in keys:
@@ -119,7 +119,7 @@ def cells_of(
         return Categories(name, (0, 1), missing)
     if (listed := keys_of_dtype(frame, name)) is not None:
         return Categories(name, listed, missing)
-    column.numbers()  # Refuses texts, which have keys.
+    column.numbers()  # Refuses texts, whose cells must be given as keys.
     whole = column.entries.dtype.kind in "iu" or _are_days(frame, name)
     chosen = buckets.get(name, _BUCKETS) if isinstance(buckets, Mapping) else buckets
     if isinstance(chosen, Sequence):
@@ -146,7 +146,7 @@ def cells_of(
 
 
 def keys_of_dtype(frame: Frame, name: str) -> tuple[str, ...] | None:
-    """The keys that a column's dtype lists, such as an Enum of polars; None for other dtypes.
+    """Returns the keys that a column's dtype lists, as Enum does in polars; None for other dtypes.
 
     The categories of pandas and Arrow are not used, because these libraries collect them from the
     entries, which are private.
@@ -159,14 +159,14 @@ def keys_of_dtype(frame: Frame, name: str) -> tuple[str, ...] | None:
 
 
 def holds_booleans(column: Column) -> bool:
-    """Whether the dtype of a column is of booleans."""
+    """Whether the dtype of a column is boolean."""
     return not column.is_text and column.entries.dtype.kind == "b"
 
 
 def has_cells(
     column: Column, frame: Frame, keys: Mapping[str, Any], bounds: Bounds | None, buckets: Buckets
 ) -> bool:
-    """Whether the cells of a column are public: given, or listed by its dtype."""
+    """Whether the cells of a column are public, because they are given or listed by its dtype."""
     name = column.name
     edges = isinstance(buckets, Mapping) and isinstance(buckets.get(name), Sequence)
     within = bounds is not None and (not isinstance(bounds, Mapping) or name in bounds)
@@ -176,14 +176,14 @@ def has_cells(
 
 
 def ends_of(bounds: Release) -> tuple[float, float] | None:
-    """The ends of a range that `bounds` found; None if it found no range."""
+    """Returns the ends of the range that `bounds` found; None if it found no range."""
     low, high = np.asarray(bounds.value, np.float64).tolist()
     # The ends are equal if all numbers are closer to 0 than the least power of two.
     return (low - LEAST, high + LEAST) if low == high else (low, high) if low < high else None
 
 
 def found_in(name: str, found: Release) -> str:
-    """A text that says which keys or bounds of a column were found."""
+    """Returns a sentence that states which keys or bounds of a column were found."""
     if isinstance(found.value, tuple):
         return f"{name} in {_checks.shown(found.value)}" if found.value else f"no {name} found"
     if ends_of(found) is None or found.labels is None:
@@ -198,9 +198,9 @@ def _are_days(frame: Frame, name: str) -> bool:
 
 
 def _whole_edges(edges: Sequence[float]) -> tuple[float, ...]:
-    """Edges of cells of whole numbers. A cell excludes its upper edge; empty cells are dropped.
+    """Returns the edges of cells of whole numbers, without cells that contain no whole number.
 
-    The last given edge is included in the last cell.
+    A cell excludes its upper edge, except that the last cell includes the last given edge.
     """
     low_to_high = {math.ceil(edge) for edge in edges[:-1]} | {math.floor(edges[-1]) + 1}
     found = sorted(edge for edge in low_to_high if edge <= math.floor(edges[-1]) + 1)

@@ -1,4 +1,4 @@
-"""The cost of a statistic (epsilon, a fraction of a budget, or an error), and its noise."""
+"""The cost of a statistic, given as epsilon, a fraction of a budget, or an error; and its noise."""
 
 import dataclasses
 import math
@@ -20,7 +20,8 @@ from dpjax.tables._distinct import DistinctCount
 
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
-PARTS = 4  # If bounds or keys are not given, finding them costs epsilon / PARTS.
+# If an error is given, the epsilon that reaches it is rounded up to this many decimal digits.
+PARTS = 4
 _CONFIDENCE = 0.95
 # If an error is given, the computed epsilon is rounded up to this many digits.
 _DIGITS = 4
@@ -28,7 +29,7 @@ _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
 
 
 class Price(NamedTuple):
-    """Epsilon and delta of a release. If delta is None, the noise is Laplace noise."""
+    """The epsilon and the delta of a release. If delta is None, the noise is Laplace noise."""
 
     epsilon: float
     delta: float | None
@@ -54,15 +55,16 @@ class Cost:
     relation: NeighboringRelation
 
     def price(self) -> Price:
-        """Epsilon and delta of a statistic whose cost is not given by an error."""
+        """Returns epsilon and delta of a statistic whose cost is not given by an error."""
         assert self.epsilon is not None
         return self._at(self.epsilon)
 
     def split(self, parts: int) -> tuple[float, "Cost"]:
-        """Splits off one of several equal parts of epsilon. Returns it and a `Cost` with the rest.
+        """Returns epsilon divided by `parts`, and a `Cost` with the rest of epsilon.
 
-        A ledger rounds each payment up to a number of digits. The part is rounded down to the same
-        number of digits, so that the two payments do not exceed one payment of the whole epsilon.
+        A ledger rounds each payment up to a number of digits. The first result is rounded down to
+        the same number of digits, so that the two payments together do not exceed one payment of
+        the whole epsilon.
         """
         assert self.epsilon is not None
         whole, unit = Fraction(repr(self.epsilon)), Fraction(1, 10**EPSILON_DIGITS)
@@ -70,9 +72,9 @@ class Cost:
         return _down(part), dataclasses.replace(self, epsilon=_down(whole - part))
 
     def to_find(self, columns: int) -> tuple["Cost", "Cost"]:
-        """The cost of finding the cells of each of some columns, and a `Cost` with the rest.
+        """Returns the cost of finding the cells of one column, and a `Cost` with the rest.
 
-        Together the columns take one of `PARTS` equal parts of epsilon, and of a given delta.
+        All the columns together cost 1 / `PARTS` of epsilon, and of delta if it is given.
         """
         each, _ = self.split(PARTS * columns)
         left = Fraction(repr(self.epsilon)) - columns * Fraction(repr(each))
@@ -85,7 +87,7 @@ class Cost:
         return dataclasses.replace(found, delta=part), dataclasses.replace(rest, delta=left)
 
     def cheapest(self, query: AnyQuery) -> AdditiveMechanism:
-        """The mechanism with the least noise at an epsilon, or the least epsilon for an error."""
+        """Returns the mechanism of least noise at an epsilon, or of least epsilon at an error."""
         if self.error is None:
             return self._smaller(query, self.price())
         error = _checks.positive("error", self.error)
@@ -101,13 +103,13 @@ class Cost:
         return self._smaller(query, self._at(_digits_up(enough)))
 
     def buys(self, query: IntegerQuery) -> Price:
-        """The price of a statistic of this query, with a delta if Gaussian noise is smaller."""
+        """Returns the price of a statistic of `query`, with a delta if Gaussian noise is less."""
         price = self.price()
         is_gaussian = self._smaller(query, price).noise is GAUSSIAN
         return price if is_gaussian else price._replace(delta=None)
 
     def _smaller(self, query: AnyQuery, price: Price) -> AdditiveMechanism:
-        """Laplace noise; or Gaussian noise, if there is a delta and Gaussian noise is smaller."""
+        """Returns Laplace noise, or Gaussian noise if there is a delta and it is smaller."""
         epsilon, delta = price
         pure = discrete_laplace if _counts(query) else laplace
         choices = [pure(query.sensitivity("l1", relation=self.relation), epsilon)]
@@ -147,7 +149,7 @@ def cost_of(
 
 
 def _part_of(whole: Decimal, share: float) -> float:
-    """The epsilon of a fraction of a budget, rounded down to a float with few printed digits."""
+    """Returns a fraction of a budget's epsilon, rounded down to a float with few digits."""
     part = Fraction(Decimal(repr(float(_checks.positive("share", share)))))
     if part > 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
@@ -160,12 +162,13 @@ def _part_of(whole: Decimal, share: float) -> float:
 
 
 def _counts(query: AnyQuery) -> bool:
-    """Whether the results of a query are counts, as opposed to sums on a grid."""
+    """Whether the results of a query are counts, and not sums on a grid."""
     return isinstance(query, DistinctCount) or (isinstance(query, Query) and not query._is_rounded)
 
 
 def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
-    with jax.ensure_compile_time_eval():  # Columns of a simulated table are traced.
+    # A simulated table has traced columns. The error is computed at compile time.
+    with jax.ensure_compile_time_eval():
         if isinstance(query, DistinctCount):
             like = jax.ShapeDtypeStruct(query.shape, jnp.int32)
             return float(mechanism.error(confidence=_CONFIDENCE, like=like))
@@ -173,7 +176,7 @@ def _width(query: AnyQuery, mechanism: AdditiveMechanism) -> float:
 
 
 def _down(exact: Fraction) -> float:
-    """The float64 that prints as this decimal, or the next one below."""
+    """Returns the float64 that prints as this decimal, or the next smaller float64."""
     nearest = float(exact)
     return nearest if Fraction(repr(nearest)) <= exact else math.nextafter(nearest, 0)
 

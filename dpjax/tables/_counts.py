@@ -1,4 +1,4 @@
-"""Counts of a table, and statistics computed from counts: the most frequent keys, and a range."""
+"""Statistics of a table that are computed from noisy counts, such as the most frequent keys."""
 
 import dataclasses
 import math
@@ -31,7 +31,7 @@ _NO_INTERVAL = "its ends are powers of two, and most numbers of the column lie b
 
 
 class CountsOfTable(AskedTable):
-    """Counts of rows and entries, and statistics computed from these counts alone."""
+    """The statistics of a table that are computed from noisy counts of rows or entries."""
 
     def count(
         self,
@@ -225,9 +225,8 @@ class CountsOfTable(AskedTable):
 
             found = self._counted(asked, axes, cells_of, cost, key)
             counts = np.asarray(found.value).reshape(-1, len(known))
-            # Each row is in one cell, so all noisy counts together cost one epsilon, and sorting
-            # them costs nothing. Selecting the k keys one by one would instead split epsilon into k
-            # parts.
+            # Each row is in one cell, so releasing all noisy counts costs epsilon once, and sorting
+            # them costs nothing. Selecting the k keys one by one would instead divide epsilon by k.
             value = {
                 group: _most(known, each, k)
                 for group, each in zip(asked.cells.groups, counts, strict=True)
@@ -325,30 +324,31 @@ class CountsOfTable(AskedTable):
 
 
 def _most(keys: Sequence[Any], counts: np.ndarray, k: int) -> tuple[Any, ...]:
-    """The k keys with the largest counts."""
+    """Returns the k keys with the largest counts."""
     return tuple(keys[int(place)] for place in np.argsort(-counts, kind="stable")[:k])
 
 
 def _by_group(value: Mapping[Any, tuple[Any, ...]], found: Release, asked: Question) -> Release:
-    """The keys of each group, or the keys of all rows if there are no groups."""
+    """Returns a release of the keys of each group, or of all rows if there are no groups."""
     keys = dict(value) if asked.cells.axes else next(iter(value.values()))
     return Release(keys, found.guarantee, labels=Labels(asked.statistic, asked.cells.axes))
 
 
-# The range of a column, found by a private histogram on powers of two.
+# The following functions find the range of a column by a private histogram whose edges are powers
+# of two.
 
 
 _EXPONENTS = range(-20, 64)
-# The middle bucket holds all numbers closer to 0 than the least power of two.
+# The middle bucket contains all numbers closer to 0 than the least power of two.
 LEAST = 2.0 ** _EXPONENTS[0]
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# The probability that no empty bucket is mistaken for a bucket that contains numbers.
+# The probability that no empty bucket is taken for a bucket that contains numbers.
 _CONFIDENCE = 0.999
 
 
 def powers_of(column: Column) -> np.ndarray:
-    """The bucket of each entry. The outer buckets also contain the numbers beyond them.
+    """Returns the bucket of each entry. The outer buckets include all numbers beyond them.
 
     Buckets of positive numbers include their lower edge. Buckets of negative numbers include their
     upper edge.
@@ -361,8 +361,11 @@ def powers_of(column: Column) -> np.ndarray:
 
 
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """The ends of the range of buckets that certainly contain numbers; NaN if there are none."""
-    # `least` exceeds the noise of all empty buckets at once, with probability `_CONFIDENCE`.
+    """Returns the range from the first to the last bucket that contains numbers; NaN if none does.
+
+    A bucket is taken to contain numbers if its noisy count exceeds the noise of empty buckets.
+    """
+    # With probability `_CONFIDENCE`, the noise of no empty bucket exceeds `least`.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
     least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
     held = np.flatnonzero(np.asarray(counts) > least)

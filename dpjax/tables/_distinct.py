@@ -1,4 +1,4 @@
-"""The number of distinct entries of a column in each cell."""
+"""Counts the distinct entries of a column in each cell."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ CELL, WORDS = "cell", "words"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DistinctCount(KnownSensitivity):
-    """A query for the number of distinct entries in each cell.
+    """A query whose value is the number of distinct entries in each cell.
 
     Attributes:
         shape: the shape of the array of cells.
@@ -38,7 +38,7 @@ class DistinctCount(KnownSensitivity):
     reads = "numbers"
 
     def __call__(self, database: Database) -> jax.Array:
-        """Counts the distinct entries of each cell, after sorting the rows by cell and entry."""
+        """Returns the number of distinct entries in each cell. Sorts rows by cell and entry."""
         records, present = present_records(database)
         cells, words = records[CELL], records[WORDS]
         absent = (~(present & (cells >= 0))).astype(jnp.uint32)
@@ -54,19 +54,20 @@ class DistinctCount(KnownSensitivity):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del n, dtype  # Counts are integers, and the bound holds for any number of rows.
+        del n, dtype  # Counts are integers, and the bound is valid for any number of rows.
         replaced = relation is NeighboringRelation.REPLACE_ONE
         cells = min(2, math.prod(self.shape)) if replaced else 1
         return norm_up([Fraction(1)] * cells, norm)
 
 
 def words_of(column: Column) -> np.ndarray:
-    """Words that are equal if and only if entries are equal: uint32, shape (slots, words)."""
+    """Returns uint32 words of shape (slots, words), equal if and only if entries are equal."""
     entries = column.entries
     if column.is_text:
         return entries
     if entries.dtype.kind == "f":
-        wide = entries.astype(np.float64) + 0.0  # Turns -0 into 0, because both are the same entry.
+        # Converts -0.0 to 0.0, because they are the same entry.
+        wide = entries.astype(np.float64) + 0.0
     else:
         wide = entries.astype(np.uint64 if entries.dtype.kind == "u" else np.int64)
     return np.ascontiguousarray(wide).view(np.uint32).reshape(len(entries), 2)

@@ -1,6 +1,6 @@
-"""Values in float64, computed on the host from the noisy integers of a release.
+"""Computes the value of a release in float64 on the host, from its noisy integers.
 
-JAX computes in float32 by default, which loses the seconds of times and the digits of large
+JAX computes in float32 by default. This loses the seconds of times and the last digits of large
 numbers.
 """
 
@@ -27,7 +27,7 @@ from dpjax.targets._clamping import middle_and_half
 def in_float64(
     release: Release, compute: Callable[[dict[str, Any], dict[str, Any]], PyTree]
 ) -> Release:
-    """Replaces a release's value by the result of `compute` on its noisy integers and public facts.
+    """Replaces a release's value by `compute`, applied to its noisy integers and public facts.
 
     The value of a simulated release is not replaced, because its integers are traced.
     """
@@ -40,7 +40,7 @@ def in_float64(
 
 
 def sums_in_float64(query: Query, mechanism: AdditiveMechanism) -> Callable[..., Release]:
-    """The private version of a query of sums, whose noisy integers become float64."""
+    """Returns the private version of a query of sums, whose values are converted to float64."""
     private = privatize(Unchanging("sum", query._integers), query._on_integers(mechanism))
 
     def ask(key: Key, database: Database, *, name: str) -> Release:
@@ -58,7 +58,7 @@ def sums_in_float64(query: Query, mechanism: AdditiveMechanism) -> Callable[...,
 
 
 def mean_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
-    """Averages, as `private_mean` computes them."""
+    """Computes averages in float64, by the formula of `private_mean`."""
     middle, half = middle_and_half(facts["lower"], facts["upper"])
     sums = np.asarray(measured["sums"], np.float64) * facts["unit"]
     count = measured["n"]
@@ -68,12 +68,12 @@ def mean_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
 
 
 def quantiles_of(measured: dict[str, Any], facts: dict[str, Any]) -> np.ndarray:
-    """Quantiles, as `private_quantiles` computes them."""
+    """Computes quantiles in float64, by the formula of `private_quantiles`."""
     return _estimates(Ranks(**measured), facts)
 
 
 def variance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
-    """An average and a variance, as `private_variance` computes them."""
+    """Computes an average and a variance in float64, by the formula of `private_variance`."""
     means, second = _averages(measured, facts)
     (middle,), half = facts["middle"], facts["size"]
     mean = np.clip(means[..., 0], -1, 1)
@@ -82,7 +82,7 @@ def variance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, np
 
 
 def covariance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Averages and covariances, as `PrivateTable.covariance` defines them."""
+    """Computes averages and covariances in float64, as in `PrivateTable.covariance`."""
     means, second = _averages(measured, facts)
     middle, size = np.asarray(facts["middle"]), np.asarray(facts["size"])
     covariance = second - means[..., :, None] * means[..., None, :]
@@ -90,7 +90,7 @@ def covariance_of(measured: dict[str, Any], facts: dict[str, Any]) -> dict[str, 
 
 
 def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Averages of x and of x x^T, from the upper triangle of the sum of z z^T with z = (1, x)."""
+    """Returns averages of x and x x^T, from the upper triangle of the sum of z z^T, z = (1, x)."""
     triangle = np.asarray(measured["sums"], np.float64) * facts["unit"]
     size = 1 + len(facts["middle"])
     rows, columns = np.triu_indices(size)
@@ -98,6 +98,6 @@ def _averages(measured: dict[str, Any], facts: dict[str, Any]) -> tuple[np.ndarr
     sums[..., rows, columns] = sums[..., columns, rows] = triangle
     n = measured["n"]
     count = np.maximum(sums[..., :1, :1] if n is None else np.asarray(n)[..., None, None], 1)
-    # The first row has the average of x, and the other rows the average of x x^T.
+    # The first row is the average of x. The other rows are the average of x x^T.
     averages = sums[..., 1:] / count
     return averages[..., 0, :], averages[..., 1:, :] + facts["center"] * np.eye(size - 1)

@@ -1,6 +1,6 @@
 """The columns of a frame, padded to a public number of slots.
 
-A column is converted on first use.
+A column is converted when it is used for the first time.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from dpjax._core._types import PyTree
 
 
 def numpy_of(*arrays: Any) -> Any:
-    """NumPy, or `jax.numpy` for columns of simulated tables, which are traced and public."""
+    """Returns `numpy`, or `jax.numpy` for the columns of simulated tables, which are traced."""
     return jnp if any(map(_checks.is_traced, arrays)) else np
 
 
@@ -42,20 +42,20 @@ class Column:
     may_miss: bool
 
     def leaf(self) -> np.ndarray | Texts:
-        """The column in the form that a query accepts.
+        """Returns the column in the form that a query accepts.
 
         `known` says which entries the query may use.
         """
         return Texts(self.entries) if self.is_text else self.entries
 
     def with_gaps(self) -> PyTree:
-        """The column in the form that a function of a row accepts: a missing number is NaN."""
+        """Returns the column in the form that predicates accept, where a missing number is NaN."""
         if self.is_text or self.entries.dtype.kind == "f" or not self.may_miss:
             return self.leaf()
         return Numbers.of(self.entries, self.known)
 
     def numbers(self) -> np.ndarray:
-        """The entries in float64. Refuses texts."""
+        """Returns the entries in float64. Refuses texts."""
         if self.is_text:
             raise TypeError(
                 f"column {self.name!r} must hold numbers for this statistic, got texts: count "
@@ -66,17 +66,17 @@ class Column:
         return self.entries.astype(np.float64)
 
     def numbers_or_nan(self) -> np.ndarray:
-        """The entries in float64, with NaN for missing entries. Refuses texts."""
+        """Returns the entries in float64, with NaN for missing entries. Refuses texts."""
         return numpy_of(self.known).where(self.known, self.numbers(), np.nan)
 
 
 class Frame:
     """A frame of any library, or a dict of columns. Columns are converted when they are used."""
 
-    _filled: Any = None  # Which slots hold a row, if the frame is a `PaddedRecords`.
+    _filled: Any = None  # Which slots contain a row, if the frame is a `PaddedRecords`.
 
     def __init__(self, frame: Any, most_rows: int) -> None:
-        """Reads names and lengths, but no entries."""
+        """Reads the names and lengths of columns, but no entries."""
         records = frame.records if isinstance(frame, PaddedRecords) else frame
         self.columns: Mapping[str, Any] = table_of_columns("frame", records)
         self.slots = most_rows
@@ -93,7 +93,7 @@ class Frame:
         self._converted: dict[str, Column] = {}
 
     def number(self, name: str, moment: Any) -> float:
-        """A public bound of a column as a number. It may be given as a date, time or duration.
+        """Converts a public bound of a column to a number. It may be a date, time or duration.
 
         Raises:
             TypeError: if the bound is of another kind than the column.
@@ -104,13 +104,13 @@ class Frame:
         return moment if moments is None else moments.number(moment)
 
     def kind_of(self, name: str) -> str:
-        """The kind of a column: "dates", "times", "durations", or "" for all other columns."""
+        """Returns "dates", "times" or "durations" for a column of these, and "" for others."""
         moments = moments_of(self._as_given(name))
         return "" if moments is None else moments.kind
 
     @property
     def present(self) -> Any:
-        """Which slots hold a row."""
+        """Which slots contain a row."""
         if self._filled is None:
             return np.arange(self.slots) < self.rows
         xp = numpy_of(self._filled)
@@ -118,17 +118,17 @@ class Frame:
 
     @property
     def used(self) -> list[str]:
-        """The columns that have been used."""
+        """Returns the names of the columns that have been used."""
         return list(self._converted)
 
     def __getitem__(self, name: str) -> Column:
-        """A column by its name."""
+        """Returns the column of this name, and converts it if it was not used before."""
         if name not in self._converted:
             self._converted[name] = self._padded(name)
         return self._converted[name]
 
     def entries_of(self, name: str, present: np.ndarray) -> Any:
-        """The texts or numbers of the rows, with a missing entry where a row does not count."""
+        """Returns the entries of a column, with a missing entry where `present` is false."""
         column, counts = self[name], present[: self.rows]
         if column.is_text:
             return np.where(counts, texts_of(self.columns[name]), np.array(None, object))
@@ -138,7 +138,7 @@ class Frame:
         return Numbers.of(entries, counts)
 
     def _as_given(self, name: str) -> Any:
-        """A column of the frame, without conversion.
+        """Returns a column of the frame without converting it.
 
         Refuses a name that the frame does not have.
         """
@@ -173,8 +173,11 @@ def _length(name: str, leaf: Any) -> int:
 
 
 def _exact(place: str, leaf: Any) -> tuple[Any, Any]:
-    """The entries of a column on the host, and which are present: None if none can be missing."""
-    # NumPy would choose the dtype by the entries, which are private.
+    """Returns a column's entries on the host, and a mask of those that are not missing.
+
+    The mask is None if the dtype has no missing entries.
+    """
+    # NumPy would choose the dtype of a list by its entries, which are private.
     if isinstance(leaf, (list, tuple)):
         raise TypeError(
             f"{place} must be an array with a dtype, got a {type(leaf).__name__}: make an array "

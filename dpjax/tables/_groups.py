@@ -1,4 +1,4 @@
-"""Groups of rows: the code of every row, by the public keys of one or several columns."""
+"""Groups of rows: maps each row to a group by the public keys of one or several columns."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ By: TypeAlias = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Cells:
-    """One cell for each combination of keys of some columns; without columns, a single cell.
+    """Groups of rows: one cell per combination of keys of some columns; one cell without columns.
 
     Attributes:
         axes: the columns with their keys.
@@ -37,24 +37,24 @@ class Cells:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of keys of each column."""
+        """Returns the number of keys of each column."""
         return tuple(len(keys) for _, keys in self.axes)
 
     @property
     def size(self) -> int:
-        """The number of cells."""
+        """Returns the number of cells."""
         return math.prod(self.shape)
 
     @property
     def groups(self) -> list[Any]:
-        """The key of each cell, or its keys of several columns."""
+        """Returns the key of each cell, or a tuple of its keys for several columns."""
         every = list(itertools.product(*(keys for _, keys in self.axes)))
         return [one[0] for one in every] if len(self.axes) == 1 else every
 
     def split(self, name: str, labels: tuple[Any, ...], codes: np.ndarray) -> "Cells":
         """Divides each cell along another axis.
 
-        `codes` has the index on this axis for every slot.
+        `codes` contains the index of every slot on the new axis.
         """
         inside, xp = (self.codes >= 0) & (codes >= 0), numpy_of(codes)
         wide = self.codes.astype(np.int64) if xp is np else self.codes
@@ -68,7 +68,7 @@ class Cells:
 
 
 def cells_by(by: By | None, frame: Frame) -> Cells:
-    """The cells of the groups of some columns, the first column outermost."""
+    """Returns the cells for the groups `by`. The first column is the outermost axis."""
     found = Cells((), np.zeros(frame.slots, np.int32))
     if by is None:
         return found
@@ -84,7 +84,7 @@ def cells_by(by: By | None, frame: Frame) -> Cells:
 
 
 def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.ndarray) -> Any:
-    """For each row, a text that names its group and entry; None if the row lacks either of them.
+    """Returns a text that encodes the group and the entry of each row; None if either is missing.
 
     The text of a row depends on this row alone.
     """
@@ -103,7 +103,7 @@ def entries_in_groups(cells: Cells, column: Column, entries: Any, present: np.nd
 def keys_in_groups(
     cells: Cells, found: tuple[Sequence[str], np.ndarray], are_texts: bool
 ) -> dict[Any, tuple[tuple[Any, ...], np.ndarray]]:
-    """The keys of each group with their counts, parsed from the texts of `entries_in_groups`."""
+    """Parses texts made by `entries_in_groups` into the keys and counts of each group."""
     pairs = {group: list[tuple[Any, int]]() for group in cells.groups}
     for text, count in zip(*found, strict=True):
         code, _, entry = text.partition(" ")
@@ -116,7 +116,7 @@ def keys_in_groups(
 
 
 def keys_of(name: str, given: Any, frame: Frame) -> tuple[int, ...] | tuple[str, ...]:
-    """Public keys of a column, as given or from a release of keys. Dates become whole numbers."""
+    """Returns the public keys of a column, given as such or as a release. Dates become integers."""
     keys = given.value if isinstance(given, Release) else given
     if frame.kind_of(name):
         keys = [_whole_key(name, frame.number(name, key)) for key in keys]
@@ -130,7 +130,7 @@ def _whole_key(name: str, number: Any) -> Any:
 
 
 def labels_of(name: str, keys: tuple[Any, ...], frame: Frame) -> tuple[Any, ...]:
-    """The printed labels of groups: their keys, where dates and times are shown as texts."""
+    """Returns the printed labels of groups: their keys, with dates and times as texts."""
     moments = moments_of(frame.columns[name]) if frame.kind_of(name) else None
     if moments is None or moments.kind == "durations":
         return keys
@@ -139,7 +139,7 @@ def labels_of(name: str, keys: tuple[Any, ...], frame: Frame) -> tuple[Any, ...]
 
 
 def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndarray:
-    """The index of each entry in the public keys, or -1, computed from that entry alone."""
+    """Returns the index of each entry among the public keys, or -1, from that entry alone."""
     if isinstance(keys[0], str) != column.is_text:
         kind = "texts" if column.is_text else "numbers"
         raise TypeError(
@@ -163,7 +163,7 @@ def codes_of(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> np.ndar
 
 
 def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> Any:
-    """The codes of a simulated column, by comparison with every key."""
+    """Returns the codes of a simulated (traced) column, by comparing entries with every key."""
     if column.is_text:
         words = jnp.asarray(fingerprints(keys))
         equal = jnp.all(column.entries[:, None, :] == words[None], axis=-1)
@@ -175,13 +175,13 @@ def _traced_codes(column: Column, keys: tuple[int, ...] | tuple[str, ...]) -> An
 
 
 def _as_bytes(words: np.ndarray) -> np.ndarray:
-    """Each fingerprint as one array entry of bytes, so that fingerprints can be compared."""
+    """Views each fingerprint as one array entry of bytes, so that fingerprints can be compared."""
     ordered = np.ascontiguousarray(words, ">u4")
     return ordered.view("S16")[:, 0] if len(words) else np.zeros(0, "S16")
 
 
 def as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers as int64 keys, and which numbers are whole and in the range of int64."""
+    """Converts numbers to int64 keys, and returns which are whole and in the range of int64."""
     numbers = column.entries
     if numbers.dtype.kind == "f":
         largest = 2.0 ** (np.finfo(numbers.dtype).nmant + 1)
@@ -195,7 +195,7 @@ def as_int64(column: Column) -> tuple[np.ndarray, np.ndarray]:
 
 
 def buckets_of(column: Column, buckets: Sequence[float]) -> tuple[tuple[str, ...], np.ndarray]:
-    """A label for each bucket between increasing edges, and the bucket of each entry, or -1.
+    """Returns a label for each bucket between increasing edges, and each entry's bucket, or -1.
 
     The last bucket includes its upper edge, as in NumPy.
     """

@@ -1,4 +1,4 @@
-"""A frame larger than memory, read in batches by statistics that are computed from sums."""
+"""Reads frames larger than memory in batches, for statistics that are computed from sums."""
 
 import contextlib
 import copy
@@ -17,12 +17,12 @@ from dpjax.tables._frame import Column, Frame
 from dpjax.tables._groups import as_int64
 
 T = TypeVar("T")
-# The public number of rows in a batch. Longer batches are hardly faster.
+# The public number of rows in a batch. Larger batches would hardly be faster.
 ROWS = 2**18
 
 
 class LargeFrame(Frame):
-    """A frame that is read in batches, and refuses every use of a whole column.
+    """A frame that is read in batches, and raises an error if a whole column is used.
 
     Attributes:
         batches: the source of batches.
@@ -30,13 +30,13 @@ class LargeFrame(Frame):
     """
 
     def __init__(self, batches: Batches, most_rows: int) -> None:
-        """Reads names and dtypes of columns."""
+        """Reads the names and dtypes of columns."""
         self.batches, rows = batches, min(ROWS, most_rows)
         self.of_batch = Frame(batches.first(rows), rows)
         self.columns = self.of_batch.columns
 
     def check_ordered(self) -> None:
-        """Refuses partitions, because no process sees their rows in the order of the table."""
+        """Refuses partitions, because no process reads their rows in the order of the table."""
         if self.batches.on_partitions is not None:
             raise ValueError(
                 "frame must have batches in a fixed order if person= is given, got partitions, "
@@ -47,7 +47,7 @@ class LargeFrame(Frame):
             )
 
     def __getitem__(self, name: str) -> NoReturn:
-        """Refuses a statistic that cannot read batches."""
+        """Raises an error for a statistic that cannot read batches."""
         raise TypeError(
             f"frame must fit into memory for this statistic of column {name!r}, got batches of "
             f"{_checks.shown(list(self.columns))}: load the columns that it needs into a frame "
@@ -56,18 +56,18 @@ class LargeFrame(Frame):
 
 
 def frame_of(frame: Any, most_rows: int) -> Frame:
-    """A frame in memory, or a frame that is read in batches."""
+    """Returns a frame in memory, or a frame that is read in batches."""
     batches = batches_of("frame", frame)
     return Frame(frame, most_rows) if batches is None else LargeFrame(batches, most_rows)
 
 
 def structure_of(frame: Frame) -> Frame:
-    """A frame with the names and dtypes of the columns."""
+    """Returns a frame with the same column names and dtypes, without reading all rows."""
     return frame.of_batch if isinstance(frame, LargeFrame) else frame
 
 
 def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) -> Parts:
-    """The records that `make` takes from a table, for each batch of its frame.
+    """Applies `make` to the table of each batch, and returns the records of all batches.
 
     Other processes may compute the parts, so a part contains neither the ledger nor the source of
     batches.
@@ -87,8 +87,8 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
         frames = (Frame(batch, rows) for batch in batches)
         if people is None:
             return function(map(of_batch, frames))
-        # Close this even after an error. Otherwise the traceback would keep the files with private
-        # rows open.
+        # The iterator is closed even after an error. Otherwise the traceback would keep files open
+        # that contain private rows.
         with contextlib.closing(
             frames_of_people(frames, structure, used, people.person, slots)
         ) as whole:
@@ -96,7 +96,7 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
 
     structure = Frame(large.columns, rows)
     like = of_batch(structure)
-    # To count all rows, any column is enough.
+    # If no column is used, one column is read to count the rows.
     used = structure.used or list(large.columns)[:1]
 
     def each(function: Callable[[Iterator[PaddedRecords]], Any]) -> Iterator[Any]:
@@ -105,20 +105,20 @@ def in_parts(table: T, large: LargeFrame, make: Callable[[T], PaddedRecords]) ->
     return Parts(each, like, slots, holds_whole_people=people is not None)
 
 
-# Groups the rows of a frame larger than memory by person, through temporary files on disk.
+# The following code groups the rows of a frame larger than memory by person, in temporary files.
 
 
-# The most files that one pass writes.
+# The largest number of files that one pass writes.
 _MOST_BUCKETS = 2**10
-# Multiplying by this number spreads consecutive integers over the buckets.
+# Multiplying an id by this number distributes consecutive integers over the buckets.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class _Bucket(Frame):
-    """All rows of some people, in the order of the table."""
+    """The rows of the people in one bucket, in the order of the table."""
 
     def __init__(self, like: Frame, names: Sequence[str], rows: np.ndarray) -> None:
-        """Takes the rows that were written to one file."""
+        """Reads the rows that were written to the file of one bucket."""
         self.columns: Mapping[str, object] = like.columns
         self.rows = len(rows)
         # The number of slots is a power of two, so that buckets share their programs.
@@ -136,10 +136,10 @@ class _Bucket(Frame):
 def frames_of_people(
     batches: Iterator[Frame], like: Frame, names: Sequence[str], person: str, most_rows: int
 ) -> Generator[Frame]:
-    """Regroups rows into frames such that one frame has all rows of a person, in their order.
+    """Regroups rows into frames, each of which contains all rows of its people, in their order.
 
-    Each batch is written to files by the ids of its rows. The files are in a folder that only this
-    user may read, and are deleted at the end.
+    The rows of each batch are written to several files, which are chosen by the ids of the rows.
+    The files are in a folder that only this user may read, and are deleted at the end.
     """
     buckets = min(_MOST_BUCKETS, -(-most_rows // like.slots))
     kinds = [(name, like[name].entries) for name in names]
@@ -169,7 +169,7 @@ def frames_of_people(
 
 
 def _bucket_of(column: Column, buckets: int) -> np.ndarray:
-    """The bucket of each id; equal ids have the same bucket."""
+    """Returns a bucket for each id. Equal ids are in the same bucket."""
     if column.is_text:
         return column.entries[:, 0].astype(np.int64) % buckets
     ids, _ = as_int64(column)
@@ -187,7 +187,7 @@ def _check_alike(like: Column, column: Column) -> None:
 
 
 def _kind(column: Column) -> str:
-    """The dtype of a column, in words, including whether it allows missing entries."""
+    """Describes the dtype of a column, including whether it allows missing entries."""
     if column.is_text:
         return "texts"
     nullable = column.may_miss and column.entries.dtype.kind != "f"

@@ -1,4 +1,4 @@
-"""The people of a table: which of a person's rows a statistic counts."""
+"""Limits the rows of each person that a statistic of a table counts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from dpjax.queries._truncation import Truncation, checked_truncation
 from dpjax.tables._frame import Frame
 from dpjax.tables._question import Question
 
-# These statistics scale their noise by `Question.people`. All other statistics are refused,
-# including future ones.
+# The statistics that scale their noise by `Question.people`. All other statistics are refused,
+# including any that are added later.
 _OF_PEOPLE = (
     *("count", "crosstab", "histogram", "top", "sum", "mean", "variance", "quantiles", "bounds"),
     *("covariance", "correlation", "pca", "regression", "synthetic"),
@@ -23,7 +23,7 @@ _OF_PEOPLE = (
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """The people of a table, and how many of their rows count.
+    """The column of people's ids in a table, and how many of their rows count.
 
     Attributes:
         truncation: decides which rows count. Its groups are columns of the frame, and apply to
@@ -34,11 +34,11 @@ class People:
 
     @property
     def person(self) -> str:
-        """The column of ids."""
+        """Returns the name of the column of ids."""
         return str(self.truncation.person)
 
     def asked(self, question: Question, frame: Frame) -> Question:
-        """The same question about fewer rows: about the rows of each person that count."""
+        """Restricts a question to the rows of each person that count."""
         by = dict(question.cells.axes)
         groups = tuple(one for one in self.truncation.groups if one[0] in by)
         here = dataclasses.replace(self.truncation, groups=groups)
@@ -46,8 +46,8 @@ class People:
         columns = {name: frame[str(name)] for name in names}
         records = {name: column.with_gaps() for name, column in columns.items()}
         exact, _ = exact_records("frame", records)
-        # A row outside all cells must not take the place of a row that counts. Whether a row is in
-        # a cell depends on that row alone.
+        # Only rows in a cell compete for the places of a person's rows that count. Whether a row is
+        # in a cell depends on that row alone.
         inside = question.present & (question.cells.codes >= 0)
         kept, _ = here.kept(exact, jnp.asarray(inside))
         cells = {name: len(keys) for name, keys in by.items()}
@@ -58,7 +58,7 @@ class People:
 def people_of(
     person: str | None, rows: int | None, groups: Mapping[str, int] | None, order: str | None
 ) -> People | None:
-    """The people of a table, after checking the arguments; None if each row is a person."""
+    """Checks the arguments, and returns the `People` of a table; None if each row is a person."""
     if person is None:
         given = {"rows": rows, "groups": groups, "order": order}
         named = [name for name, value in given.items() if value is not None]
@@ -74,7 +74,7 @@ def people_of(
 
 
 def check_of_people(people: People | None, statistic: str) -> None:
-    """Refuses a statistic that has no known bound on the effect of a person with several rows."""
+    """Refuses a statistic without a known bound on the effect of a person with several rows."""
     if people is not None and statistic not in _OF_PEOPLE:
         raise ValueError(
             f"{statistic} is not supported for a table with person=, because no bound is known "

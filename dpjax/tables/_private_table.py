@@ -1,4 +1,4 @@
-"""A private table, and its statistics by the names of columns."""
+"""Defines `PrivateTable`, whose statistics are private and refer to columns by name."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""A question to a table: the rows that a statistic counts, their groups, and a public name."""
+"""A question to a table: the rows that a statistic counts, their groups, and its public name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ class Question:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the statistic is by group."""
+        """Whether the statistic is computed by group."""
         return (
             bool(self.cells.axes)
             or self.relation is NeighboringRelation.REPLACE_ONE
@@ -64,14 +64,14 @@ class Question:
 
     @property
     def by(self) -> By | RowsOfPeople | None:
-        """The groups in the form that `queries` accepts."""
+        """Returns the groups in the form that the functions of `dpjax.queries` accept."""
         if not self.is_grouped:
             return None
         groups: By = {GROUP: range(self.cells.size)}
         return groups if self.people is None else RowsOfPeople(groups, self.people)
 
     def of_people(self, query: Query) -> Query:
-        """The query on the rows that count, with a sensitivity for all rows of a person."""
+        """Returns the query on rows that count, with a sensitivity for all rows of a person."""
         return query if self.people is None else self.people.query(query)
 
     def database(self, value: PyTree) -> PaddedRecords:
@@ -82,13 +82,13 @@ class Question:
         return PaddedRecords({**columns, GROUP: self.cells.codes}, self.present)  # pyright: ignore[reportArgumentType]
 
     def in_groups(self, query: Query) -> Query:
-        """A query of one column, for each group."""
+        """Applies a query of one column to each group."""
         if not self.is_grouped:
             return query
         return self.of_people(by(query, column=GROUP, keys=range(self.cells.size), of=VALUE))
 
     def labeled(self, release: Release, axes: Mapping[str, tuple[Axis, ...]]) -> Release:
-        """The release with one axis for each column of groups, and with labels for its numbers.
+        """Returns the release with one axis per column of groups, and with labels for its numbers.
 
         `axes` maps names of arrays in the value to the other axes of these arrays.
         """
@@ -108,5 +108,5 @@ class Question:
 
 
 def question_name(statistic: str, *asked: object) -> str:
-    """A name for a ledger, with a fingerprint of all arguments."""
+    """Returns the name of a statistic in a ledger, with a fingerprint of all its arguments."""
     return f"{statistic}{FINGERPRINT}{digest(statistic, asked)[:16]}"

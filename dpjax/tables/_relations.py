@@ -31,7 +31,7 @@ from dpjax.tables._where import Where
 
 
 class RelationsOfTable(AskedTable):
-    """Statistics of several columns together."""
+    """The statistics of a table that relate several columns."""
 
     def covariance(
         self,
@@ -290,11 +290,12 @@ class RelationsOfTable(AskedTable):
 
 
 def _parts(records: PyTree) -> tuple[Any, Any]:
-    """The vectors x and y of a row, whose products a regression line needs."""
+    """Returns the vectors x and y of a row, whose products a regression needs."""
     return records["x"], records["y"]
 
 
-# Correlations and regression lines, converted from units of the ball to the columns' units.
+# The following functions convert correlations and regression lines from units of the ball to the
+# units of the columns.
 
 
 LINE = "line of a table"
@@ -302,7 +303,7 @@ CORRELATION = "correlation"
 
 
 def facts_of_line(x: Box, y: Box, regularization: float) -> dict[str, Any]:
-    """The public facts about a regression line through the rows of a table."""
+    """Returns the public facts about a regression line, from which it is computed."""
     radii = {"x_radius": 1.0, "y_radius": 1.0, "regularization": regularization}
     how = {"statistic": LINE, "weight": float(_WEIGHT), "left_out": 1, "simulated": True}
     return {**radii, **how, "x": x.facts, "y": y.facts}
@@ -315,17 +316,21 @@ def line(
     scale: Scalar,
     facts: dict[str, Any],
 ) -> PyTree:
-    """The regression line, from noisy sums of products in the integer units of the query."""
+    """Computes the regression line from noisy sums of products in the query's integer units."""
     return _line_of_sums(json.dumps(facts))(value, n, scale, query.unit)
 
 
 @functools.lru_cache
 def _line_of_sums(text: str) -> Callable[..., PyTree]:
-    """The line from noisy sums, as one program, which compiles faster than single operations."""
+    """Compiles the computation of a line from noisy sums. `text` contains the facts in JSON.
+
+    One program compiles faster than many single operations.
+    """
     facts = json.loads(text)
 
     def of_sums(value: jax.Array, n: jax.Array | None, scale: Scalar, unit: float) -> PyTree:
-        # The mean square of y is the last entry. It is neither released nor used, so it is 0 here.
+        # The last entry is the sum of y^2. The query does not release it and the line does not need
+        # it, so it is set to 0.
         triangle = jnp.append(in_units_of(unit, value), jnp.zeros(1))
         moments = averages(triangle, n, scale * unit, weight=float(_WEIGHT))
         return _line_of_moments(moments, facts)[0]
@@ -334,7 +339,7 @@ def _line_of_sums(text: str) -> Callable[..., PyTree]:
 
 
 def _line_of_moments(moments: Moments, facts: dict[str, Any]) -> tuple[PyTree, jax.Array]:
-    """Weights and intercept in the columns' units, and the matrix of the normal equations."""
+    """Returns weights and intercept in units of the columns, and the normal equations' matrix."""
     found, matrix = _solution(moments, facts)
     (y_size,), (y_middle,) = facts["y"]["size"], facts["y"]["middle"]
     ratio = y_size / np.asarray(facts["x"]["size"])
@@ -352,12 +357,15 @@ STATISTICS[LINE] = Statistic(
 
 @compiled
 def correlation(moments: Moments) -> jax.Array:
-    """The correlation of two coordinates. Variances have a floor: noise may make them 0."""
+    """Computes the correlation of two coordinates.
+
+    Variances have a floor: noise may make them 0.
+    """
     return _of_two(moments, {})[0]
 
 
 def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """The correlation, and a diagonal matrix of the two variances."""
+    """Returns the correlation, and a diagonal matrix of the two variances."""
     del facts
     covariance = moments.second - jnp.outer(moments.mean, moments.mean)
     variances = jnp.diagonal(covariance)
@@ -367,7 +375,7 @@ def _of_two(moments: Moments, facts: dict[str, Any]) -> tuple[jax.Array, jax.Arr
 
 
 def _unknown_if_flat(values: np.ndarray, error: np.ndarray, facts: dict[str, Any]) -> np.ndarray:
-    """The least half-width of the interval: it covers [-1, 1] if a variance may be 0."""
+    """Returns the least half-width of an interval: it covers [-1, 1] if a variance may be 0."""
     del facts
     return np.where(values[..., 0] < CLEAR * error, 2.0, 0.0)
 

@@ -54,7 +54,7 @@ _OF_MODEL = Accuracy.of(
 
 
 class SynthesisOfTable(CountsOfTable):
-    """Synthetic tables."""
+    """Adds `synthetic` to a table."""
 
     def synthetic(
         self,
@@ -178,7 +178,7 @@ class SynthesisOfTable(CountsOfTable):
         return Release(value, guarantee, _OF_MODEL, Labels(words))
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
-        """The columns of a synthetic table, without the ids of people."""
+        """Returns the columns of a synthetic table, without the ids of people."""
         person = None if self._people is None else self._people.person
         names = [x for x in self._frame.columns if x != person] if columns is None else columns
         if isinstance(names, str) or not names or len({*names}) < len(names):
@@ -191,10 +191,10 @@ class SynthesisOfTable(CountsOfTable):
     def _cells_found(
         self, columns: Sequence[str], where: Where | None, cost: Cost, key: Key | None
     ) -> tuple[dict[str, Release], Cost, Key | None]:
-        """Finds missing keys or bounds privately; also returns the remaining cost, and a new key.
+        """Finds missing keys or bounds privately. Returns them, the remaining cost, and a new key.
 
-        Columns of texts are searched first: if their keys cannot be found at all, the error comes
-        before any payment.
+        It searches columns of texts first. If their keys cannot be found at all, the error is
+        raised before any payment.
         """
         if not columns:
             return {}, cost, key
@@ -218,7 +218,7 @@ class SynthesisOfTable(CountsOfTable):
 
 
 def _given_by(name: str, found: Release) -> dict[str, Any] | None:
-    """The keys or the bounds that were found for a column; None if there are none."""
+    """Returns the keys or bounds that were found for a column; None if there are none."""
     if isinstance(found.value, tuple):
         return {"keys": {name: found.value}, "bounds": None} if found.value else None
     ends = ends_of(found)
@@ -226,7 +226,7 @@ def _given_by(name: str, found: Release) -> dict[str, Any] | None:
 
 
 def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, float]:
-    """The sets of a workload, each in the order of the columns, with their weights."""
+    """Returns the column sets of a workload, in the order of `columns`, with their weights."""
     if isinstance(workload, int):
         degree = _checks.integer("workload", workload, least=1, most=4)
         degree = min(degree, len(columns))
@@ -250,7 +250,7 @@ def workload_of(columns: Sequence[str], workload: Workload) -> dict[Columns, flo
 
 
 def restricted(wanted: Mapping[Columns, float], columns: Sequence[str]) -> dict[Columns, float]:
-    """A workload of fewer columns: other columns are removed from each set."""
+    """Removes all columns that are not in `columns` from the sets of a workload."""
     found = dict[Columns, float]()
     for given, weight in wanted.items():
         if one := tuple(name for name in given if name in columns):
@@ -261,7 +261,7 @@ def restricted(wanted: Mapping[Columns, float], columns: Sequence[str]) -> dict[
 def plan_of_cells(
     cells: Sequence[AnyCells], wanted: Mapping[Columns, float], most_cells: int, asked: Question
 ) -> Plan:
-    """The marginals that a synthetic table may measure."""
+    """Returns the `Plan` of AIM: the marginals that it may measure for a synthetic table."""
     sizes = {one.name: one.size for one in cells}
     if len(sizes) > _MOST_COLUMNS:
         raise ValueError(f"columns must be at most {_MOST_COLUMNS}, got {len(sizes)}")
@@ -284,10 +284,10 @@ def cells_of_rows(
     delta: float,
     name: str,
 ) -> Release:
-    """Releases the cells of synthetic rows, and uniform bits that place entries within cells.
+    """Releases the cells of synthetic rows, and random bits that determine positions in cells.
 
-    `codes` has an array for each column: the cell of each private row, or -1 for an entry without a
-    cell. A row counts if all of its entries have cells.
+    `codes` maps each column to the cells of the private rows, where -1 means no cell. A row counts
+    if all of its entries have cells.
     """
     rows = _checks.integer("rows", rows, least=1, most=2**31 - 1)
     budget = PrivacyFilter(
@@ -339,7 +339,7 @@ def cells_of_rows(
 
 
 class _Counts:
-    """The exact counts of marginals, each computed once."""
+    """Computes exact counts of marginals, each only once."""
 
     def __init__(self, codes: Mapping[str, np.ndarray], plan: Plan) -> None:
         counted = np.all([one >= 0 for one in codes.values()], axis=0)
@@ -358,9 +358,9 @@ class _Counts:
 def table_like(
     frame: Frame, names: Sequence[str], cells: Sequence[AnyCells], drawn: Mapping[str, Any]
 ) -> Any:
-    """Synthetic rows as a table of the library of the frame, or as a dict of arrays.
+    """Converts synthetic rows to a table of the frame's library, or to a dict of arrays.
 
-    A column without cells is all missing.
+    All entries of a column without cells are missing.
     """
     found = dict[str, Any]()
     for place, one in enumerate(cells):
@@ -377,7 +377,7 @@ def table_like(
 
 
 def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
-    """An array of missing entries in a column's dtype, or of NaN if the dtype has none."""
+    """Returns missing entries in a column's dtype, or NaN if the dtype has no missing entries."""
     column = frame[name]
     cells = Categories(name, (), True)
     entries, known = np.zeros(rows), np.zeros(rows, bool)
@@ -387,7 +387,7 @@ def _all_missing(frame: Frame, name: str, rows: int) -> np.ndarray:
 
 
 def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Entries in the dtype of their column, if NumPy has this dtype; otherwise as objects."""
+    """Converts entries to the dtype of their column if NumPy has it, or else to objects."""
     column = frame[cells.name]
     if column.is_text:
         return np.where(known, entries, np.array(None, object))
@@ -406,7 +406,7 @@ def _in_dtype(frame: Frame, cells: AnyCells, entries: np.ndarray, known: np.ndar
 
 
 def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:
-    """An array as a column in the library and dtype of `like`. Categories become plain values."""
+    """Converts an array to a column in the library and dtype of `like`, with plain categories."""
     library, dtype = like.implementation, like.dtype
     if dtype in (nw.Categorical, nw.Enum) or dtype.is_decimal():
         dtype = None
@@ -420,7 +420,8 @@ def _series(nw: Any, like: Any, name: str, array: np.ndarray) -> Any:
     if array.dtype.kind not in "mM":
         return nw.new_series(name, array, dtype, backend=library)
     if (unit := getattr(dtype, "time_unit", None)) is not None:
-        array = array.astype(f"{array.dtype.kind}8[{unit}]")  # A coarser unit rounds down.
+        # Conversion to a coarser unit rounds down.
+        array = array.astype(f"{array.dtype.kind}8[{unit}]")
     found = nw.new_series(name, array.astype(f"{array.dtype.kind}8[us]"), backend=library)
     if (zone := getattr(dtype, "time_zone", None)) is not None:
         found = found.dt.replace_time_zone("UTC").dt.convert_time_zone(zone)

@@ -1,4 +1,4 @@
-"""Which rows satisfy a public predicate, and a fingerprint of its program."""
+"""Evaluates a public predicate on every row, and computes a fingerprint of its program."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ Where: TypeAlias = Callable[[dict[str, Any]], Any]
 class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
     """A date, time or duration in a row.
 
-    It stores a number, and can be compared with other moments.
+    The class stores it as a number, and compares it with other dates, times or durations.
     """
 
     def __init__(self, number: jax.Array, moments: Moments) -> None:
@@ -36,29 +36,29 @@ class _Moment(np.lib.mixins.NDArrayOperatorsMixin):
         return self.number
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], Moments]:
-        """The number is a leaf, so that JAX functions accept a moment."""
+        """Returns the number as a pytree leaf, so that JAX functions accept a `_Moment`."""
         return (self.number,), self.moments
 
     @classmethod
     def tree_unflatten(cls, moments: Moments, leaves: tuple[jax.Array]) -> "_Moment":
-        """The same of other leaves."""
+        """Returns a `_Moment` of the same kind, with the number `leaves[0]`."""
         return cls(*leaves, moments)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
-        """Calls the JAX function of the same name. All operators are routed through this method."""
+        """Calls the JAX function of the same name. NumPy calls this method for every operator."""
         if method != "__call__" or how:
             return NotImplemented
         return getattr(jnp, ufunc.__name__)(*map(self._number, inputs))
 
     def _number(self, other: Any) -> Any:
-        # NumPy converts a time on the left of an operator to an array.
+        # NumPy converts a date or time on the left of an operator to an array without axes.
         if isinstance(other, np.ndarray):
             other = other[()]
         return other.number if isinstance(other, _Moment) else self.moments.number(other)
 
 
 def _of_row(frame: Frame, name: str, entry: PyTree) -> PyTree:
-    """An entry as a predicate sees it."""
+    """Returns an entry in the form in which a predicate receives it."""
     moments = moments_of(frame.columns[name])
     return entry if moments is None else _Moment(entry, moments)
 
@@ -83,10 +83,10 @@ class _Asked(Mapping[str, PyTree]):
 
 
 def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
-    """Which slots satisfy a predicate, and a fingerprint of its program and its columns.
+    """Returns which slots satisfy a predicate, and a fingerprint of its program and columns.
 
-    The predicate sees one row at a time, by the same program for every slot, as in
-    `queries.counting_query`. So whether a row counts depends on this row alone.
+    The same program evaluates the predicate on one row at a time, as in `queries.counting_query`.
+    So whether a row counts depends on this row alone.
     """
     _checks.function("where", predicate)
     names = _columns_of(predicate, frame)
@@ -114,7 +114,7 @@ def rows_where(predicate: Where, frame: Frame) -> tuple[np.ndarray, str]:
 
 
 def _columns_of(predicate: Where, frame: Frame) -> list[str]:
-    """The columns that a predicate uses."""
+    """Returns the names of the columns that a predicate uses."""
     asked = _Asked(frame)
     if any(map(_checks.is_traced, jax.tree.leaves(dict(frame.columns)))):
         for name in frame.columns:
