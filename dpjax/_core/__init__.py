@@ -1,1 +1,1 @@
-"""Value types, argument checks and frozen pytrees, which all other packages of dpjax use."""
+"""Value types, argument checks and frozen pytrees, which all other modules of dpjax use."""

@@ -1,4 +1,4 @@
-"""Public descriptions of the error of a release, and confidence intervals computed from them."""
+"""Public descriptions of the error of a release, and the confidence intervals they imply."""
 
 import abc
 import json
@@ -20,11 +20,11 @@ Ends: TypeAlias = tuple[PyTree, PyTree]
 
 @frozen_pytree
 class Accuracy:
-    """A description of the error of a release, which contains only public and released numbers.
+    """A description of the error of a release. It contains only public and released numbers.
 
     Attributes:
         kind: the name of the function that computes intervals; "" if no interval is known.
-        public: public numbers and strings, as JSON.
+        public: public numbers and strings, as a JSON string.
         measured: the noisy numbers from which the value was computed. The guarantee of the release
             covers them.
     """
@@ -35,7 +35,7 @@ class Accuracy:
 
     @classmethod
     def of(cls, kind: str, public: dict[str, Any], measured: PyTree = None) -> "Accuracy":
-        """Makes a description from a dict of public facts."""
+        """Makes a description from the name of its intervals and a dict of public facts."""
         return cls(kind, json.dumps(public, sort_keys=True), measured)
 
     @property
@@ -44,7 +44,7 @@ class Accuracy:
         return json.loads(self.public)
 
     def having(self, **facts: object) -> "Accuracy":
-        """A copy with more public facts."""
+        """Returns a copy with these public facts added or replaced."""
         return Accuracy.of(self.kind, {**self.facts, **facts}, self.measured)
 
 
@@ -53,20 +53,20 @@ UNKNOWN = Accuracy("")
 
 
 class KnowsAccuracy(abc.ABC):
-    """A target that knows more about the error of its releases than the mechanism knows."""
+    """A target that knows more about the error of its releases than its mechanism does."""
 
     @abc.abstractmethod
     def _accuracy_of(
         self, noise: Accuracy, relation: NeighboringRelation, value: Value, database: Database
     ) -> Accuracy:
-        """The accuracy of a release of this target, computed from public facts alone.
+        """Returns the accuracy of a release of this target, computed from public facts alone.
 
         Args:
             noise: the mechanism's description of its noise.
             relation: which databases are neighbors. It determines which facts are public.
-            value: the value that the mechanism drew.
-            database: the database. Only its public facts may be used, such as the number of
-                records under replace-one.
+            value: the noisy value that the mechanism returned.
+            database: the database. Only its public facts may be used, such as the number of records
+                under replace-one.
         """
 
 
@@ -78,7 +78,7 @@ _INTERVALS: dict[str, Intervals] = {}
 
 
 def intervals_of(kind: str) -> Callable[[Intervals], Intervals]:
-    """Registers the function that computes intervals for one `kind` of `Accuracy`."""
+    """Registers the decorated function as the one that computes intervals for a `kind`."""
 
     def register(function: Intervals) -> Intervals:
         _INTERVALS[kind] = function
@@ -88,7 +88,7 @@ def intervals_of(kind: str) -> Callable[[Intervals], Intervals]:
 
 
 def is_kind(kind: str) -> bool:
-    """Whether intervals are implemented for descriptions of this kind."""
+    """Whether `kind` is a kind of `Accuracy` that this version of dpjax knows."""
     return kind == "" or kind in _INTERVALS
 
 
@@ -99,7 +99,7 @@ def interval(
     simultaneous: bool,
     at_least: ArrayLike | None = None,
 ) -> Ends:
-    """The confidence interval of each number of a release."""
+    """Returns the lower and upper ends of a confidence interval for each released number."""
     confidence = _checks.fraction("confidence", confidence)
     for leaf in jax.tree.leaves((value, accuracy.measured)):
         _checks.host_only("interval", leaf, "mechanism.error")
@@ -133,7 +133,7 @@ def interval(
 
 
 def estimate(value: Value, accuracy: Accuracy) -> PyTree:
-    """The numbers for which `interval` returns intervals."""
+    """Returns the numbers for which `interval` returns intervals."""
     if accuracy.kind == "quantiles":
         return accuracy.measured["numbers"]
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), value)

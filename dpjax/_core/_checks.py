@@ -18,12 +18,15 @@ from dpjax._core._types import PyTree, Scalar, Value
 from dpjax._exact._numerics import compute_dtype
 
 F = TypeVar("F", bound=Callable[..., object])
-# The type of a number that a check returns unchanged: a Python float, or a traced array.
+# The type of numbers that a check returns: Python floats, or traced arrays.
 Number = TypeVar("Number", float, jax.Array, Scalar)
 
 
 class _Brief(reprlib.Repr):
-    """Abbreviates values. Arrays may be private, so only their dtype and shape are shown."""
+    """Abbreviates values in error messages.
+
+    Arrays may be private, so only their dtype and shape are shown.
+    """
 
     def repr_instance(self, x: Any, level: int) -> str:
         array = hasattr(x, "dtype") and hasattr(x, "shape")
@@ -37,12 +40,12 @@ _BRIEF.maxdict, _BRIEF.maxstring, _BRIEF.maxother = 12, 80, 200
 
 
 def shown(value: object) -> str:
-    """A short text of a value, for error messages."""
+    """Returns a short text that represents a value, for error messages."""
     return _BRIEF.repr(value)
 
 
 def described(tree: PyTree) -> str:
-    """A short text of a pytree with dtypes and shapes in place of leaves, for error messages."""
+    """Returns a short text of a pytree for error messages, with dtype and shape of each leaf."""
 
     def of_leaf(leaf: PyTree) -> str:
         if is_column(leaf):
@@ -50,7 +53,7 @@ def described(tree: PyTree) -> str:
         array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
         return f"{leaf.dtype}{list(leaf.shape)}" if array else type(leaf).__name__
 
-    def is_column(node: PyTree) -> bool:  # `Numbers` and `Texts`.
+    def is_column(node: PyTree) -> bool:  # `Numbers` and `Texts` have this attribute.
         return getattr(node, "is_column", False) is True
 
     text = jax.tree.map(of_leaf, tree, is_leaf=is_column)
@@ -58,12 +61,12 @@ def described(tree: PyTree) -> str:
 
 
 def is_traced(value: object) -> bool:
-    """Whether a value is a JAX tracer, so that its numbers are unknown now."""
+    """Whether a value is a JAX tracer, so that its number is not known yet."""
     return isinstance(value, jax.core.Tracer)
 
 
 def any_traced(*trees: PyTree) -> bool:
-    """Whether some leaf of these trees is a tracer, known only when the compiled program runs."""
+    """Whether any leaf of these pytrees is a tracer, so that its number is not known yet."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
 
 
@@ -83,7 +86,7 @@ def _scalar(name: str, value: Value, expected: str, valid: Callable[[Any], Array
         number = float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be {expected}, got {shown(value)}") from error
-    except OverflowError as error:  # The integer is larger than all floats.
+    except OverflowError as error:  # The integer is larger than the largest float.
         raise ValueError(f"{name} must be {expected}, got {shown(value)}") from error
     if not valid(number):
         raise ValueError(f"{name} must be {expected}, got {number:g}")
@@ -142,12 +145,12 @@ def extra(module: str, name: str) -> Any:
 
 
 def is_staging() -> bool:
-    """Whether JAX is tracing a program, so that operations are recorded and not executed."""
+    """Whether JAX is tracing a program, so that operations are recorded instead of executed."""
     return is_traced(lax.convert_element_type(np.float32(0), np.int32))
 
 
 def host_only(name: str, value: Value, instead: str) -> None:
-    """Refuses a traced value, because the calling code runs on the host."""
+    """Refuses a traced value. The error message tells the user to call `instead`."""
     if is_traced(value):
         raise TypeError(
             f"{name} runs on the host, so it cannot be called inside of jit or vmap: use "
@@ -163,12 +166,15 @@ def function(name: str, value: F) -> F:
 
 
 def real_shapes(name: str, tree: PyTree) -> PyTree:
-    """The shapes and dtypes of a tree of `real_arrays`; leaves may be `jax.ShapeDtypeStruct`s."""
+    """Returns the shapes and dtypes that `real_arrays` would return, as `ShapeDtypeStruct`s.
+
+    Leaves of the tree may themselves be `jax.ShapeDtypeStruct`s.
+    """
     return real_arrays(name, tree, _real_shape)
 
 
 def host_numbers(name: str, value: Value) -> np.ndarray:
-    """Public real numbers as a NumPy array, without changing their dtype."""
+    """Converts public real numbers to a NumPy array without changing their dtype."""
     refuse_foreign_dtype(name, value)
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not isinstance(array, jax.Array) and not array.dtype.isnative:
@@ -178,7 +184,7 @@ def host_numbers(name: str, value: Value) -> np.ndarray:
 
 
 def booleans(name: str, value: ArrayLike) -> jax.Array | np.ndarray:
-    """Public booleans, which may be written as 0 and 1."""
+    """Converts public booleans to an array; they may be given as 0 and 1."""
     if isinstance(value, jax.Array) and is_traced(value):
         return value.astype(bool)
     array = host_numbers(name, value)
@@ -197,7 +203,7 @@ def _real_shape(name: str, leaf: ArrayLike | jax.ShapeDtypeStruct) -> jax.ShapeD
 
 
 def real_array(name: str, leaf: ArrayLike) -> jax.Array:
-    """Converts to a JAX array. Numbers out of the range of its dtype are clamped to the range."""
+    """Converts real numbers to a JAX array, clamping them to the range of its dtype."""
     if callable(leaf):
         raise TypeError(
             f"{name} must be arrays, got a function, {shown(leaf)}. If a model contains functions,"
@@ -206,7 +212,7 @@ def real_array(name: str, leaf: ArrayLike) -> jax.Array:
             " dpjax.evaluate_on_lattice and dpjax.bernstein"
         )
     if isinstance(leaf, int) and not isinstance(leaf, bool):
-        # NumPy would make an array of dtype object from a larger integer.
+        # NumPy would convert a larger integer to an array of dtype object.
         leaf = max(min(leaf, 2**63 - 1), -(2**63))
     refuse_foreign_dtype(name, leaf)
     if not isinstance(leaf, jax.Array):
@@ -240,7 +246,7 @@ def check_not_empty(name: str, leaves: list[Any]) -> None:
 
 def refuse_masked(name: str, leaf: object) -> None:
     """Refuses masked arrays: conversion would drop the mask and use the hidden numbers."""
-    # Checking for attributes also recognizes masked arrays of other libraries.
+    # Looking for these attributes also recognizes masked arrays of other libraries.
     if hasattr(leaf, "mask") and hasattr(leaf, "filled"):
         raise TypeError(
             f"{name} must be arrays without a mask, got a {type(leaf).__name__}: conversion "
@@ -250,10 +256,10 @@ def refuse_masked(name: str, leaf: object) -> None:
 
 
 def refuse_foreign_dtype(name: str, leaf: object) -> None:
-    """Refuses columns whose dtype is not a NumPy dtype, and arrays with a mask.
+    """Refuses a column whose dtype is not a NumPy dtype, and a masked array.
 
     NumPy would convert such a column to a dtype that depends on whether values are missing, and
-    this fact may be private.
+    that may be private.
     """
     refuse_masked(name, leaf)
     dtype = getattr(leaf, "dtype", None)
@@ -266,17 +272,17 @@ def refuse_foreign_dtype(name: str, leaf: object) -> None:
 
 def _check_real_dtype(name: str, leaf: jax.Array | np.ndarray | jax.ShapeDtypeStruct) -> None:
     real = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)
-    # NumPy counts durations among the integers.
+    # For NumPy, durations are a kind of integer, but they are not real numbers.
     real &= not jnp.issubdtype(leaf.dtype, np.timedelta64)
     if not (real or leaf.dtype == bool):
         raise TypeError(f"{name} must contain real numbers or booleans, got dtype {leaf.dtype}")
 
 
 def saturating_cast(array: PyTree, dtype: DTypeLike) -> jax.Array:
-    """Casts to a dtype of the same kind, and clamps numbers to the range of this dtype.
+    """Casts an array to another dtype of the same kind, clamping to the range of both dtypes.
 
-    A cast of a private value must neither wrap around nor raise an error, however NumPy and JAX are
-    configured. NaN remains NaN. Later, the release decides how to treat it.
+    A cast of private values must neither wrap around nor raise an error, however NumPy and JAX are
+    configured. NaN remains NaN, and the release decides later how to treat it.
     """
     dtype, is_jax = np.dtype(dtype), isinstance(array, jax.Array)
     if is_jax and not is_traced(array) and array.dtype == dtype and not array.weak_type:

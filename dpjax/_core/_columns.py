@@ -1,8 +1,8 @@
-"""Columns that JAX arrays cannot represent, with the operations that queries need.
+"""Columns of tables that JAX arrays cannot represent, with the operations that queries need.
 
-`Numbers` are 64-bit numbers even without x64, or numbers with missing entries. `Texts` are strings
-that can be compared. `Refused` stands for an unsupported column, and raises an error only if it is
-used.
+`Numbers` are 64-bit numbers even without x64, or numbers some of which are missing. `Texts` are
+strings that can only be compared. `Refused` is a column that no query supports; it raises an error
+only if it is used.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from dpjax._core._types import PyTree
 
 @frozen_pytree
 class Numbers:
-    """Numbers of one NumPy dtype, stored exactly with and without JAX's x64 mode.
+    """Numbers of one NumPy dtype, stored exactly whether or not x64 is enabled.
 
     Attributes:
-        held: the array of the numbers. A 64-bit number is stored as two uint32 words along an
+        held: the array of the numbers. Each 64-bit number is stored as two uint32 words, along an
             additional last axis.
-        known: booleans that are False for missing numbers; None if the dtype of the column cannot
-            represent missing numbers.
+        known: booleans that are False for missing numbers; None if numbers of this column cannot be
+            missing.
         of_dtype: the NumPy dtype of the numbers. It may be an integer or boolean dtype even if
             numbers are missing.
     """
@@ -41,11 +41,11 @@ class Numbers:
     known: jax.Array | np.ndarray | None
     of_dtype: np.dtype = static()
 
-    is_column: ClassVar = True  # For messages.
+    is_column: ClassVar = True  # `_checks.described` looks for this attribute.
 
     @classmethod
     def of(cls, numbers: np.ndarray, known: np.ndarray | None = None) -> Self:
-        """Makes `Numbers` from NumPy arrays."""
+        """Makes `Numbers` from NumPy arrays; `known` is False where a number is missing."""
         if numbers.dtype.itemsize < 8:
             return cls(numbers, known, numbers.dtype)
         words = np.ascontiguousarray(numbers).view(np.uint32)
@@ -53,7 +53,7 @@ class Numbers:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the array of numbers, without the axis of words."""
+        """The shape of the numbers, without the axis of words."""
         return self.held.shape[:-1] if self.of_dtype.itemsize == 8 else self.held.shape
 
     @property
@@ -68,7 +68,7 @@ class Numbers:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of `array()`: float64 if numbers may be missing, because they become NaN."""
+        """The dtype that `array()` returns: float64 if numbers may be missing, which become NaN."""
         return self.of_dtype if self.known is None else np.dtype(np.float64)
 
     def __getitem__(self, index: Any) -> "Numbers":
@@ -76,7 +76,10 @@ class Numbers:
         return Numbers(self.held[index], known, self.of_dtype)
 
     def exact(self) -> tuple[jax.Array, jax.Array]:
-        """The numbers as a JAX array, and which are not missing. Call it within `in_64_bits`."""
+        """Returns the numbers as a JAX array, and booleans that are False for missing numbers.
+
+        Call it within `in_64_bits`.
+        """
         held = jnp.asarray(self.held)
         if self.of_dtype.itemsize == 8:
             held = lax.bitcast_convert_type(held, self.of_dtype)
@@ -84,12 +87,18 @@ class Numbers:
         return held, known
 
     def array(self) -> jax.Array:
-        """The numbers as a JAX array, NaN for missing numbers. Call it within `in_64_bits`."""
+        """Returns the numbers as a JAX array, in which missing numbers are NaN.
+
+        Call it within `in_64_bits`.
+        """
         held, known = self.exact()
         return held if self.known is None else jnp.where(known, held.astype(float), jnp.nan)
 
     def on_host(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The numbers as a NumPy array, and which are not missing; they must not be traced."""
+        """Returns the numbers as a NumPy array, and booleans that are False for missing numbers.
+
+        The booleans are None if no number can be missing. The numbers must not be traced.
+        """
         held = np.asarray(self.held)
         if self.of_dtype.itemsize == 8:
             held = np.ascontiguousarray(held).view(self.of_dtype)[..., 0]
@@ -105,7 +114,10 @@ def is_numbers(leaf: PyTree) -> bool:
 
 
 def check_numbers(name: str, records: PyTree, *shapes: tuple[int | None, ...]) -> None:
-    """Refuses anything except one array of numbers of one of these shapes. None fits any length."""
+    """Refuses anything except one array of numbers that has one of these shapes.
+
+    A size of None in a shape matches any length.
+    """
     check_usable(records)
     if isinstance(records, (jax.Array, Numbers)) and any(_fits(records.shape, x) for x in shapes):
         return
@@ -134,12 +146,15 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
 
 
 def _in_letters(shape: tuple[int | None, ...]) -> str:
-    """A shape in letters, with n for the number of records."""
+    """Returns the text of a shape for messages, with n for the number of records."""
     return "(n,)" if len(shape) == 1 else f"(n, {'d' if shape[1] is None else shape[1]})"
 
 
 def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
-    """A context with x64 enabled if the database contains `Numbers`, so they can become arrays."""
+    """Returns a context that enables x64 if a database contains `Numbers`.
+
+    In this context, `Numbers` can be converted to arrays exactly.
+    """
     leaves = jax.tree.leaves(records, is_leaf=is_numbers)
     wide = any(isinstance(leaf, Numbers) for leaf in leaves)
     return _exactly() if wide else contextlib.nullcontext()
@@ -147,29 +162,30 @@ def in_64_bits(records: PyTree) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _exactly() -> Generator[None]:
-    """Enables x64, and allows NaN and infinity even if JAX is configured to raise errors."""
+    """Enables x64, and allows NaN and infinity even if JAX is configured to refuse them."""
     with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 
 def comparing(numbers: jax.Array) -> contextlib.AbstractContextManager[object]:
-    """A context in which the integers of an array can be compared with floats exactly."""
+    """Returns a context in which the integers of an array compare exactly with floats."""
     integers = jnp.issubdtype(numbers.dtype, jnp.integer) and numbers.dtype.itemsize >= 4
     return _exactly() if integers else contextlib.nullcontext()
 
 
 def as_arrays(records: PyTree) -> PyTree:
-    """A database with arrays in place of `Numbers`. Call it within `in_64_bits`."""
+    """Replaces each `Numbers` of a database by its array. Call it within `in_64_bits`."""
     return jax.tree.map(
         lambda x: x.array() if isinstance(x, Numbers) else x, records, is_leaf=is_numbers
     )
 
 
 def for_functions(records: PyTree) -> PyTree:
-    """The arrays that dpjax passes to a user's function of a record. Call it within `in_64_bits`.
+    """Returns records as the arrays that dpjax passes to a user's function of one record.
 
-    Narrow integers are widened to JAX's default integer dtype. Without this, JAX would cast a
-    Python number in the function to the narrow dtype, where it could wrap around.
+    Call it within `in_64_bits`. Narrow integers are widened to JAX's default integer dtype.
+    Otherwise, JAX would cast a Python number in the user's function to the narrow dtype, where it
+    could wrap around.
     """
 
     def widened(x: jax.Array) -> jax.Array:
@@ -183,7 +199,8 @@ def for_functions(records: PyTree) -> PyTree:
     return jax.tree.map(one, records, is_leaf=lambda x: hasattr(x, "is_column"))
 
 
-# Larger integers count as missing, because Python refuses to print thousands of digits.
+# Larger integers count as missing, because Python refuses to convert thousands of digits to a
+# string.
 _LARGEST = 10**400
 
 
@@ -197,7 +214,7 @@ class Texts:
 
     words: jax.Array | np.ndarray
 
-    is_column: ClassVar = True  # For messages.
+    is_column: ClassVar = True  # `_checks.described` looks for this attribute.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,7 +222,7 @@ class Texts:
         return self.words.shape[:-1]
 
     def __eq__(self, other: object) -> Any:
-        """Which entries equal a given string; a missing entry equals nothing."""
+        """Returns which entries equal a given string. A missing entry equals nothing."""
         if isinstance(other, str):
             other = Texts(fingerprints([other])[0])
         if not isinstance(other, Texts):
@@ -213,7 +230,7 @@ class Texts:
                 f"a column of texts can only be compared with a text, got {_checks.shown(other)}"
             )
         words = other.words
-        # `other` is a single text, which is compared with a whole column.
+        # `other` has fewer axes: it is a single text, compared with every entry of a column.
         if words.ndim < self.words.ndim:
             words = words[(None,) * (self.words.ndim - words.ndim)]
         return jnp.all(self.words == words, axis=-1) & jnp.any(self.words != 0, axis=-1)
@@ -262,10 +279,10 @@ def texts(public: Sequence[str]) -> Texts:
 
 
 def fingerprints(texts: Iterable[object]) -> np.ndarray:
-    """The hashes of strings, as `words` of `Texts`."""
+    """Returns the 128-bit hashes of strings, in the format of `Texts.words`."""
 
-    # The hashes are cached because strings repeat in a column, and hashing every row would take
-    # longer than a release.
+    # Hashes are cached, because strings repeat in a column, and hashing every row would take longer
+    # than a release.
     @functools.cache
     def digest(text: str) -> bytes:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -275,10 +292,12 @@ def fingerprints(texts: Iterable[object]) -> np.ndarray:
 
 
 def as_text(entry: object) -> str | None:
-    """An entry of a column of objects as a string; None for missing entries and other types.
+    """Returns an entry of a column of objects as a string.
 
-    Numbers become strings of their digits. Refusing them would reveal that a column of objects
-    contains numbers, and this may be private. Equal numbers of different types give equal strings.
+    The result is None for missing entries and for other types.
+
+    A number becomes the string of its digits. An error would reveal that a column of objects
+    contains numbers, which may be private. Equal numbers of different types give equal strings.
     """
     if isinstance(entry, str):
         return str(entry)
@@ -289,25 +308,25 @@ def as_text(entry: object) -> str | None:
     if isinstance(entry, decimal.Decimal) and not entry.is_finite():
         return None
     if isinstance(entry, (int, float, decimal.Decimal)):
-        # This comparison is also false for NaN.
+        # This comparison is also false if the entry is NaN.
         if not -_LARGEST < entry < _LARGEST:
             return None
         return str(int(entry)) if entry == int(entry) else _digits_of(entry)
-    # NaT, the missing date of pandas, is also an instance of date, but it is not equal to itself.
+    # NaT, the missing date of pandas, is an instance of `date`, but does not equal itself.
     return str(entry) if isinstance(entry, datetime.date) and entry == entry else None
 
 
 def _digits_of(number: float | decimal.Decimal) -> str:
-    """The digits of a number with a fractional part, without trailing zeros."""
+    """Returns the decimal digits of a number with a fractional part, without trailing zeros."""
     exact = number if isinstance(number, decimal.Decimal) else decimal.Decimal(repr(number))
-    # The default context would round to 28 digits.
+    # The default decimal context would round to 28 digits.
     precision, least, most = len(exact.as_tuple().digits), decimal.MIN_EMIN, decimal.MAX_EMAX
     return str(exact.normalize(decimal.Context(precision, Emin=least, Emax=most)))
 
 
 @frozen_pytree
 class Refused:
-    """A column whose dtype no query supports. The other columns of its table remain usable.
+    """A column whose dtype no query supports. Other columns of its table remain usable.
 
     Attributes:
         message: the error message that is raised when the column is used.
@@ -342,14 +361,17 @@ def check_usable(column: PyTree) -> None:
         column.refuse()
 
 
-# Encodes strings as arrays of letter codes: 1 for a to 26 for z.
+# Strings as arrays of letter codes, from 1 for a to 26 for z.
 
 
 ALPHABET = string.ascii_lowercase
 
 
 def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
-    """The codes of the first `width` letters of each string, padded with 0: shape (n, width)."""
+    """Returns the codes of the first `width` letters of each string, as shape (n, width).
+
+    Shorter strings are padded with 0.
+    """
     texts = list(texts)
     codes = np.zeros((len(texts), width), np.uint8)
     for row, text in zip(codes, texts, strict=True):
@@ -359,6 +381,9 @@ def codes_of(texts: Iterable[object], width: int) -> np.ndarray:
 
 
 def letters_of(text: object) -> list[int]:
-    """The codes of all letters a to z in a string, ignoring case; empty for other objects."""
+    """Returns the codes of all letters a to z in a string, ignoring case.
+
+    The list is empty for an object that is not a string.
+    """
     folded = text.casefold() if isinstance(text, str) else ""
     return [ord(letter) - ord("a") + 1 for letter in folded if letter in ALPHABET]

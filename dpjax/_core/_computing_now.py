@@ -1,4 +1,4 @@
-"""Computing with known numbers inside of `jit`, `vmap` and `shard_map`."""
+"""Evaluating operations on known numbers immediately, inside `jit`, `vmap` and `shard_map`."""
 
 import contextlib
 from collections.abc import Generator
@@ -9,10 +9,11 @@ import jax.core
 
 @contextlib.contextmanager
 def computing_now() -> Generator[None]:
-    """Carries out operations on known numbers, so that their results are known too.
+    """A context in which JAX executes operations on known numbers instead of tracing them.
 
-    `jax.ensure_compile_time_eval` alone is not enough: in an eager `shard_map`, the result of any
-    operation is an array of shards. No operation may have a traced operand.
+    `jax.ensure_compile_time_eval` alone is not enough: inside an eager `shard_map`, the result of
+    any operation would be an array of shards. No operation in the context may have a traced
+    operand.
     """
     with jax.ensure_compile_time_eval(), jax.core.eval_context():
         yield

@@ -1,7 +1,8 @@
 """Exact conversion of tables and columns of pandas, polars, Arrow and other libraries.
 
-The conversion uses narwhals; arrays of NumPy and JAX do not need it. It depends only on the dtype
-of a column, never on its entries, because even the fact that entries are missing is private.
+The library narwhals reads the tables. NumPy and JAX arrays are converted without it. The conversion
+depends only on the dtype of a column, never on its entries. Even the fact that some entries are
+missing is private.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from dpjax._core._columns import Numbers, Refused, Texts, fingerprints, is_colum
 from dpjax._core._moments import Moments, in_seconds, moments_of_numpy, numbers_of_numpy
 from dpjax._core._types import Database, PyTree
 
-# Libraries whose tables and columns are converted by narwhals.
+# Libraries whose tables and columns are converted by narwhals. Tables of the second group are lazy.
 _EAGER = frozenset({"pandas", "polars", "pyarrow", "modin", "cudf", "narwhals"})
 _LAZY = frozenset({"dask", "dask_expr", "duckdb", "_duckdb", "ibis", "pyspark", "sqlframe"})
 
@@ -29,9 +30,8 @@ def columns(name: str, database: Database) -> Database:
 
     Raises:
         ModuleNotFoundError: if a table needs narwhals, which is not installed.
-        TypeError: if a column that is passed without a table contains neither numbers nor texts nor
-            dates. In a table, such a column becomes `Refused`, which raises an error when it is
-            used.
+        TypeError: if a column that is not part of a table contains neither numbers nor texts nor
+        dates. In a table, such a column becomes `Refused`, which raises an error when it is used.
         ValueError: if two columns of a table have the same name.
     """
 
@@ -45,7 +45,10 @@ def columns(name: str, database: Database) -> Database:
 
 
 def place_of(name: str, path: tuple[Any, ...]) -> str:
-    """How messages name a column: by its name, or by its path in a pytree without names."""
+    """Returns the text by which messages refer to a column.
+
+    It contains the name of the column, or its path in a pytree without names.
+    """
     if not path:
         return name
     key = getattr(path[-1], "key", path[-1])
@@ -55,7 +58,10 @@ def place_of(name: str, path: tuple[Any, ...]) -> str:
 
 
 def as_table(leaf: PyTree) -> dict[str, Any] | None:
-    """The columns of a table, by name; None for anything but a table. Computes a lazy table."""
+    """Returns the columns of a table by name, after computing a lazy table.
+
+    The result is None for anything but a table.
+    """
     if not _is_of_a_library(leaf):
         return None
     nw, found = _wrapped("database", leaf)
@@ -66,7 +72,7 @@ def as_table(leaf: PyTree) -> dict[str, Any] | None:
 
 
 def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
-    """The columns of a table or of a dict of columns, by name and without conversion."""
+    """Returns the columns of a table, or of a dict of columns, by name and unconverted."""
     found = as_table(table)
     found = table if found is None else found
     if not isinstance(found, Mapping) or not found or not all(isinstance(x, str) for x in found):
@@ -80,8 +86,8 @@ def table_of_columns(name: str, table: PyTree) -> dict[str, Any]:
 def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
     """Converts a column to a dtype that does not depend on which of its entries are missing.
 
-    If no query supports the dtype, a named column becomes `Refused`, and a column without a name
-    raises an error at once.
+    If no query supports the dtype, a column with a name becomes `Refused`, and a column without a
+    name raises an error at once.
     """
     if is_column(leaf) or isinstance(leaf, (jax.Array, type, Refused)) or callable(leaf):
         return leaf
@@ -110,7 +116,7 @@ def exact_column(place: str, leaf: PyTree, *, named: bool = True) -> PyTree:
 
 
 def moments_of(leaf: PyTree) -> Moments | None:
-    """The `Moments` of a column of dates, times or durations; None for other columns."""
+    """Returns the `Moments` of a column of dates, times or durations; None for other columns."""
     if not _is_of_a_library(leaf):
         dtype = getattr(leaf, "dtype", None)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "mM":
@@ -125,35 +131,35 @@ def moments_of(leaf: PyTree) -> Moments | None:
 
 
 def texts_of(leaf: PyTree) -> np.ndarray:
-    """The entries of a column of texts, or of objects."""
+    """Returns the entries of a column of texts or of objects, as a NumPy array of objects."""
     if _is_of_a_library(leaf):
-        # After a conversion to NumPy, missing entries of an Arrow dictionary would look like texts.
+        # If an Arrow dictionary were converted to NumPy, its missing entries would look like texts.
         leaf = _wrapped("column", leaf)[1].to_list()
     return np.asarray(leaf, object)
 
 
 def dtype_of(leaf: PyTree) -> object:
-    """The dtype of a column, in the words of the library that the column comes from."""
+    """Returns the dtype of a column, as the library of the column names it."""
     native = leaf.to_native() if hasattr(leaf, "to_native") else leaf
     found = getattr(native, "dtype", getattr(native, "type", ""))
-    # NumPy's dtype of texts reveals the length of the longest text.
+    # NumPy's dtype of strings contains the length of the longest one, which is private.
     return "str" if isinstance(found, np.dtype) and found.kind == "U" else found
 
 
 def _is_of_a_library(leaf: object) -> bool:
-    """Whether a value's class, or one of its base classes, comes from a library of tables."""
+    """Whether a value is an object of a library of tables, or of a subclass of its classes."""
     if isinstance(leaf, (np.ndarray, jax.Array, type)):
         return False
     return any(root_of(cls) in _EAGER | _LAZY for cls in type(leaf).__mro__)
 
 
 def root_of(cls: type) -> str:
-    """The name of the top-level package that defines a class."""
+    """Returns the name of the top-level package that defines a class."""
     return cls.__module__.partition(".")[0]
 
 
 def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
-    """The module narwhals, and its wrapper of a table or column."""
+    """Returns the module narwhals, and a table or column wrapped by it."""
     nw = _checks.extra("narwhals", "table")
     try:
         found = nw.from_native(_as_series(leaf), pass_through=True, allow_series=True)
@@ -169,7 +175,7 @@ def _wrapped(place: str, leaf: Any) -> tuple[Any, Any]:
 
 
 def _as_series(leaf: Any) -> Any:
-    """Converts arrays and batches of some libraries to types that narwhals accepts."""
+    """Converts columns and batches that narwhals does not accept to types that it accepts."""
     root = root_of(type(leaf))
     if root == "dask":
         return leaf.compute()
@@ -195,12 +201,16 @@ def _of_numpy(leaf: np.ndarray) -> np.ndarray | Texts | None:
 
 
 def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
-    """Converts one column of a library of tables; None if no query supports its dtype."""
+    """Converts one column of a table to an array, `Numbers` or `Texts`.
+
+    The result is None if no query supports the column's dtype.
+    """
     nw = sys.modules["narwhals"]
     native, dtype = series.to_native(), getattr(series.to_native(), "dtype", None)
     held_by_numpy = isinstance(dtype, np.dtype) and not series.implementation.is_cudf()
     if held_by_numpy:
-        # Narwhals would look at the entries, which are private, to tell strings from objects.
+        # To distinguish strings from other objects, narwhals would look at the entries, which are
+        # private.
         return _of_numpy(np.asarray(native)) if dtype.kind in "iufbmMO" else None
     dtype: Any = series.dtype
     if dtype in (nw.Categorical, nw.Enum):
@@ -219,7 +229,8 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
     if dtype.is_integer():
         return Numbers.of(_integers(series, dtype), known) if dtype != nw.Int128 else None
     if dtype.is_decimal():
-        # Libraries round decimals to floats in different ways, but parse strings in the same way.
+        # Libraries differ in how they round decimals to floats, but they all parse strings in the
+        # same way.
         series = series.cast(nw.String).cast(nw.Float64)
     elif not dtype.is_float():
         return None
@@ -227,12 +238,12 @@ def _of_series(series: Any) -> np.ndarray | Numbers | Texts | None:
 
 
 def _integers(series: Any, dtype: Any) -> np.ndarray:
-    """A column as integers, with 0 for missing entries."""
+    """Casts a column to an integer dtype, with 0 for missing entries."""
     return series.cast(dtype).fill_null(0).to_numpy()
 
 
 def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
-    """Converts a categorical column to a column of the type of its categories."""
+    """Converts a categorical column to a column with the dtype of its categories."""
     native = series.to_native()
     if series.implementation.is_pyarrow():
         return _of_dictionary(native)
@@ -242,18 +253,18 @@ def _of_categories(series: Any) -> np.ndarray | Numbers | Texts | None:
 
 
 def _of_dictionary(native: Any) -> np.ndarray | Numbers | Texts | None:
-    """Converts a dictionary column of Arrow. Each distinct string is hashed once."""
+    """Converts a dictionary-encoded column of Arrow, hashing each distinct string only once."""
     whole = native.unify_dictionaries().combine_chunks()
     codes = whole.indices.cast("int64").fill_null(-1).to_numpy(zero_copy_only=False)
     categories = whole.dictionary
-    # Without this conversion, `exact_column` would encode the strings as a dictionary again.
+    # If the strings remained an Arrow array, `exact_column` would dictionary-encode them again.
     if "string" in str(categories.type):
         categories = np.asarray(categories.to_pylist(), object)
     return _of_codes(categories, codes)
 
 
 def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Texts | None:
-    """Replaces each code by its category; codes below 0 are missing entries."""
+    """Replaces each code by its category. Negative codes are missing entries."""
     found = exact_column("column", categories)
     if isinstance(found, Refused):
         return None
@@ -263,8 +274,8 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
     known = None
     if isinstance(found, Numbers):
         found, known = found.on_host()
-    # The code -1 selects this appended last entry, which also exists if the list of categories is
-    # empty.
+    # The code -1 selects the last entry, which is appended here. So even an empty list of
+    # categories has an entry to select.
     found = np.append(found, np.zeros(1, found.dtype))
     there = np.append(np.ones(len(found) - 1, bool) if known is None else known, False)[codes]
     if found.dtype.kind == "f":
@@ -273,9 +284,9 @@ def _of_codes(categories: Any, codes: np.ndarray) -> np.ndarray | Numbers | Text
 
 
 def _categories(series: Any) -> Any:
-    """An object with the dtype of the categories; None if the categories are strings.
+    """Returns an object with the dtype of the categories; None if they are strings.
 
-    In polars, categories are always strings.
+    Categories of polars are always strings.
     """
     native = series.to_native()
     if series.implementation.is_pyarrow():
@@ -293,8 +304,8 @@ def _holds_objects(leaf: PyTree) -> bool:
 
 # Tables larger than memory, which are read batch by batch or partition by partition.
 #
-# Every pass reads the source again from the start. Nothing in this file depends on the entries of
-# tables.
+# Every pass reads the source again from its start. Nothing in the code below depends on the entries
+# of the tables.
 
 
 T = TypeVar("T")
@@ -309,14 +320,14 @@ _WANTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-    """A table in batches, each of which fits into memory.
+    """A table that is read in batches, each of which fits into memory.
 
     Attributes:
         name: the name of the argument, for messages.
         like: returns a table with the same columns, which may be empty.
-        tables: maps names of columns and a number of rows to a new iterator of tables. These
-            tables may have more rows than asked for.
-        on_partitions: maps names of columns and a function of a table to an iterator of the
+        tables: given names of columns and a number of rows, returns a new iterator of tables. A
+            table may have more rows than this.
+        on_partitions: given names of columns and a function of a table, returns an iterator of the
             function's results on all partitions. The function runs where each partition is stored.
             None if the source has no partitions.
     """
@@ -327,17 +338,17 @@ class Batches:
     on_partitions: Callable[[Sequence[str], Callable[[Any], Any]], Iterator[Any]] | None = None
 
     def first(self, rows: int) -> Table:
-        """A table of at most `rows` rows, from which to read the names and dtypes of columns."""
+        """Returns a table of at most `rows` rows, for the names and dtypes of its columns."""
         columns = table_of_columns(self.name, self.like())
         return {name: column[:rows] for name, column in columns.items()}
 
     def each(
         self, names: Sequence[str], rows: int, function: Callable[[Iterator[Table]], T]
     ) -> Iterator[T]:
-        """Calls a function of an iterator of batches, and yields its results.
+        """Calls `function` on an iterator of batches, and yields the result.
 
-        Batches have at most `rows` rows. A source with partitions yields one result for each
-        partition, and any other source yields a single result.
+        Batches have at most `rows` rows. For a source with partitions, this yields one result per
+        partition; for any other source, a single result.
         """
         if self.on_partitions is None:
             yield function(in_batches(self.name, self.tables(names, rows), names, rows))
@@ -355,7 +366,7 @@ def _of_table(
 def in_batches(
     name: str, tables: Iterator[Any], names: Sequence[str], rows: int
 ) -> Iterator[Table]:
-    """Some columns of tables, in batches of at most `rows` rows."""
+    """Yields the columns `names` of some tables, in batches of at most `rows` rows."""
     for table in tables:
         given = table_of_columns(name, table)
         columns = {x: _column(name, given, x) for x in names}
@@ -374,7 +385,7 @@ def _column(name: str, columns: Table, wanted: str) -> Any:
 
 
 def batches_of(name: str, source: Any) -> Batches | None:
-    """The batches of a source that does not fit into memory; None for any other value.
+    """Returns the batches of a source that may not fit into memory; None for other values.
 
     Raises:
         TypeError: for an iterator, which could be read only once.
@@ -417,8 +428,9 @@ def batches_of(name: str, source: Any) -> Batches | None:
         )
     if callable(source) and not hasattr(source, "columns"):
         make: Any = source
-        # The iterator must contain at least one table, even if the table has no rows. Otherwise an
-        # error would reveal that there are no rows, which is private.
+        # The iterator must have at least one table, which may be empty. If an iterator without
+        # tables were allowed, it would mean that there are no rows, and an error would reveal this
+        # private fact.
         return Batches(name, lambda: _first(name, make()), lambda names, rows: iter(make()))
     return None
 
@@ -433,31 +445,31 @@ def _first(name: str, tables: Iterable[Any]) -> Any:
 
 
 def _of_dataset(source: Any, names: Sequence[str], rows: int) -> Iterator[Any]:
-    # If Arrow used threads, it would read the rest of the file into memory while a batch is in use.
+    # With threads, Arrow would read the rest of the file into memory while a batch is being used.
     options: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1, "use_threads": False}
     if getattr(getattr(source, "format", None), "default_extname", "") == "parquet":
-        # With `pre_buffer`, Arrow keeps all that it has read of a file in memory until the file
-        # ends.
+        # With `pre_buffer`, Arrow would keep everything that it has read of a file in memory until
+        # the end of the file.
         parquet = sys.modules["pyarrow.dataset"].ParquetFragmentScanOptions
         options["fragment_scan_options"] = parquet(pre_buffer=False)
     return source.to_batches(columns=list(names), batch_size=rows, **options)
 
 
 def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:
-    """Applies a function to every partition, where Dask's scheduler places it."""
+    """Applies `function` to every partition, on the worker that Dask chooses."""
     dask = sys.modules["dask"]
     parts = source[list(names)].to_delayed()
     yield from dask.compute(*(dask.delayed(function)(part) for part in parts))
 
 
 def _like_ray(schema: Any) -> Any:
-    """An empty table of Arrow. Some blocks of Ray are pandas, but workers convert them to Arrow."""
+    """Returns an empty Arrow table with Ray's schema: workers convert all blocks to Arrow."""
     columns = zip(schema.names, schema.types, strict=True)
     return sys.modules["pyarrow"].schema(list(columns)).empty_table()
 
 
 def _on_ray(source: Any, names: Sequence[str], function: Callable[[Any], T]) -> Iterator[T]:
-    """Applies a function to every block, where Ray's scheduler places it."""
+    """Applies `function` to every block, on the worker that Ray chooses."""
 
     def of_block(block: Any) -> dict[str, list[bytes]]:
         return {"result": [pickle.dumps(function(block))]}

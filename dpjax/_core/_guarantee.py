@@ -1,4 +1,4 @@
-"""`Guarantee` and its parts: checks of the numbers, outward rounding, and printing."""
+"""`Guarantee` and its parts: checks of their numbers, outward rounding, and printing."""
 
 import dataclasses
 import decimal
@@ -50,7 +50,10 @@ def check_privacy_unit(unit: object) -> None:
 
 
 def per_unit(unit: str) -> str:
-    """The text of a privacy unit that is printed after a relation; empty for a record."""
+    """Returns the text that is printed after a relation to state the privacy unit.
+
+    It is empty for the default unit, a record.
+    """
     return "" if unit == RECORD else f", per {unit}"
 
 
@@ -203,7 +206,10 @@ def _same(one: object, other: object) -> bool:
 
 
 def _compared(value: Any) -> tuple[object, ...] | None:
-    """The fields of a value, with scalars as floats; None if a field is traced or a batch."""
+    """Returns the fields of a value as a tuple, with arrays of one number as floats.
+
+    The result is None if a field is traced, has several numbers, or is not on this host.
+    """
     fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
     for i, field in enumerate(fields):
         if isinstance(field, (np.ndarray, np.generic, jax.Array)):
@@ -218,16 +224,16 @@ def _is_here(array: Any) -> bool:
 
 
 def concrete(guarantee: object) -> Guarantee:
-    """A copy of a guarantee with Python floats in its fields.
+    """Returns a copy of a guarantee whose numbers are Python floats.
 
-    Refuses other objects, batches and NaN.
+    It raises an error for other objects, and for numbers that are traced, batched or NaN.
     """
     if not isinstance(guarantee, Guarantee):
         raise TypeError(f"guarantee must be a Guarantee, got {_checks.shown(guarantee)}")
 
     def number(name: str, value: Scalar | None) -> Any:
         if value is None:
-            return None  # Only the confidence may be None: for a marginal statement.
+            return None  # Only `confidence` may be None: the statement is then marginal.
         if _checks.is_traced(value):
             raise TypeError(
                 f"guarantee.{name} must be a concrete number, because accounting runs on the "
@@ -242,7 +248,8 @@ def concrete(guarantee: object) -> Guarantee:
             )
         return float(value)
 
-    # The guarantee is rebuilt field by field, because a subclass may have skipped the checks.
+    # The guarantee is rebuilt from its fields, so that its constructor checks them: a subclass, or
+    # an unflattened guarantee, may have skipped the checks.
     events = tuple(
         SampledEvent(
             number("gamma", x.gamma), number("confidence", x.confidence), x.identity, x.records
@@ -255,14 +262,14 @@ def concrete(guarantee: object) -> Guarantee:
 
 
 def describe_confidence(confidence: Scalar | None) -> str:
-    """The text of a confidence. A marginal statement must not look like the stronger statement."""
+    """Returns the text of a confidence. A marginal statement must not look like a stronger one."""
     if confidence is None:
         return "marginal"
     return f"confidence {shown_number(confidence, decimal.ROUND_FLOOR)}"
 
 
 def _check_number(name: str, value: Value, most: float) -> None:
-    """Refuses a number outside [0, most]; skips a number whose value is unknown here."""
+    """Refuses a number outside [0, most], except a traced number or one on another host."""
     if isinstance(value, float) and 0 <= value <= most:
         return
     if _checks.is_traced(value) or not _is_here(value):
@@ -273,13 +280,16 @@ def _check_number(name: str, value: Value, most: float) -> None:
         raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
     inside = (array >= 0) & (array <= most)
     if isinstance(value, (jax.Array, np.ndarray)):
-        inside |= np.isnan(array)  # NaN marks a bad traced parameter.
+        inside |= np.isnan(array)  # NaN means that a traced parameter was out of range.
     if not np.all(inside):
         raise ValueError(f"{name} must be {expected}, got {shown_number(value)}")
 
 
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
-    """A number with six digits, rounded outward; with all digits if six would show 0 or 1."""
+    """Returns a number as text, rounded outward to six digits.
+
+    It has all digits if six digits would show a different number as 0 or 1.
+    """
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)
     array = np.asarray(value)
@@ -290,7 +300,8 @@ def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     if not np.isfinite(number):
         return text
     exact, short = decimal.Decimal(every_digit), decimal.Decimal(text)
-    # A float64 sum of decimals may exceed the decimal by a few units in the last place.
+    # A float64 sum of decimals may exceed the true sum by a few units in the last place. This error
+    # is ignored here.
     is_short = abs(short - exact) <= abs(exact) * decimal.Decimal(2) ** -50
     if short == exact or (is_short and not exact < short == 1):
         return text

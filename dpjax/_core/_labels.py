@@ -17,19 +17,19 @@ Axis: TypeAlias = tuple[str, tuple[Any, ...]]
 """The name of an axis, and a string or number for each index along this axis."""
 
 _CONFIDENCE = 0.95
-_MOST_ROWS = 60  # In HTML.
+_MOST_ROWS = 60  # The largest number of rows in an HTML table.
 _NUMBERS = ("value", "low", "high")
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """Labels for the numbers of a release.
+    """Public names for the numbers of a release, such as the names of its groups.
 
     Attributes:
-        statistic: the statistic with its columns, such as "mean of price".
-        groups: the labels of the first axes, which all arrays share.
-        axes: for the name of each array, the labels of its other axes. The name is "" if the value
-            is a single array.
+        statistic: the name of the statistic with its columns, such as "mean of price".
+        groups: the labels of the leading axes, which all arrays of the release share.
+        axes: the labels of the remaining axes of each array, by the array's name. The name is "" if
+            the value is a single array.
         moments: the kind of `Moments` that the numbers represent: "dates", "times" or "durations";
             "" for other numbers.
     """
@@ -40,23 +40,23 @@ class Labels:
     moments: str = ""
 
     def axes_of(self, part: str, ndim: int) -> list[Axis | None]:
-        """The name and labels of each axis of an array; None for an axis without labels."""
+        """Returns the name and labels of each axis of an array; None for an axis without labels."""
         known = [*self.groups, *dict(self.axes).get(part, ())][:ndim]
         return [*known, *[None] * (ndim - len(known))]
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """Short strings of numbers, such as the ends of a range. Dates and times show the day."""
+        """Returns numbers as short strings; dates and times are cut to the day."""
         if self.moments in ("", "durations"):
             return [f"{number:g}" for number in numbers]
         return np.datetime_as_string(Moments(self.moments).exact(numbers), unit="D").tolist()
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-compatible dict."""
+        """Returns a dict that can be written as JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Labels":
-        """Labels from the result of `to_json`."""
+        """Returns the labels that `to_json` converted to a dict."""
         parts = tuple((str(part), _axes(axes)) for part, axes in stored["axes"])
         moments = str(stored.get("moments", ""))
         return cls(str(stored["statistic"]), _axes(stored["groups"]), parts, moments)
@@ -67,7 +67,7 @@ def _axes(stored: list[Any]) -> tuple[Axis, ...]:
 
 
 def rows_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[dict[str, Any]]:
-    """One dict for each number of a release: its labels, the number, and its interval."""
+    """Returns one dict for each number of a release: its labels, the number, its interval."""
     if hasattr(value, "columns"):
         raise TypeError(
             "release must have numbers as its value, got a table: use release.value, which is "
@@ -96,23 +96,24 @@ def _is_ranking(value: object) -> bool:
 
 
 def _words(names: Sequence[str], group: Any) -> dict[str, Any]:
-    """The keys of a group by their columns."""
+    """Maps the names of columns to the keys that identify a group."""
     keys = group if isinstance(group, tuple) else (group,)
     return dict(zip(names or [f"axis {i}" for i in range(len(keys))], keys, strict=True))
 
 
 def _numbers(value: Value, accuracy: Accuracy) -> PyTree:
-    """The numbers that intervals are about. Integers keep their dtype; others are float64."""
+    """Returns the numbers that intervals are about, as float64; integers keep their dtype."""
     found = estimate(value, accuracy)
     exact = jax.tree.map(np.asarray, value)
     return jax.tree.map(lambda x, y: y if y.dtype.kind in "iub" else x, found, exact)
 
 
 def _ends(value: Value, accuracy: Accuracy, arrays: int) -> list[Ends | None]:
-    """For each array, the ends of the intervals of its numbers; None if no interval is known."""
+    """Returns the ends of the intervals of each array; None if no interval is known."""
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval is known for this release, so the columns for it are left out.
+    # No interval is known for this release, so its rows will have no columns for one.
+    except ValueError:
         return [None] * arrays
     return list(zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True))
 
@@ -143,7 +144,10 @@ def _moment(kind: str, number: float) -> np.generic:
 
 
 def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[str]:
-    """A short name for each number, in the order of `rows_of`; "" if it has no labels."""
+    """Returns a short name for each number, in the order of `rows_of`.
+
+    The name is "" if the number has no labels.
+    """
     return [
         ", ".join(str(word) for column, word in row.items() if column not in _NUMBERS)
         for row in rows_of(value, accuracy, labels)
@@ -151,19 +155,19 @@ def names_of(value: Value, accuracy: Accuracy, labels: Labels | None) -> list[st
 
 
 def frame_of(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a pandas DataFrame, with the labels of the numbers as its index."""
+    """Converts rows to a pandas DataFrame, whose index contains the labels of the numbers."""
     pandas = _checks.extra("pandas", "sweep")
     titles = titles_of(rows)
-    # Arrays of a pytree may have different axes. If a row has no label in a column, the label is an
-    # empty string: pandas would fill in NaN, which turns the integer labels of other rows into
-    # floats.
+    # Arrays of a pytree may have different axes, so a row may lack a label that other rows have.
+    # Its label is then an empty string. pandas would fill in NaN, and so convert the integer labels
+    # of other rows to floats.
     frame = pandas.DataFrame([{title: row.get(title, "") for title in titles} for row in rows])
     places = [title for title in titles if title not in _NUMBERS]
     return frame.set_index(places) if places else frame
 
 
 def titles_of(rows: list[dict[str, Any]]) -> list[str]:
-    """The column titles of all rows: labels first, and then value, low and high."""
+    """Returns the column titles of all rows: labels first, and then value, low and high."""
     found = dict.fromkeys(title for row in rows for title in row)
     return sorted(found, key=lambda title: title in _NUMBERS)
 
@@ -171,7 +175,7 @@ def titles_of(rows: list[dict[str, Any]]) -> list[str]:
 def html_of(
     titles: Sequence[str], rows: Sequence[Sequence[Any]], above: str, below: str = ""
 ) -> str:
-    """An HTML table of rows with column titles, between two lines of text."""
+    """Returns an HTML table of rows with column titles, with one line above and one below it."""
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     lines = ["".join(f"<td>{_cell(entry)}</td>" for entry in row) for row in rows[:_MOST_ROWS]]
     if (left_out := len(rows) - _MOST_ROWS) > 0:
@@ -191,7 +195,10 @@ _DRAWN_BY: list[Callable[..., Any]] = []
 
 
 def draws_releases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers the function that plots a release, because `_core` must not import plotting."""
+    """Registers the function that plots a release.
+
+    `_core` must not import the plotting module, so that module registers itself.
+    """
     _DRAWN_BY.append(function)
     return function
 

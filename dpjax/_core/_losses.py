@@ -1,4 +1,4 @@
-"""The privacy loss distribution of several releases, by dp-accounting."""
+"""The joint privacy loss distribution of several releases, computed by dp-accounting."""
 
 import math
 from collections.abc import Mapping
@@ -7,22 +7,23 @@ from typing import Any, NamedTuple
 
 from dpjax._core import _checks
 
-# Bounds on rounding errors of dp-accounting: the relative error of sums of 10^5 terms, and the
-# absolute error in delta of its Fourier transforms.
+# Bounds on the rounding errors of dp-accounting: the relative error of its sums of up to 10^5
+# terms, and the absolute error of delta caused by its Fourier transforms.
 _ROUNDING, TRANSFORMS = 1e-9, 1e-15
-# Above this epsilon, exponentials would overflow. For such epsilons, the sum of epsilons is an
+# Above this epsilon, exponentials would overflow. For such epsilons, adding up epsilons gives an
 # equally tight bound.
 LARGEST_EPSILON = 500.0
 
 
 class LossKind(NamedTuple):
-    """A family of loss distributions with its parameters, for one release.
+    """The type of the privacy loss distribution of one release, with its parameters.
 
     Attributes:
-        name: the family: "gaussian", "laplace" or "guarantee".
+        name: "gaussian" or "laplace" for this noise; "guarantee" if only epsilon and delta are
+            known.
         first: the noise multiplier, or the epsilon of a guarantee.
         second: the delta of a guarantee, or 0.
-        epsilon: the epsilon of the guarantee.
+        epsilon: the epsilon of the release's guarantee.
     """
 
     name: str
@@ -32,11 +33,15 @@ class LossKind(NamedTuple):
 
 
 def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: float) -> LossKind:
-    """The loss distribution of an event of dp-accounting; otherwise of an epsilon and a delta."""
+    """Returns the kind of the privacy loss of one release.
+
+    It is taken from the event of dp-accounting, if that describes Gaussian or Laplace noise, and
+    otherwise from epsilon and delta.
+    """
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
-    # Some mechanisms have the event of a Laplace mechanism with a larger epsilon, which is a worse
-    # bound than their own epsilon.
+    # Some mechanisms state the event of a Laplace mechanism with a larger epsilon than their own.
+    # Then their own epsilon is the better bound.
     laplace = isinstance(event, accounting.LaplaceDpEvent)
     if laplace and event.noise_multiplier * epsilon > 1 - _ROUNDING:
         return LossKind("laplace", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)
@@ -44,7 +49,9 @@ def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: fl
 
 
 def joint_losses(kinds: Mapping[LossKind, int]) -> Any:
-    """The joint loss distribution of releases, rounded up; None if an epsilon is too large.
+    """Returns the joint loss distribution of several releases, rounded up.
+
+    The result is None if an epsilon is above `LARGEST_EPSILON`.
 
     `kinds` maps each kind of loss to the number of releases of this kind.
     """

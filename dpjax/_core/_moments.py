@@ -1,6 +1,6 @@
 """Conversion of dates, times and durations to float64 numbers, and back.
 
-The unit of the numbers does not depend on the library or on the resolution of a column.
+The unit of the numbers is the same for all libraries and for all resolutions of a column.
 """
 
 import dataclasses
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_NOTHING = np.iinfo(np.int64).min  # NumPy's representation of a missing time.
-# For short units, how many of them make a second. For long units, how many seconds they have. Years
-# and months are not supported, because their lengths vary.
+_NOTHING = np.iinfo(np.int64).min  # The integer by which NumPy represents a missing time.
+# The first dict has how many short units make a second, the second how many seconds a long unit
+# has. Years and months are not supported, because their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
@@ -20,12 +20,13 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _Unit(NamedTuple):
-    """A unit in which an error is printed.
+    """A unit in which the error of a date or time is printed.
 
     Attributes:
-        name: the name of the unit. seconds: its length in seconds.
-        resolution: NumPy's code for the resolution to which times next to the error are cut.
-        step: this resolution, in the unit.
+        name: the name of the unit.
+        seconds: the length of the unit in seconds.
+        resolution: NumPy's code for the resolution to which a time with such an error is cut.
+        step: the length of this resolution, in the unit.
     """
 
     name: str
@@ -44,7 +45,7 @@ _PRINTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """How a column of dates, times or durations is converted to numbers.
+    """How a column of dates, times or durations is converted to numbers, and back.
 
     Attributes:
         kind: "dates" become days since 1970-01-01, "times" become seconds since 1970-01-01 in UTC,
@@ -54,10 +55,10 @@ class Moments:
     kind: str
 
     def number(self, moment: Any) -> float:
-        """Converts a date, time or duration as its column was converted; returns numbers unchanged.
+        """Converts a date, time or duration to a number, in the same way as the column.
 
-        A time without a time zone counts as UTC. For a column of dates, a time becomes a fraction
-        of a day.
+        Numbers are returned unchanged. A time without a time zone counts as UTC. For a column of
+        dates, a time becomes a fractional number of days.
         """
         if isinstance(moment, (np.datetime64, np.timedelta64)):
             (seconds,) = seconds_of(np.array([moment]))
@@ -75,28 +76,28 @@ class Moments:
         return float(seconds) / (_DAY if self.kind == "dates" else 1)
 
     def moments(self, numbers: Any) -> np.ndarray:
-        """Converts numbers to NumPy: dates in days, times and durations in microseconds.
+        """Converts numbers to an array of NumPy's dates, or times or durations in microseconds.
 
-        NaN becomes NaT.
+        NaN becomes NaT, NumPy's missing time.
         """
         numbers = np.asarray(numbers, np.float64)
         unit, per = ("D", 1.0) if self.kind == "dates" else ("us", 1e6)
-        # Numbers are clipped, because larger numbers would not fit into 64-bit integers.
+        # Numbers are clipped, because larger ones would not fit into 64-bit integers.
         whole = np.clip(np.round(numbers * per), -(2.0**62), 2.0**62)
         known = ~np.isnan(whole)
         integers = np.where(known, np.where(known, whole, 0).astype(np.int64), _NOTHING)
         return integers.view(f"{'m' if self.kind == 'durations' else 'M'}8[{unit}]")
 
     def exact(self, numbers: np.ndarray) -> np.ndarray:
-        """Like `moments`, but dates become times, so that fractions of days are kept."""
+        """Returns the same as `moments`, but as times even for dates, to keep fractions of days."""
         if self.kind == "dates":
             return Moments("times").moments(numbers * _DAY)
         return self.moments(numbers)
 
     def with_reach(self, numbers: np.ndarray, reach: float, most: int) -> str:
-        """Prints the first `most` numbers as dates, times or durations, plus or minus an error.
+        """Returns the text of numbers as dates, times or durations, plus or minus an error.
 
-        `reach` is the largest error of all numbers.
+        Only the first `most` numbers are printed. `reach` is the largest error of all numbers.
         """
         reach *= _DAY if self.kind == "dates" else 1.0
         unit = next((unit for unit in _PRINTED if reach >= 2 * unit.seconds), _PRINTED[-1])
@@ -108,7 +109,8 @@ class Moments:
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
         left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
         shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
-        # Printed times are cut to the resolution, so the printed error is larger by one step.
+        # Times are cut to the resolution when they are printed, so the printed error is one step
+        # larger.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 
@@ -119,13 +121,16 @@ def _since_1970(moment: datetime.date) -> datetime.timedelta:
 
 
 def _seconds(duration: datetime.timedelta) -> float:
-    """A duration in seconds, with the rounding of `in_seconds`."""
+    """Converts a duration to seconds, with the same rounding as `in_seconds`."""
     whole, rest = divmod(abs(duration) // datetime.timedelta(microseconds=1), 10**6)
     return math.copysign(whole + rest / 10**6, duration.days)
 
 
 def moments_of_numpy(dtype: np.dtype) -> Moments | None:
-    """The `Moments` of a NumPy dtype; None for units that are not supported, such as months."""
+    """Returns the `Moments` of a NumPy dtype of dates, times or durations.
+
+    The result is None if the unit is not supported, such as months.
+    """
     unit, count = np.datetime_data(dtype)
     if count != 1 or unit not in (*_PER_SECOND, *_SECONDS):
         return None
@@ -135,23 +140,23 @@ def moments_of_numpy(dtype: np.dtype) -> Moments | None:
 
 
 def numbers_of_numpy(moments: Moments, array: np.ndarray) -> np.ndarray:
-    """Converts NumPy's dates, times or durations to float64."""
+    """Converts a NumPy array of dates, times or durations to float64."""
     seconds = seconds_of(array)
     return seconds / _DAY if moments.kind == "dates" else seconds
 
 
 def seconds_of(array: np.ndarray) -> np.ndarray:
-    """Converts NumPy's times or durations to seconds."""
+    """Converts a NumPy array of times or durations to seconds."""
     unit, _ = np.datetime_data(array.dtype)
     integers = array.astype(array.dtype.newbyteorder("=")).view(np.int64)
     return in_seconds(integers, integers != _NOTHING, unit)
 
 
 def in_seconds(integers: np.ndarray, known: np.ndarray, unit: str) -> np.ndarray:
-    """Converts integers of a unit to seconds, with NaN for missing entries.
+    """Converts integers, in the unit `unit`, to seconds. Missing entries become NaN.
 
-    Whole seconds and the remainder are converted separately, so that the same time has the same
-    bits, whatever the unit.
+    Whole seconds and the remainder are converted separately. So the same time becomes the same
+    float64 for all units.
     """
     if unit in _SECONDS:
         seconds = integers * _SECONDS[unit]

@@ -1,4 +1,4 @@
-"""Open ledgers, which every release notifies: ledgers of keys, and ledgers of privacy budgets."""
+"""Open ledgers, of random keys and of privacy budgets. Every release notifies them."""
 
 import abc
 import contextlib
@@ -19,8 +19,8 @@ from dpjax._core._types import Key, PyTree, Value
 from dpjax._core._values import Guarantee, NeighboringRelation, Release
 
 # A program that was compiled while no ledger was open would release without notifying a ledger that
-# was opened later. To prevent that, this setting, which is part of the key of JAX's caches, changes
-# while a ledger is open. So JAX traces the program again, and the release in it raises an error.
+# is opened later. So opening a ledger changes this setting, which is part of the key of JAX's
+# caches. JAX then traces the program again, and the release in it raises an error.
 _TELLING = jax.make_user_context(False)
 
 
@@ -28,7 +28,7 @@ _TELLING = jax.make_user_context(False)
 class _Block:
     """A `with ledger:` block that is open.
 
-    A block of an open ledger. If `last` is true, the ledger pays only if no other budget pays.
+    If `last` is true, the ledger pays only for releases that no other budget pays for.
     """
 
     ledger: "OpenLedger"
@@ -36,7 +36,7 @@ class _Block:
 
 
 class _Process:
-    """All open blocks of this process, of all threads, in the order in which they were opened."""
+    """All open blocks of this process, from all threads, in the order of opening."""
 
     def __init__(self) -> None:
         self.start_with(())
@@ -57,7 +57,7 @@ class _Process:
 
 
 # The `with ledger:` blocks around the running code, outermost first. An asyncio task inherits the
-# blocks of the code that created the task. A new thread starts without blocks.
+# blocks of the code that created it. A new thread starts without blocks.
 _AROUND: contextvars.ContextVar[tuple[_Block, ...]] = contextvars.ContextVar(
     "open ledgers", default=()
 )
@@ -65,7 +65,10 @@ _PROCESS = _Process()
 
 
 def _after_fork() -> None:
-    """Lets a forked process inherit the blocks of all threads, because a pool may fork anywhere."""
+    """Lets a forked process inherit the open blocks of all threads of its parent.
+
+    A process pool may fork in any thread.
+    """
     _PROCESS.start_with(_PROCESS.blocks)
 
 
@@ -79,7 +82,7 @@ class Request(NamedTuple):
     Attributes:
         name: the user's name for the records.
         fingerprint: a hash of the request; different requests have different hashes.
-        outputs: structure, shapes and dtypes of the value of the release.
+        outputs: structure, shapes and dtypes of the released value.
     """
 
     name: str
@@ -88,10 +91,10 @@ class Request(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A release that is one draw of a mechanism.
+    """A release that consists of one draw of a mechanism.
 
     Attributes:
-        mechanism: the mechanism that draws.
+        mechanism: the mechanism that draws the noise.
         numbers: how many numbers the value has. Noise is added to each of them.
     """
 
@@ -100,15 +103,15 @@ class Drawing(NamedTuple):
 
     @classmethod
     def of(cls, mechanism: object, value: TreeSpec) -> "Drawing":
-        """The draw of a mechanism for a value of these shapes."""
+        """Describes a draw of `mechanism` for a value with these shapes."""
         return cls(mechanism, sum(leaf.size for leaf in value.leaves))
 
 
 class Training(NamedTuple):
-    """A release that is a whole training by DP-SGD.
+    """A release that is the result of a whole training by DP-SGD.
 
     Attributes:
-        run: the steps, as `accounting` describes them.
+        run: the parameters of the steps, as a `DpSgdRun` of `dpjax.accounting`.
         noise_multiplier: the noise multiplier of every step.
         parameters: the shapes and dtypes of the trained parameters.
     """
@@ -119,18 +122,18 @@ class Training(NamedTuple):
 
 
 class Payment(NamedTuple):
-    """The information that open ledgers receive about a release before its noise is drawn.
+    """What open ledgers are told about a release before its noise is drawn.
 
     Attributes:
         key: the key that draws the noise; None if dpjax does not draw it.
         guarantee: the guarantee of the release.
-        what: the description of the release in the ledger's history.
+        what: a description of the release for the ledger's history.
         request: the request under which a ledger stores the release; None if the release has no
             name.
-        drawing: the draw, which may cost less than the guarantee; None if the release is not a
-            single draw.
-        training: the steps of a training. They are needed because the best of several trainings
-            costs less than their guarantees imply. None if the release is not a training.
+        drawing: the draw, if the release is a single draw; a ledger may then charge less than the
+            guarantee. Otherwise None.
+        training: the parameters of a training, if the release is one. The best of several trainings
+            costs less than their guarantees imply. Otherwise None.
     """
 
     key: Key | None
@@ -142,11 +145,11 @@ class Payment(NamedTuple):
 
 
 class OpenLedger(abc.ABC):
-    """A ledger for `with ledger:`. Each release in the block notifies it before drawing noise.
+    """A ledger that `with ledger:` opens. Each release in the block notifies it first.
 
     Attributes:
-        instead_of: the ledger for which this one pays in its block: a part debits the ledger by
-            itself.
+        instead_of: another ledger, which is not notified of releases in this ledger's block,
+            because this ledger debits it. Only parts of a ledger have one.
     """
 
     instead_of: "OpenLedger | None" = None
@@ -158,9 +161,9 @@ class OpenLedger(abc.ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Several threads may have opened this ledger, so only one block of it is closed. A
+        # Several threads may have opened this ledger, and only one of its blocks is closed here. A
         # generator may be closed in another context than the one in which it opened the block. So
-        # the block is looked up in the process, too.
+        # the block is also looked up among all blocks of the process.
         around = _AROUND.get()
         blocks = (*_PROCESS.blocks, *around)
         block = next(one for one in reversed(blocks) if one.ledger is self and not one.last)
@@ -173,11 +176,11 @@ class OpenLedger(abc.ABC):
 
 
 class Account(OpenLedger):
-    """A ledger of a privacy budget, which also stores releases.
+    """A ledger with a privacy budget, which also stores releases.
 
     Attributes:
-        relation: which databases are neighbors. Mechanisms that are made inside of a `with` block
-            use this relation by default.
+        relation: which databases are neighbors. Mechanisms that are created inside the ledger's
+            `with` block use this relation by default.
     """
 
     @property
@@ -186,16 +189,16 @@ class Account(OpenLedger):
 
     @abc.abstractmethod
     def released(self, request: Request) -> Release | None:
-        """The release that is stored for a request; None if there is none."""
+        """Returns the release that is stored for a request; None if there is none."""
 
     @abc.abstractmethod
     def keep(self, request: Request, release: Release) -> Release:
-        """Stores a release unless the request has one already. Returns the stored release."""
+        """Stores a release, unless the request already has one. Returns the stored release."""
 
 
 @contextlib.contextmanager
 def paying_for_the_rest(ledger: Account) -> Generator[None]:
-    """Makes a ledger pay for releases that no other budget in the process pays for."""
+    """A context in which a ledger pays for releases that no other budget pays for."""
     block = _Block(ledger, last=True)
     _PROCESS.begin(block)
     try:
@@ -214,10 +217,10 @@ _SIMULATION: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def simulating(simulation: Simulation) -> Generator[None]:
-    """A block for releases of simulated databases, which are public. No ledger is notified.
+    """A context for releases of simulated databases, which are public; ledgers are not notified.
 
-    `simulation` replaces the draw of every release, so nothing in the block releases private
-    records.
+    `simulation` replaces the draw of every release in the context, so no private record is
+    released.
     """
     token = _SIMULATION.set(simulation)
     try:
@@ -227,22 +230,23 @@ def simulating(simulation: Simulation) -> Generator[None]:
 
 
 def simulation() -> Simulation | None:
-    """The simulation whose block the running code is in; None outside of such blocks."""
+    """Returns the simulation in whose context the running code is; None outside of any."""
     return _SIMULATION.get()
 
 
 def told(given: OpenLedger | None = None) -> list[OpenLedger]:
-    """The ledgers that a release of the running code notifies.
+    """Returns the ledgers that a release by the running code must notify.
 
-    These are the ledgers of the `with` blocks around the code, and the given ledger. If none of
-    these is a ledger of a budget, all budgets that are open elsewhere in the process are added. If
-    none is a ledger of keys, all ledgers of keys are added in the same way.
+    These are the ledgers of the `with` blocks around the code, and `given`. If none of them has a
+    budget, all ledgers with budgets that are open elsewhere in the process are added. Likewise, if
+    none of them is a ledger of keys, all ledgers of keys are added.
     """
     if simulation() is not None:
         return []
     around = [block.ledger for block in _AROUND.get()]
-    # In a block around the block of its part, a ledger is not notified of the part's releases. But
-    # if somebody opens the ledger inside of the part's block, or gives it, both are meant to pay.
+    # A part pays in place of its ledger. So a ledger whose block is outside the block of its part
+    # is not notified of the part's releases. But if the ledger's own block is inside the part's
+    # block, or if the ledger is `given`, both pay.
     own = [
         one
         for i, one in enumerate(around)
@@ -263,7 +267,7 @@ def relation_or_inherited(
     *,
     payer: OpenLedger | None = None,
 ) -> NeighboringRelation:
-    """The given relation, or else the relation of the budget that pays, or else a default."""
+    """Returns `relation`, or else the relation of the budget that pays, or else a default."""
     if relation is not None:
         return NeighboringRelation(relation)
     stated = {ledger.relation for ledger in told(payer) if isinstance(ledger, Account)}
@@ -271,12 +275,15 @@ def relation_or_inherited(
 
 
 def fingerprint_of_key(key: Key) -> str:
-    """A hash that identifies a key, and reveals nothing about a key of 256 random bits."""
+    """Returns a hash that identifies a key.
+
+    It reveals nothing about a key that has 256 random bits.
+    """
     return hashlib.sha256(np.asarray(jax.random.key_data(key), "<u4").tobytes()).hexdigest()
 
 
 def refuse_traced(used: PyTree) -> None:
-    """Refuses a release inside of `jit` or `vmap`, which could run many times with one key."""
+    """Refuses a release inside `jit` or `vmap`, where one key could draw many releases."""
     if _checks.is_staging() or _checks.any_traced(used):
         raise TypeError(
             "a ledger records keys on the host, and refuses releases inside of jit or vmap, "
@@ -286,5 +293,8 @@ def refuse_traced(used: PyTree) -> None:
 
 
 def untold_programs() -> contextlib.AbstractContextManager[None]:
-    """A context for code without releases, which may run programs compiled without a ledger."""
+    """Returns a context for code that makes no release.
+
+    Programs that were compiled while no ledger was open may run in it without being traced again.
+    """
     return _TELLING(False)

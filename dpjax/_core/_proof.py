@@ -1,4 +1,4 @@
-"""Proofs of sensitivities as text, and the bounds on records that a proof assumes."""
+"""Proofs of sensitivities as text, and the bounds on records that proofs assume."""
 
 import dataclasses
 import functools
@@ -14,14 +14,14 @@ from dpjax._core._types import Database, Value
 class Proof:
     """The steps of a proof, as text.
 
-    The steps of a proof. All proofs compare as equal, so that JAX's caches ignore them.
+    All proofs compare as equal, so that JAX's caches ignore them.
 
     Attributes:
-        steps: one line for each step.
-        losses: a function that measures how much each step loosens the bound, and adds this to the
-            lines; None after its first call.
-        closeness: how close the bound is to the distance of two databases; "" if that was not
-            measured.
+        steps: one line of text for each step.
+        losses: a function that measures by which factor each step loosens the bound, and adds this
+            to the lines; None after its first call.
+        closeness: a text that says how close the bound is to the distance of two actual databases;
+            "" if this was not measured.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Proof:
         self.closeness = closeness
 
     def explained(self) -> str:
-        """The steps as text, with the factor by which each step loosens the bound.
+        """Returns the steps as text, with the factor by which each step loosens the bound.
 
-        The first call measures these factors and stores the result.
+        The first call measures these factors, and stores the result.
         """
         if self.losses is not None:
             self.steps, self.losses = self.losses(self.steps), None
         return "\n".join((*self.steps, self.closeness) if self.closeness else self.steps)
 
     def __getstate__(self) -> dict[str, object]:
-        """Drops `losses`, because the program that it contains cannot be pickled."""
+        """Drops `losses`, because the program in it cannot be pickled."""
         return {"steps": self.steps, "losses": None, "closeness": self.closeness}
 
     def __eq__(self, other: object) -> bool:
@@ -75,14 +75,14 @@ class Interval:
 
     @property
     def empty(self) -> float:
-        """The public number within the bounds that fills empty slots."""
+        """The public number, within the bounds, that fills empty slots."""
         return min(max(0.0, self.low), self.high)
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """Clamps numbers to [low, high]. Subnormal numbers count as 0, and NaN becomes `low`.
+        """Clamps numbers to [low, high]. Subnormal numbers become 0 first, and NaN becomes `low`.
 
-        If numbers may be missing, every NaN becomes the same NaN, so that its payload bits are
-        lost.
+        If numbers may be missing, every NaN becomes JAX's default NaN instead, so that the payload
+        bits of the old NaN are lost.
         """
         if x.dtype == bool:
             return (x & bool(self.high)) | bool(self.low)
@@ -90,7 +90,7 @@ class Interval:
         if jnp.issubdtype(x.dtype, jnp.floating):
             tiny = float(np.finfo(x.dtype).tiny)
             x = jnp.where(jnp.abs(x) < tiny, jnp.zeros((), x.dtype), x)
-        # If x is NaN, the outer condition is false, so NaN becomes `low`.
+        # If x is NaN, `x >= low` is false, so the result is `low`.
         inside = jnp.where(x >= low, jnp.where(x <= high, x, high), low)
         if not self.missing:
             return inside
@@ -113,7 +113,7 @@ class Ball:
     empty = 0.0
 
     def clamp(self, x: jax.Array) -> jax.Array:
-        """Scales longer records down to the radius; NaN counts as 0."""
+        """Scales records that are too long down to the radius; NaN counts as 0."""
         x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
         x = Interval(-self.radius, self.radius).clamp(x)
         axes = tuple(range(1, x.ndim))
@@ -138,7 +138,7 @@ class Categories:
 
     @property
     def empty(self) -> float:
-        """The number that fills empty slots: 0 if it is one of the values, else the first one."""
+        """The number that fills empty slots: 0 if it is one of the values, else the first value."""
         return 0.0 if 0.0 in self.values else self.values[0]
 
     def clamp(self, x: jax.Array) -> jax.Array:
@@ -154,7 +154,9 @@ Bound = Interval | Ball | Categories
 
 @dataclasses.dataclass(frozen=True)
 class RecordBounds:
-    """Bounds on all records, one for each array of a database. Hashable, so it can be static.
+    """Bounds on the records of a database, one for each of its arrays.
+
+    It is hashable, so that it can be a static argument of `jit`.
 
     Formal guarantees:
         `clamp` maps any database of the right structure, even with NaN or infinities, to a database
@@ -164,15 +166,15 @@ class RecordBounds:
     leaves: tuple[Bound, ...]
 
     def clamp(self, database: Database) -> Database:
-        """A database within the bounds."""
+        """Returns the database with every record clamped to the bounds."""
         leaves, structure = jax.tree.flatten(database)
         clamped = [b.clamp(x) for b, x in zip(self.leaves, leaves, strict=True)]
         return jax.tree.unflatten(structure, clamped)
 
     def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
-        """The target composed with `clamp`.
+        """Returns the target composed with `clamp`.
 
-        The target on clamped records. The proof is about this function, and releases evaluate it.
+        The proof is about the composed function, and releases evaluate this function, too.
         """
 
         @functools.wraps(target, updated=())
@@ -193,11 +195,11 @@ class PaddedRecordBounds(RecordBounds):
 
     @property
     def empty_row(self) -> tuple[float, ...]:
-        """The contents of an empty slot, in every array."""
+        """The number that fills an empty slot, for each array."""
         return tuple(b.empty for b in self.leaves)
 
     def clamp(self, database: Database) -> Database:
-        """A database within the bounds, with public rows in its empty slots."""
+        """Returns the database within the bounds, with public numbers in its empty slots."""
         leaves, structure = jax.tree.flatten(super().clamp(database))
         present = leaves[-1]
         filled = [
@@ -208,5 +210,5 @@ class PaddedRecordBounds(RecordBounds):
 
 
 def is_tiny(number: float, dtype: np.dtype) -> bool:
-    """Whether a number is subnormal in its dtype."""
+    """Whether a number is subnormal in a dtype."""
     return 0 < abs(number) < float(np.finfo(dtype).tiny)

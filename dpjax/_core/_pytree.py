@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
-    """A dataclass field that is part of the pytree's structure: it is compared, never traced."""
+    """Declares a dataclass field as part of the pytree's structure: compared, never traced."""
     return dataclasses.field(metadata={"static": True}, **options)
 
 
 def up(**options: Any) -> Any:
-    """A dataclass field that is rounded up when flattening turns its float64 into float32."""
+    """Declares a dataclass field that is rounded up when flattening converts it to float32."""
     return dataclasses.field(metadata={"toward": math.inf}, **options)
 
 
 def down(**options: Any) -> Any:
-    """A dataclass field that is rounded down when flattening turns its float64 into float32."""
+    """Declares a dataclass field that is rounded down when flattening converts it to float32."""
     return dataclasses.field(metadata={"toward": -math.inf}, **options)
 
 
@@ -33,12 +33,12 @@ def down(**options: Any) -> Any:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
 )
 def frozen_pytree(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass whose fields are leaves unless declared `static()`.
+    """Makes a class a frozen dataclass whose fields are leaves unless declared as `static()`.
 
-    Instances are compared by identity. An `__eq__` that compares arrays would make instances
-    unhashable, and `jit(instance)` would fail. JAX runs `__post_init__` at every unflatten, so
-    checks belong in a factory function. Only a class with fields that are `up()` or `down()` may
-    have checks in `__post_init__`, because its unflatten does not run `__post_init__`.
+    Instances are compared by identity. If `__eq__` compared arrays, instances would be unhashable,
+    and `jit(instance)` would fail. JAX runs `__post_init__` at every unflatten, so checks belong in
+    a factory function. Only a class with fields declared as `up()` or `down()` may have checks in
+    `__post_init__`, because unflattening does not run it for such a class.
     """
     frozen: Any = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     if any("toward" in field.metadata for field in dataclasses.fields(frozen)):
@@ -50,14 +50,16 @@ def frozen_pytree(cls: type[T]) -> type[T]:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, up, down)
 )
 def made_by_factory(cls: type[T]) -> type[T]:
-    """A `frozen_pytree` whose constructor raises: a factory function makes instances by `made`.
+    """Makes a `frozen_pytree` whose constructor raises an error.
 
-    The fields must fit together, so users must not set single fields. The class needs a field that
-    is `up()` or `down()`, because only for such classes unflattening skips the constructor.
+    A factory function creates its instances by `made`.
+
+    The fields must fit together, so users must not change single fields. The class needs a field
+    declared as `up()` or `down()`: only for such classes, unflattening skips the constructor.
     """
 
     def refuse(self: object) -> None:
-        # `dataclasses.replace(mechanism, epsilon=0.1)` would change the guarantee, but not the
+        # `dataclasses.replace(mechanism, epsilon=0.1)` would change the guarantee but not the
         # noise.
         raise TypeError(
             f"a {type(self).__name__} must be made by its factory function, and its fields cannot"
@@ -70,7 +72,7 @@ def made_by_factory(cls: type[T]) -> type[T]:
 
 
 def _register_rounded(cls: type[T]) -> type[T]:
-    """Registers a dataclass with fields that are `up()` or `down()`."""
+    """Registers a dataclass with `up()` or `down()` fields as a pytree."""
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     constants = [field.name for field in fields if "static" in field.metadata]
     toward = {f.name: f.metadata.get("toward") for f in fields if f.name not in constants}
@@ -88,8 +90,8 @@ def _register_rounded(cls: type[T]) -> type[T]:
         return list(zip(keys, leaves, strict=True)), metadata
 
     def unflatten(metadata: tuple[object, ...], leaves: Iterable[PyTree]) -> T:
-        # `__init__` is not called, because its checks would refuse the in_axes of `vmap` and the
-        # results of `tree.map`, which are not numbers.
+        # `__init__` is not called, because its checks would refuse the objects that `vmap`
+        # (in_axes) and `tree.map` put in place of numbers.
         return made(cls, **dict(zip((*toward, *constants), (*leaves, *metadata), strict=True)))
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
@@ -97,9 +99,9 @@ def _register_rounded(cls: type[T]) -> type[T]:
 
 
 def made(cls: type[T], *parts: Any, **named: Any) -> T:
-    """Makes an instance without checks, for code that knows that the fields fit together.
+    """Creates an instance without checks, for code that knows that the fields fit together.
 
-    Fields are given in order or by name. Other fields have their defaults.
+    Fields are given in order or by name. All other fields get their default values.
     """
     fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
     value = object.__new__(cls)
@@ -110,34 +112,37 @@ def made(cls: type[T], *parts: Any, **named: Any) -> T:
 
 
 def changed(value: T, **fields: Any) -> T:
-    """Copies an instance with some fields changed. Like `made`, it checks nothing."""
+    """Returns a copy of an instance with some fields changed. Like `made`, it checks nothing."""
     return made(type(value), **(vars(value) | fields))
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeSpec:
-    """Structure, shapes and dtypes of a pytree of arrays. Hashable, so it can be static."""
+    """Structure, shapes and dtypes of a pytree of arrays.
+
+    It is hashable, so that it can be a static argument of `jit`.
+    """
 
     structure: TreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     @classmethod
     def of(cls, tree: PyTree) -> "TreeSpec":
-        """The description of a pytree of arrays, tracers or `jax.ShapeDtypeStruct`."""
+        """Returns the description of a pytree of arrays, tracers or `jax.ShapeDtypeStruct`s."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
 
     def tree(self) -> PyTree:
-        """The pytree with a `jax.ShapeDtypeStruct` at every leaf."""
+        """Returns the pytree with a `jax.ShapeDtypeStruct` at every leaf."""
         return jax.tree.unflatten(self.structure, self.leaves)
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Structure and shapes, without dtypes."""
+        """The structure and the shapes, without dtypes."""
         return self.structure, *(leaf.shape for leaf in self.leaves)
 
     def argument(self, index: int) -> "TreeSpec":
-        """The description of one item, if the pytree is a tuple."""
+        """Returns the description of the item at `index`, if the pytree is a tuple."""
         return TreeSpec.of(self.tree()[index])
 
     def __repr__(self) -> str:

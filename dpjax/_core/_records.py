@@ -38,10 +38,10 @@ class PaddedRecords:
 
 
 def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Converts a database without rounding. Returns it with its number of records.
+    """Converts a database without rounding, and returns it with its number of records.
 
-    A table becomes a dict of its columns. Columns whose dtype JAX lacks become `Numbers`. Errors
-    depend only on structure, dtypes and sizes.
+    A table becomes a dict of its columns. Columns whose dtype JAX does not have become `Numbers`.
+    Errors depend only on structure, dtypes and sizes.
     """
     count = "n" if least == 1 else f"at least {least}"
     wanted = f"{name} must be arrays with a common leading axis of {count} records"
@@ -49,8 +49,8 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
     leaves = jax.tree.leaves(tree, is_leaf=is_column)
     if not leaves:
         _refuse_nothing(name, tree)
-    # This check comes before the conversion: a list of numbers has a leaf for each number, and
-    # converting each leaf would take long.
+    # This check comes first, because each number in a list of numbers is a leaf of the pytree, and
+    # converting every leaf would take long.
     if any(np.shape(leaf) == () for leaf in leaves if not callable(leaf) and not is_column(leaf)):
         raise ValueError(
             f"{wanted}, got {_checks.described(tree)}; convert a list of numbers to an array by "
@@ -81,16 +81,16 @@ def exact_records(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def _refuse_nothing(name: str, tree: Database) -> None:
-    """Refuses a database without arrays, naming the dtype of a column if there is one."""
+    """Refuses a database without arrays. If it has a column of a refused dtype, names it."""
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Refused)):
         check_usable(leaf)
     raise ValueError(f"{name} must contain at least one array, got {_checks.shown(tree)}")
 
 
 def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Converts a database to JAX arrays. Returns it with its number of records.
+    """Converts a database to JAX arrays, and returns it with its number of records.
 
-    Numbers out of the range of JAX's dtype are clamped to the range. Missing numbers become NaN.
+    Numbers are clamped to the range of the JAX dtype. Missing numbers become NaN.
     """
     records, n = exact_records(name, database, least=least)
 
@@ -101,7 +101,10 @@ def record_arrays(name: str, database: Database, *, least: int = 1) -> tuple[Dat
 
 
 def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Database, int]:
-    """Like `record_arrays`, but for public records: refuses integers that JAX cannot represent."""
+    """Converts public records to JAX arrays, and returns them with their number.
+
+    It refuses integers that JAX cannot represent, instead of clamping them.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(
         columns(name, records), is_leaf=is_column
     ):
@@ -118,7 +121,7 @@ def public_arrays(name: str, records: Database, *, least: int = 1) -> tuple[Data
 
 
 def shapes_of_columns(name: str, records: Database) -> Database:
-    """The records, with a `jax.ShapeDtypeStruct` in place of each converted column."""
+    """Returns the records with each converted column replaced by a `jax.ShapeDtypeStruct`."""
 
     def shape(leaf: PyTree) -> PyTree:
         is_numpy = isinstance(leaf, np.ndarray) or is_numbers(leaf)
@@ -129,7 +132,7 @@ def shapes_of_columns(name: str, records: Database) -> Database:
 
 
 def as_dtype(leaf: jax.Array | Numbers, dtype: DTypeLike) -> jax.Array:
-    """Casts numbers to a dtype, and clamps them to its range. Floats stay floats."""
+    """Casts numbers to a dtype, clamping them to its range. Floats need a float dtype."""
     with in_64_bits(leaf):
         array = leaf.array() if isinstance(leaf, Numbers) else leaf
         if np.dtype(dtype).kind == "b":
@@ -148,7 +151,7 @@ def _exact(place: str, leaf: Any) -> PyTree:
 
 
 def _wide(place: str, leaf: Any) -> Numbers | None:
-    """Exact `Numbers` for a column that JAX would round or wrap; None for other columns."""
+    """Returns exact `Numbers` for a column that JAX would round or wrap; None for others."""
     if callable(leaf) or _checks.is_traced(leaf):
         return None
     _checks.refuse_foreign_dtype(place, leaf)
@@ -161,7 +164,7 @@ def _wide(place: str, leaf: Any) -> Numbers | None:
 
 
 def check_padded(database: Database) -> None:
-    """Refuses a database whose shape reveals its number of records, if that is private."""
+    """Refuses a database whose array shapes reveal a private number of records."""
     if not isinstance(database, PaddedRecords):
         raise ValueError(
             "under add-or-remove-one, and for people with several rows, the number of records is"
@@ -170,8 +173,8 @@ def check_padded(database: Database) -> None:
         )
 
 
-# Databases whose records are stored in several parts. A query adds up the parts one by one, so that
-# each fits into memory.
+# Databases that are stored in several parts. A query adds up totals of the parts one by one, so
+# that only one part at a time must fit into memory.
 
 
 T = TypeVar("T")
@@ -182,12 +185,12 @@ class Parts:
     """Records in several parts. Each part fits into memory, and each record is in one part.
 
     Attributes:
-        each: calls a function of an iterator of parts, perhaps several times and in other
-            processes, and returns an iterator of the results. Together, the calls see every part
-            once.
+        each: a function that takes a function of an iterator of parts. It calls that function,
+            perhaps several times and in other processes, and returns an iterator of the results.
+            Together, these calls see every part once.
         like: an example of a part, with its structure, shapes and dtypes.
         slots: a public number, which is at least the number of records of all parts together.
-        holds_whole_people: whether each part contains all records of its people, in their order.
+        holds_whole_people: whether all records of a person are in the same part, in their order.
     """
 
     each: Callable[[Callable[[Iterator[PaddedRecords]], Any]], Iterator[Any]]
@@ -204,7 +207,7 @@ class Summed:
 
     Attributes:
         totals: the totals.
-        slots: the number of slots, as in `Parts`.
+        slots: the public number of slots, as in `Parts`.
     """
 
     totals: PyTree
@@ -217,7 +220,7 @@ class Unsummed:
 
     Attributes:
         shapes: the shapes and dtypes of the result.
-        compute: runs the pass and returns the result.
+        compute: a function that reads all parts and returns the result.
     """
 
     shapes: Summed
@@ -229,5 +232,5 @@ class AddsUp(Protocol):
     """A target whose value is a function of totals, which can be added up part by part."""
 
     def over(self, parts: Parts) -> Unsummed:
-        """The computation that adds up the totals of these parts."""
+        """Returns the computation that adds up the totals of all parts, without running it."""
         ...

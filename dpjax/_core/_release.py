@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _CONFIDENCE = 0.95
-_MOST_SIMULATED = 500  # Printing simulates intervals of at most this many numbers.
+# If a release has more numbers than this, printing does not simulate their intervals.
+_MOST_SIMULATED = 500
 _MOST_SHOWN = 6
 
 
 def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
-    """The text of a value, with its interval if one is known, such as `3.2 ± 0.4 (95%)`."""
+    """Returns a value as text, with its interval if one is known, such as `3.2 ± 0.4 (95%)`."""
     if accuracy.kind == "" and labels is not None and labels.moments and np.size(value) > 0:
         return f"[{' '.join(labels.texts(np.ravel(value)[:_MOST_SHOWN]))}]"
     measured = jax.tree.leaves(accuracy.measured)
@@ -51,7 +52,7 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
         return repr(value)
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
-    except ValueError:  # No interval is known for this value, so it is printed without an interval.
+    except ValueError:  # No interval is known for this value, so it is printed without one.
         return repr(value)
     centers = jax.tree.map(np.asarray, estimate(value, accuracy))
     texts = jax.tree.map(_printer(labels), centers, low, high)
@@ -66,7 +67,10 @@ def described(value: Value, accuracy: Accuracy, labels: Labels | None) -> str:
 
 
 def _printer(labels: Labels | None) -> Callable[..., str]:
-    """The function that prints an array with its intervals; dates and times are converted."""
+    """Returns the function that prints an array with its intervals.
+
+    For dates, times and durations, this function converts the numbers first.
+    """
     if labels is None or not labels.moments:
         return _with_ends
 
@@ -95,19 +99,19 @@ def _with_ends(center: np.ndarray, low: np.ndarray, high: np.ndarray) -> str:
         )
         return f"{_rounded(float(center), step, round)} in {ends}"
     shown = _array(center, step)
-    # Printed numbers are rounded to a multiple of the step, so the printed error is larger by half
-    # a step.
+    # Printed numbers are rounded to multiples of `step`, so the printed error is larger by half a
+    # step.
     exact = step == 0 or bool(np.all(np.round(center / step) * step == center))
     sign = "±" if np.all(np.maximum(below, above) > 0.9 * reach) else "± up to"
     return f"{shown} {sign} {_rounded(reach + (0 if exact else step / 2), step, math.ceil)}"
 
 
 def _rounded(number: float, step: float, rounding: Callable[[float], int]) -> str:
-    """A number as a multiple of a power of ten."""
+    """Returns a number as text, rounded to a multiple of `step`, a power of ten."""
     if step == 0:
         return f"{number:g}"
-    # If the quotient is an integer up to the rounding error of the division, it is treated as this
-    # integer, so that rounding outward does not change it.
+    # Rounding errors of the division must not move a multiple of `step` to the next multiple. So a
+    # quotient that is an integer, up to these errors, is treated as this integer.
     times = number / step
     near = round(times)
     whole = near if abs(times - near) < 1e-9 * max(1, abs(times)) else rounding(times)
@@ -124,9 +128,9 @@ def _array(center: np.ndarray, step: float) -> str:
     return f"[{' '.join(flat[:3])} ...] of shape {center.shape}"
 
 
-# Format 2 is for guarantees about records. Format 3 is for other privacy units: older versions of
-# dpjax, which read only format 2, would ignore the unit. Format 1, in which sums were integers, is
-# not supported any more.
+# Format 2 is for guarantees about records, and format 3 for all other privacy units. Older versions
+# of dpjax, which would ignore the unit, read only format 2. Format 1, in which sums were integers,
+# is no longer supported.
 _OF_RECORDS, _OF_OTHER_UNITS = 2, 3
 _PARTS = ("format", "dpjax", "value", "guarantee", "accuracy", "interval")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -139,7 +143,7 @@ def saved(
     labels: Labels | None,
     training: TrainingRecord | None,
 ) -> dict[str, Any]:
-    """A release as a dict that can be written as JSON."""
+    """Returns a release as a dict that can be written as JSON."""
     parts: dict[str, Any] = {
         "format": _OF_RECORDS if guarantee.privacy_unit == RECORD else _OF_OTHER_UNITS,
         "dpjax": __version__,
@@ -153,8 +157,8 @@ def saved(
         "interval": _interval_to_json(value, accuracy),
     }
     if labels is not None:
-        # After a round trip through JSON, tuples are lists. So the digest here is equal to the
-        # digest of the dict that is read later.
+        # JSON converts tuples to lists. After this round trip, the digest of the dict equals the
+        # digest of the dict that will be read from JSON.
         parts["labels"] = json.loads(json.dumps(labels.to_json()))
     if training is not None:
         parts["training"] = json.loads(json.dumps(training.to_json()))
@@ -164,7 +168,10 @@ def saved(
 def restored(
     saved: object,
 ) -> tuple[Value, Guarantee, Accuracy, Labels | None, TrainingRecord | None]:
-    """Reads the dict of `saved`. Refuses a dict that was changed, or made by a newer dpjax."""
+    """Reads the dict that `saved` returned.
+
+    It raises an error if the dict was changed, or was made by a newer version of dpjax.
+    """
     if not isinstance(saved, dict) or not {"format", "sha256"} <= saved.keys():
         raise ValueError(f"saved must be a dict by Release.to_dict, got {_checks.shown(saved)}")
     if saved["format"] not in (_OF_RECORDS, _OF_OTHER_UNITS):
@@ -198,7 +205,7 @@ def restored(
 
 
 def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee as a dict for JSON, with all digits of its numbers."""
+    """Returns a guarantee as a dict for JSON, with all digits of its numbers."""
     known = concrete(guarantee)
     numbers = {name: _number_to_json(getattr(known, name)) for name in NUMBERS}
     events = [
@@ -219,7 +226,7 @@ def guarantee_to_json(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
-    """Reads the dict of `guarantee_to_json`, and checks all numbers."""
+    """Returns the guarantee that `guarantee_to_json` converted, after checking all numbers."""
     guarantee = Guarantee(
         **{name: _number_from_json(stored[name]) for name in NUMBERS},
         events=tuple(SampledEvent(*event) for event in stored["events"]),
@@ -243,7 +250,7 @@ def guarantee_from_json(stored: dict[str, Any]) -> Guarantee:
 
 
 def _is_weaker(confidence: Any, other: Any) -> bool:
-    """Whether a confidence states less than another one. None is a marginal statement."""
+    """Whether a confidence states less than another. None (marginal) states the least."""
     return other is not None and (confidence is None or confidence < other)
 
 
@@ -255,7 +262,7 @@ def _replacing(stored: Any) -> tuple[float, float, float, float] | None:
 
 
 def tree_to_json(tree: PyTree) -> Any:
-    """A pytree of dicts, lists and tuples as JSON, with the dtype and shape of arrays."""
+    """Converts a pytree of dicts, lists and tuples to JSON, with dtypes and shapes of arrays."""
     if isinstance(tree, str):
         return {"text": str(tree)}
     if tree is None or isinstance(tree, (bool, int, float)):
@@ -276,7 +283,10 @@ def tree_to_json(tree: PyTree) -> Any:
 
 
 def tree_from_json(stored: Any) -> PyTree:
-    """The inverse of `tree_to_json`. Arrays whose dtype JAX lacks without x64 are NumPy arrays."""
+    """Restores a pytree from the JSON of `tree_to_json`.
+
+    Arrays whose dtype JAX does not have without x64 become NumPy arrays.
+    """
     if not isinstance(stored, dict):
         return _number_from_json(stored)
     if "dtype" in stored:
@@ -309,7 +319,7 @@ def _check_real(dtype: np.dtype) -> None:
 
 
 def _number_to_json(number: Any) -> Any:
-    """A number for JSON; NaN and infinities, which JSON lacks, become strings."""
+    """Returns a number for JSON. NaN and infinities, which JSON does not have, become strings."""
     if not isinstance(number, float):
         return number
     if math.isnan(number):
@@ -326,9 +336,9 @@ def _number_from_json(stored: Any) -> Any:
 
 
 def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:
-    """The 95% interval, for programs that are not written in Python.
+    """Returns the 95% interval of a release, for programs that are not written in Python.
 
-    `Release.from_dict` ignores it, because dpjax can compute it again.
+    `Release.from_dict` ignores this entry, because dpjax can compute the interval again.
     """
     try:
         low, high = interval(value, accuracy, _CONFIDENCE, simultaneous=False)
@@ -543,13 +553,13 @@ class Release:
         return drawn(self, ax=ax)
 
     def _repr_html_(self) -> str:
-        """The table that notebooks show."""
+        """Returns the HTML table that notebooks show."""
         above = self.labels.statistic if self.labels else "Release"
         if _checks.any_traced(self.value):
             return html_of([], [], above, repr(self))
         try:
             rows = rows_of(self.value, self.accuracy, self.labels)
-        except (TypeError, IndexError):  # The value is not a tree of numbers.
+        except (TypeError, IndexError):  # The value is not a pytree of numbers.
             return html_of([], [], above, repr(self))
         titles = titles_of(rows)
         cells = [[row.get(title, "") for title in titles] for row in rows]
@@ -584,7 +594,7 @@ class Release:
             >>> changed = release.to_dict() | {"value": 49}
             >>> dpjax.Release.from_dict(changed)  # doctest: +ELLIPSIS
             Traceback (most recent call last):
-            ValueError: saved was changed after Release.to_dict made it, or lost a part: ...
+            ValueError: saved must be unchanged since Release.to_dict made it, ...
         """
         return cls(*restored(saved))
 

@@ -1,4 +1,4 @@
-"""What an attacker can learn, from the whole distribution of the privacy loss."""
+"""Bounds on what an attacker can learn, from the whole distribution of the privacy loss."""
 
 import dataclasses
 import functools
@@ -13,14 +13,15 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import NeighboringRelation
 from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_losses
 
-# Bounds on the loss and on the missing mass of one coordinate of noise, for all noise tables of
-# dpjax. The certificates in `random/_lattice.py` are smaller.
+# Bounds for one coordinate of noise that are valid for all noise tables of dpjax: on the privacy loss
+# that a table adds, and on the probability of noise outside the table. The certificates of the single
+# tables, in `random/_lattice.py`, state smaller bounds.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
-# If the number of noisy coordinates is unknown, the errors of the noise tables are charged for this
+# If the number of noisy coordinates is not known, the costs of noise tables are charged for this
 # many coordinates.
 MOST_DIMS = 2**20
-# The number of points of a privacy profile. Each point gives a valid bound, so more points only
-# tighten the result.
+# The number of (epsilon, delta) pairs in a privacy profile. Each pair gives a valid bound, so more
+# pairs only make the result tighter.
 _POINTS = 2000
 _LEAST_DELTA = 1e-13
 _OUTWARD = 1 + 1e-9
@@ -123,21 +124,21 @@ def risk_of_losses(
     missed: float = 0.0,
     lost: float = 0.0,
 ) -> Risk:
-    """The risk of ideal releases, increased by the difference between real and ideal noise.
+    """Returns the risk of ideal releases, increased by the difference of real and ideal noise.
 
     Args:
         joint: the loss distribution of the ideal releases; None if no bound is known.
         basis: as in `Risk`.
         relation: as in `Risk`.
         gamma: as in `Risk`.
-        loss: densities of real and ideal releases differ by a factor of at most e^loss, except on
-            a set of outputs.
-        missed: the probability of this set.
+        loss: the densities of real and ideal releases differ by a factor of at most e^loss, except
+            on a set of outputs.
+        missed: the probability of this set of outputs.
         lost: a bound on the probability mass that convolutions lose.
     """
     if joint is None:
         return Risk(np.zeros(1), np.ones(1), basis, relation, gamma)
-    # At large epsilons, delta approaches a limit, which may be above 0.
+    # For large epsilons, delta decreases to a limit, which may be above 0.
     left = float(joint.get_delta_for_epsilon(LARGEST_EPSILON))
     largest = min(joint.get_epsilon_for_delta(left + _LEAST_DELTA), LARGEST_EPSILON)
     ideal = np.linspace(0.0, max(largest, 1e-6), _POINTS)
@@ -148,9 +149,12 @@ def risk_of_losses(
 def _charged(
     ideal: np.ndarray, deltas: np.ndarray, loss: float, missed: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Epsilons and deltas of drawn noise, by the formula of `charged` in `accounting`.
+    """Returns epsilons and deltas of noise from tables, given those of ideal noise.
 
-    A point at epsilon 0 is added in front, because (e, delta)-DP implies (0, delta + tanh(e / 2)).
+    The formula is the one of `charged` in `dpjax.accounting`.
+
+    A pair with epsilon 0 is added in front, because (e, delta)-DP implies (0, delta + tanh(e /
+    2))-DP.
     """
     epsilons = ideal + 2 * loss
     drawn = deltas * math.exp(loss) + missed * (1 + np.exp(epsilons))
@@ -159,7 +163,8 @@ def _charged(
     return epsilons, np.minimum(drawn, 1.0)
 
 
-# Cached, because each method of `Risk` on a mechanism needs it, and computing it takes a second.
+# Results are cached, because each method of `Risk` on a mechanism needs them, and computing them
+# takes a second.
 @functools.lru_cache(64)
 def risk_of_kinds(
     kinds: tuple[tuple[LossKind, int], ...],
@@ -167,7 +172,10 @@ def risk_of_kinds(
     gamma: float,
     dims: int,
 ) -> Risk:
-    """The risk of releases by their kinds and counts, each with noise in at most `dims` numbers."""
+    """Returns the risk of several releases, each with noise in at most `dims` coordinates.
+
+    `kinds` has the kinds of their privacy losses, with the number of releases of each kind.
+    """
     noisy = [kind.name != "guarantee" for kind, _ in kinds]
     basis: Basis = "losses" if all(noisy) else "epsilon and delta"
     ((first, count), *others) = kinds
@@ -187,20 +195,25 @@ def risk_of_kinds(
 
 
 def _deltas_of_gaussian(mu: float, epsilons: np.ndarray) -> np.ndarray:
-    """The least deltas of normal noise whose mean changes by mu standard deviations."""
+    """Returns the least delta of Gaussian noise for each epsilon.
+
+    Neighbors change the mean by `mu` standard deviations.
+    """
     above = scipy.special.ndtr(mu / 2 - epsilons / mu)
     below = np.exp(epsilons + scipy.special.log_ndtr(-mu / 2 - epsilons / mu))
     return np.maximum(above - below, 0.0) + 1e-12
 
 
 def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, gamma: float) -> Risk:
-    """The risk of a release, if only its epsilon and delta are known.
+    """Returns the risk of one release of which only epsilon and delta are known.
 
-    This is the risk of randomized response that also reveals everything with probability delta. It
-    dominates every (epsilon, delta)-DP release (Kairouz, Oh and Viswanath 2015).
+    It is the risk of randomized response that also reveals everything with probability delta. This
+    mechanism is the least private of all (epsilon, delta)-DP mechanisms (Kairouz, Oh and Viswanath
+    2015).
     """
     epsilons = np.linspace(0.0, epsilon, 64)
-    # (e^epsilon - e^x) / (e^epsilon + 1), without overflow.
+    # This is (e^epsilon - e^x) / (e^epsilon + 1), where x runs over `epsilons`, computed without
+    # overflow.
     excess = -np.expm1(epsilons - epsilon) / (1 + math.exp(-epsilon))
     deltas = np.minimum((delta + (1 - delta) * excess) * (1 + 1e-12), 1.0)
     return Risk(epsilons, deltas, "epsilon and delta", relation, gamma)

@@ -1,4 +1,4 @@
-"""What a reader of a trained model must know, and the Markdown card that says it."""
+"""Public facts about a trained model, and the Markdown card that explains them to readers."""
 
 import dataclasses
 import math
@@ -50,24 +50,24 @@ class TrainingRecord:
     versions: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes as a dict for JSON."""
+        """Returns the attributes as a dict for JSON."""
         return {**dataclasses.asdict(self), "versions": dict(self.versions)}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "TrainingRecord":
-        """Reads the dict of `to_json`."""
+        """Returns the record that `to_json` converted to a dict."""
         versions = tuple((str(name), str(one)) for name, one in stored["versions"].items())
         norms = tuple(map(str, stored["clip_norm"]))
         return cls(**{**stored, "clip_norm": norms, "versions": versions})
 
 
-# Packages that import this one compute risks. The first entry is a function that computes the risk
-# of a training from its record and guarantee.
+# Contains one function, which computes the risk of a training from its record and its guarantee.
+# `dpjax.learning` adds this function, because `_core` must not import `dpjax.learning`.
 RISK_OF_TRAINING: list[Callable[[TrainingRecord, Guarantee], Risk]] = []
 
 
 def card_of(guarantee: Guarantee, training: TrainingRecord | None) -> str:
-    """The card of a release in Markdown."""
+    """Returns the card of a release as Markdown text."""
     known = concrete(guarantee)
     parts = ["# Privacy of this release", _in_words(known), _not_promised(known)]
     if training is not None:
@@ -130,7 +130,7 @@ def _risk(training: TrainingRecord, known: Guarantee) -> str:
 
 
 def _percent(share: float) -> str:
-    """A bound in percent, rounded up."""
+    """Returns a fraction as text in percent, rounded up."""
     return f"{math.ceil(1000 * share) / 10:.1f}%"
 
 

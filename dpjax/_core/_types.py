@@ -1,4 +1,4 @@
-"""Type aliases for pytrees, keys and other values for which JAX has no types."""
+"""Type aliases for pytrees, keys and other values for which JAX has no static types."""
 
 from typing import Any, TypeAlias
 

@@ -268,13 +268,13 @@ class Mechanism(Protocol):
 
 
 def guarantee_in(candidate: object) -> Guarantee | None:
-    """The guarantee of a mechanism, a release or another object; None if it has none."""
+    """Returns the guarantee of a mechanism, a release or another object; None if it has none."""
     found = candidate if isinstance(candidate, Guarantee) else getattr(candidate, "guarantee", None)
     return found if isinstance(found, Guarantee) else None
 
 
 def norm_name(norm: Norm) -> str:
-    """A norm's name, for messages."""
+    """Returns the name of a norm, for messages."""
     return norm if isinstance(norm, str) else getattr(norm, "__name__", repr(norm))
 
 
@@ -283,11 +283,12 @@ class Inside:
     """How `dpjax.privatize` computes the release of a target internally.
 
     Attributes:
-        target: the function that is evaluated on the database.
+        target: the function that is evaluated on the database. For a query, it may differ from the
+            query.
         mechanism: the mechanism that adds noise to the value of this function.
-        published: maps the noisy value to the published value, using public facts; None if both are
-            the same.
-        read: maps the published value back to the noisy value, for `mechanism.log_prob`.
+        published: computes the published value from the noisy value, by public facts; None if both
+            are the same.
+        read: computes the noisy value from the published value, for `mechanism.log_prob`.
     """
 
     target: Any
@@ -297,14 +298,15 @@ class Inside:
 
 
 class KnowsSensitivity(abc.ABC):
-    """A target that knows a bound on its sensitivity. The docstring of the target proves the bound.
+    """A target with a known bound on its sensitivity, which the target's docstring proves.
 
     Attributes:
         norms: the norms in which a bound is known.
         relations: the neighboring relations under which a bound is known.
-        reads: how the target gets 64-bit columns without x64: as exact "numbers", as "floats", as
-            "integers" clamped to int32, or as "arrays", for which 64-bit integers are refused.
-        privacy_unit: whose data neighboring databases differ in, as in `Guarantee`.
+        reads: how 64-bit columns are passed to the target without x64: as exact "numbers", as
+            "floats", as "integers" clamped to int32, or as "arrays", for which 64-bit integers are
+            refused.
+        privacy_unit: the unit in which neighboring databases differ, as in `Guarantee`.
         notes: other facts that a guarantee must mention.
     """
 
@@ -316,19 +318,19 @@ class KnowsSensitivity(abc.ABC):
 
     @abc.abstractmethod
     def _bound(self, norm: Any, relation: NeighboringRelation, n: int | None, dtype: Any) -> float:
-        """The bound, rounded up; 0 if no record can change the value."""
+        """Returns the bound on the sensitivity, rounded up; 0 if no record can change the value."""
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound holds for the integers inside a release, but not for the value."""
+        """Whether the bound is for the integers inside a release, instead of the rounded value."""
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:
-        """How `dpjax.privatize` releases the target with a mechanism."""
+        """Returns how `dpjax.privatize` releases this target with a given mechanism."""
         return Inside(self, mechanism)
 
     def _bound_on(self, norm: Any, relation: NeighboringRelation, records: Database) -> float:
-        """The bound for databases of these shapes and dtypes."""
+        """Returns the bound on the sensitivity for databases with these shapes and dtypes."""
         leaves = jax.tree.leaves(records)
         floats = [x.dtype for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         coarsest = min(floats, key=lambda dtype: dtype.itemsize, default="float32")

@@ -545,8 +545,7 @@ class DpSgdRun(NamedTuple):
         """Refuses an epsilon at which noise tables and capacities need over a tenth of delta.
 
         If they need at most a tenth of delta, this hardly affects the smallest noise multiplier. If
-        they need more, the smallest noise multiplier might give an epsilon that is much smaller
-        than requested.
+        they need more, the smallest noise multiplier might give less than the requested epsilon.
         """
         if self._charged_at(epsilon) > _LARGEST_SHARE * self.delta:
             raise NoEpsilonError(self._used_up(epsilon))
