@@ -13,9 +13,9 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import NeighboringRelation
 from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_losses
 
-# Bounds for one coordinate of noise that are valid for all noise tables of dpjax: on the privacy loss
-# that a table adds, and on the probability of noise outside the table. The certificates of the single
-# tables, in `random/_lattice.py`, state smaller bounds.
+# Bounds for one coordinate of noise that are valid for all noise tables of dpjax: on the privacy
+# loss that a table adds, and on the probability of noise outside the table. The certificates of the
+# single tables, in `random/_lattice.py`, state smaller bounds.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
 # If the number of noisy coordinates is not known, the costs of noise tables are charged for this
 # many coordinates.
