@@ -186,7 +186,7 @@ def _distortions(answers: jax.Array) -> jax.Array:
 
 
 def _maximum_over_record(x: jax.Array, i: int, step: int) -> jax.Array:
-    """Replaces axis i, "is record i in the subset?", by "is record i of the candidate 1?"."""
+    """Replaces axis i: "is record i in the subset?" becomes "is the candidate's record i 1?"."""
     without, holding = jnp.moveaxis(x.reshape(-1, 2, 2**i), 1, 0)
     ones = jnp.maximum(without, holding + jnp.asarray(step, x.dtype))
     return jnp.stack([jnp.maximum(without, holding), ones], axis=1).reshape(-1)

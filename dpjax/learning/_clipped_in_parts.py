@@ -1,4 +1,4 @@
-"""The clipped sum of one batch that is too large for memory: examples are loaded in chunks."""
+"""Computes the clipped sum of a batch too large for memory, by loading its examples in chunks."""
 
 import functools
 import math
@@ -101,7 +101,8 @@ def clipped_in_parts(
     def joined(*arrays: jax.Array) -> jax.Array:
         return jnp.concatenate(arrays)[: sampling.capacity]
 
-    # With debug_nans, JAX would raise at a NaN in a private record, and so reveal it.
+    # With `jax_debug_nans`, JAX would raise an error at a NaN in a private record, and so reveal
+    # it.
     with jax.debug_nans(False), jax.debug_infs(False):
         first = sum_from(0)
         scale = bound = first.norm_bound
@@ -109,8 +110,8 @@ def clipped_in_parts(
         of_records = [(first.private_losses, first.private_aux)]
         for start in range(size, batch, size):
             one = sum_from(start)
-            # If the examples of two parts have different shapes, their sums may round differently.
-            # So the largest bound of all parts is used.
+            # If the examples of two chunks have different shapes, the computed sums may round
+            # differently. So the largest norm bound of all chunks is used.
             bound = jnp.maximum(bound, one.norm_bound)
             digits = _digits(one.value, scale, batch)
             total, within = jax.tree.map(jnp.add, total, digits), within + one.within
@@ -122,7 +123,7 @@ def clipped_in_parts(
 
 @functools.partial(jax.jit, static_argnames="batch")
 def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
-    """Writes a sum as integers, because integers can be added without rounding."""
+    """Converts a sum to integer digits, which can be added without rounding."""
     scale = jnp.asarray(scale)
     return jax.tree.map(lambda x: Digits.of(x.dtype, clip_norm=scale, batch=batch).write(x), value)
 
@@ -131,12 +132,12 @@ def _digits(value: PyTree, scale: Scalar, batch: int) -> PyTree:
 def _whole(
     digits: PyTree, like: PyTree, scale: Scalar, norm_bound: Scalar, batch: int
 ) -> tuple[PyTree, jax.Array]:
-    """The sum that the digits represent, and a norm bound that covers its rounding."""
+    """Converts digits back to a sum, and returns a norm bound that covers its rounding."""
 
     def read(leaf: jax.Array, digits: list[jax.Array]) -> jax.Array:
         return Digits.of(leaf.dtype, clip_norm=jnp.asarray(scale), batch=batch).read(digits)
 
-    # Replacing a record may change the sums of two parts, but the bound of a part covers the
-    # conversion of one sum. So the charge is computed for twice the batch.
+    # Replacing a record may change the sums of two chunks, but `slack` covers the conversion of one
+    # sum. So it is called with twice the batch size.
     charged = slack(jax.tree.leaves(like), terms=0, part=0, batch=2 * batch)
     return jax.tree.map(read, like, digits), jnp.asarray(norm_bound) * (1 + charged)

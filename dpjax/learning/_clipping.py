@@ -1,4 +1,4 @@
-"""Sums of per-example gradients, each clipped to a norm."""
+"""Sums of per-example gradients, each of which is clipped to a norm."""
 
 import dataclasses
 import functools
@@ -70,8 +70,8 @@ class ClippedSum:
     drawn_by: int
     turn: Turn
 
-    # Arithmetic raises an error. Otherwise a chain without noise would pass the private sum itself
-    # to the optimizer.
+    # Arithmetic on a `ClippedSum` raises an error. Otherwise an optimizer chain without noise would
+    # pass the private sum itself to the optimizer.
     __add__ = __radd__ = __sub__ = __rsub__ = __neg__ = _refuse_to_take_apart
     __mul__ = __rmul__ = __truediv__ = _refuse_to_take_apart
 
@@ -84,7 +84,7 @@ class ClippedSum:
     @property
     def value(self) -> PyTree:
         """The sum: a pytree like the parameters, in float32 or wider."""
-        # A fresh copy each time, because a caller may change a dict in place.
+        # This returns new containers each time, because a caller may change a dict in place.
         return jax.tree.map(jnp.asarray, self._value)
 
     def sensitivity(
@@ -122,7 +122,7 @@ def sealed(*parts: object) -> ClippedSum:
 jax.tree_util.register_pytree_node(ClippedSum, _refuse_to_take_apart, _refuse_to_take_apart)
 
 
-# Outside of this range, squares may overflow or underflow in float32.
+# Outside of this range of clip norms, squares may overflow or underflow in float32.
 LEAST_NORM, LARGEST_NORM = 1e-10, 1e10
 
 
@@ -181,7 +181,8 @@ class ClippedGradients:
         mask, slots = Batch.filled_slots(batch, size, _shards.varying_axes(examples))
         norm = self._norm if clip_norm is None else _checked_norms(clip_norm)
         self._parameters(given)
-        # With debug_nans, JAX would raise at a NaN in a private loss, and so reveal it.
+        # With `jax_debug_nans`, JAX would raise an error at a NaN in a private loss, and so reveal
+        # it.
         with jax.debug_nans(False), jax.debug_infs(False):
             value, bound, within, losses, aux = self._compiled(tuple(given), examples, mask, norm)
         drawn = (batch.drawn_by, batch.turn) if isinstance(batch, Batch) else (0, Turn())
@@ -221,7 +222,7 @@ class ClippedGradients:
         return self._compiled_norms(tuple(given), examples)
 
     def _parameters(self, given: Sequence[PyTree]) -> PyTree:
-        """The arguments whose gradients are clipped, as `jax.grad` returns them."""
+        """Returns the arguments whose gradients are clipped, in the structure of `jax.grad`."""
         chosen = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
         if not all(0 <= number < len(given) for number in chosen):
             raise ValueError(
@@ -263,25 +264,29 @@ class ClippedGradients:
         return jax.jit(_shards.placed_by_xla(norms))
 
     def _gradients(self, given: Sequence[PyTree], examples: Database) -> PerExample:
-        """The gradients of a batch, from the loss traced for the shapes of one example."""
+        """Computes the gradients of a batch, from the loss traced for the shapes of one example."""
 
         def row(x: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
         one = jax.tree.map(row, examples)
         program = traced(self.loss, given, one, argnums=self.argnums, has_aux=self.has_aux)
-        # Python's floats become arrays, as under `jit`.
+        # Converts Python floats to arrays, as `jit` does.
         given = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, float) else x, given)
         return per_example(program, given, examples)
 
     def _sum(
         self, given: Sequence[PyTree], examples: Database, mask: jax.Array, clip_norm: PyTree
     ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array, PyTree]:
-        """The sum, its norm bound, the count for adaptive clipping, the losses and the aux."""
+        """Returns the sum, its norm bound, the count of clipped examples, the losses and the aux.
+
+        The count is for adaptive clipping: the number of examples inside the clip norm minus the
+        number outside.
+        """
         axes = _axes((given, clip_norm), examples, mask)
         part, size = min(len(mask), self.microbatch_size), len(mask) * _shards.shard_count(axes)
         groups = _groups(clip_norm, self._parameters(given))
-        # `jit` turns all arguments into arrays, but not under `jax.disable_jit`.
+        # `jit` converts all arguments to arrays, but not under `jax.disable_jit`.
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(self._parameters(given))]
         norms = [jnp.asarray(norm) for norm in jax.tree.leaves(clip_norm)]
         roundings: list[int] = []
@@ -305,13 +310,13 @@ class ClippedGradients:
             return in_microbatches(add_up, (examples, mask), part, leaves, written(norms))
 
         found, (losses, aux) = _shards.on_each(axes, own, given, examples, mask, norms)
-        # After `psum`, each shard has the sum over all shards.
+        # `psum` makes this the sum over all shards, on each shard.
         total, within = lax.psum(found, tuple(sorted(axes))) if axes else found
         if part < size:
             total = [x.read(digits) for x, digits in zip(written(norms), total, strict=True)]
-        # The charge for rounding uses the microbatch size of a single device, because a single
-        # device rounds at least as much as several devices. So the noise does not depend on the
-        # number of devices.
+        # The charge for rounding assumes the microbatch size of a single device. A single device
+        # rounds at least as much as several devices. So the noise does not depend on the number of
+        # devices.
         part = min(size, self.microbatch_size)
         charged = slack(leaves, terms=max(roundings), part=part, batch=size)
         value = jax.tree.unflatten(jax.tree.structure(self._parameters(given)), total)
@@ -319,7 +324,7 @@ class ClippedGradients:
 
 
 def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None) -> frozenset[str]:
-    """The mesh axes over which a batch is sharded.
+    """Returns the mesh axes over which a batch is sharded.
 
     Along these axes, shards have different examples.
     """
@@ -341,7 +346,7 @@ def _axes(replicated: PyTree, examples: Database, mask: jax.Array | None = None)
 
 
 def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
-    """The index of each parameter's clip norm."""
+    """Returns the index of the clip norm that applies to each parameter."""
     norms, structure = jax.tree.flatten(clip_norm)
     numbers = jax.tree.unflatten(structure, range(len(norms)))
     try:
@@ -359,9 +364,9 @@ def _groups(clip_norm: PyTree, parameters: PyTree) -> list[int]:
 def _clipped(
     gradients: PerExample, mask: jax.Array, limits: Sequence[jax.Array], groups: Sequence[int]
 ) -> tuple[Sum, PyTree]:
-    """The clipped sum, losses and aux.
+    """Returns the clipped sum of gradients, the losses and the aux.
 
-    Entries of empty slots become 0, because these slots repeat a record.
+    Losses and aux of empty slots are set to 0, because these slots repeat a record.
     """
 
     def of_records(x: jax.Array) -> jax.Array:
@@ -381,7 +386,10 @@ def _clipped(
 
 
 def _checked_norms(clip_norm: PyTree) -> PyTree:
-    """Clip norms in range, in JAX's default float dtype; a traced one out of range becomes NaN."""
+    """Checks clip norms, and converts them to the default float dtype.
+
+    A traced clip norm that is out of range becomes NaN.
+    """
 
     def checked(clip_norm: Scalar) -> Scalar:
         if isinstance(clip_norm, (int, float)) and clip_norm in (0, math.inf):

@@ -1,4 +1,4 @@
-"""Correlated noise (matrix factorization) for clipped sums, with exact sums and exact noise.
+"""Correlated noise (matrix factorization) for clipped sums, computed exactly in integers.
 
 With the clipped sums g, a banded strategy C and fresh Gaussian noise z, updates are C^-1 (C g + z).
 Step t draws y_t = sum_j C[t, j] (g_j - x_j) + C[t, t] g_t + z_t, over earlier steps j, and its
@@ -47,11 +47,13 @@ from dpjax.release._transaction import refuse_unpaid_steps
 if TYPE_CHECKING:
     import optax
 
-# This factor covers the rounding errors of the scale in float32.
+# This factor covers the rounding of the noise scale to float32.
 _OUTWARD = 1 + 2.0**-18
-# Rounded sums are clamped to this, so that a product with an entry of C is below 2^61.
+# Rounded sums are clamped to at most this magnitude, so that a product with an entry of C is below
+# 2^61.
 _LARGEST_SUM = 2 ** (61 - BITS)
-# The noise of earlier updates is clamped to this. Any other bound is as private.
+# The noise of earlier updates is clamped to at most this magnitude. The guarantee holds for any
+# such bound.
 _LARGEST_NOISE = 2**31 - 1
 
 
@@ -153,7 +155,7 @@ def correlated_noise(
                 f"strategy, {state}: with entries of two strategies, the noise would not cover a "
                 "record. Make the state by init of this noise"
             )
-        # The multiplier is rounded up, because the program computes in float32.
+        # The multiplier is rounded up, because the compiled program computes in float32.
         above = outward(multiplier, math.inf)
         return correlated_average(updates, state, above, rounded_down(multiplier), size)
 
@@ -167,7 +169,7 @@ def initial_state(
     multiplier: float,
     noise: NoiseKind = "exact",
 ) -> CorrelatedNoiseState:
-    """The state before the first step, which has no noise yet."""
+    """Returns the state before the first step, which contains no noise yet."""
     dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
     none = jnp.int32(0), rounded_down(multiplier), jnp.uint32(0)
     state = NoiseState(key, *none, dims, noise, strategy.bands, jnp.uint32(0))
@@ -188,7 +190,10 @@ def initial_state(
 def correlated_average(
     updates: PyTree, state: CorrelatedNoiseState, multiplier: Scalar, least: Scalar, size: Scalar
 ) -> tuple[PyTree, CorrelatedNoiseState]:
-    """One step: the update and the next state. `least` is the multiplier rounded down."""
+    """Runs one step: returns the update and the next state.
+
+    `least` is the noise multiplier, rounded down.
+    """
     check_clipped(updates)
     state.noise.refuse_if_closed_over()
     bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
@@ -208,7 +213,7 @@ def _step(
     drawn_by: Scalar,
     turn: Turn,
 ) -> tuple[PyTree, CorrelatedNoiseState]:
-    """The update of a step, and the state after it, as one program."""
+    """Computes the update of a step and the state after it, in one compiled program."""
     strategy = state.strategy
     check_step(state.noise, value, state.noise.noise)
     if any(x.dtype != jnp.int32 for x in jax.tree.leaves(state._noise)):
@@ -222,15 +227,14 @@ def _step(
     refuse_varying(step_key, (value, norm_bound, multiplier, state._noise))
     first = jnp.asarray(norm_bound).astype(state.norm_bound.dtype)
     bound = jnp.where(step == 0, first, state.norm_bound)
-    # The noise of this step and of later steps would not cover a larger norm bound, so the bound
-    # becomes NaN in all these steps.
+    # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
+    # NaN from this step on.
     usable = first <= bound
-    # Loading a file may put the arrays of one strategy's state into the state of another strategy.
-    # A column with entries of two strategies may have a larger norm than the columns of either
-    # strategy.
+    # A checkpoint may be loaded into the state of another strategy. A column of C with entries of two
+    # strategies may have a larger norm than the columns of either strategy.
     usable &= state.number == np.uint32(strategy.number)
     bound = jnp.where(usable, bound, jnp.nan)
-    # A step beyond those of the strategy is NaN.
+    # The updates of steps beyond the last step of the strategy are NaN.
     bound = jnp.where(step < strategy.steps, bound, jnp.nan)
     found, noise = _updates(step_key, state, value, bound, multiplier)
     after = after_a_step(state.noise, drawn_by, next_key, least, turn)
@@ -245,7 +249,7 @@ def _updates(
     bound: jax.Array,
     multiplier: Scalar,
 ) -> tuple[list[jax.Array], PyTree]:
-    """The update of each leaf, times the batch size; and the kept noise with that of this step."""
+    """Returns the update of each leaf times the batch size, and the next stored noise."""
     kept, structure = jax.tree.flatten(state._noise)
     exponent, scale = _grid(bound, state, multiplier)
     step = state.noise.step
@@ -259,7 +263,7 @@ def _updates(
     noisy = add_integer_noise(key, rows, scale, jnp.int32(0), dtypes, distribution)
     found, after = list[jax.Array](), list[jax.Array]()
     for y, total, old in zip(noisy, sums, kept, strict=True):
-        # Post-processing: y is public, and so is the row.
+        # This is post-processing: y and the row of C are public.
         update = jnp.round(y * (2.0**BITS / row[0].astype(y.dtype)))
         found.append(jnp.where(jnp.isnan(bound), jnp.nan, update * power_of_two(exponent, y.dtype)))
         left = _limbs.clip(_limbs.subtract(total, round_to_grid(update, 0)), _LARGEST_NOISE)
@@ -268,12 +272,12 @@ def _updates(
 
 
 def _combined(row: jax.Array, newest: Limbs, kept: jax.Array, step: jax.Array) -> Limbs:
-    """Row t of C times the newest sum and the noise of earlier updates, rounded to an integer."""
+    """Returns row t of C times the newest sum and the noise of earlier updates, rounded."""
     total = _limbs.multiply(_limbs.from_integers(row[0]), newest)
     if len(kept):
         total = _limbs.add(total, _limbs.weighted_total(_by_place(row, step, len(kept)), kept))
-    # round(total / 2^18): two numbers at distance d, in units of the grid, are at most d + 1 apart
-    # afterwards.
+    # The result is round(total / 2^18). If two totals differ by d units of the rounded grid, the
+    # results differ by at most d + 1.
     half = _limbs.constant(2 ** (BITS - 1))
     return _limbs.shift_right(_limbs.add(total, half), jnp.uint32(BITS))
 
@@ -281,10 +285,10 @@ def _combined(row: jax.Array, newest: Limbs, kept: jax.Array, step: jax.Array) -
 def _grid(
     bound: jax.Array, state: CorrelatedNoiseState, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """The exponent of the grid, and the scale of the noise in steps of this grid, rounded up.
+    """Returns the grid's exponent, and the noise scale in units of the grid, rounded up.
 
     A record changes the gradient of a step by at most the norm bound. So it changes the rounded
-    gradient, in d coordinates on a grid of spacing g, by at most bound / g + sqrt(d) steps. The
+    gradient, of d coordinates on a grid of spacing g, by at most bound / g + sqrt(d) units. The
     gradient enters `bands` rows with the weights of a column of C, and each row is rounded again.
     """
     strategy, dims = state.strategy, state.noise.dims
@@ -297,19 +301,19 @@ def _grid(
 
 
 def _row(strategy: Strategy, step: jax.Array) -> jax.Array:
-    """The numerators of the row of a step: first the diagonal, then earlier steps."""
+    """Returns the numerators of row `step` of C: first the diagonal, then earlier steps."""
     rows = jnp.asarray(strategy.numerators)
     return rows[jnp.minimum(step, len(rows) - 1)]
 
 
 def _by_place(row: jax.Array, step: jax.Array, places: int) -> jax.Array:
-    """The weights of the stored steps. Step j is stored at index j modulo the number of places."""
+    """Returns the weights of the stored steps. Step j is stored at index j modulo `places`."""
     age = (step - 1 - jnp.arange(places)) % places + 1
     return row[age]
 
 
 def _kept(old: jax.Array, new: jax.Array, step: jax.Array) -> jax.Array:
-    """Replaces the oldest stored array by the newest."""
+    """Replaces the stored array of the oldest step by the newest array."""
     if not len(old):
         return old
     return lax.dynamic_update_index_in_dim(old, new.astype(old.dtype), step % len(old), 0)

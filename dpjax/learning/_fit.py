@@ -1,4 +1,4 @@
-"""A whole private training in one call."""
+"""`fit`: a whole private training in one call, with its guarantee and checkpoints."""
 
 import contextlib
 import dataclasses
@@ -216,7 +216,7 @@ def fit(
     planned = _planned_sampling(n, batch_size, sampling, strategy)
     size = float(planned.batch_size if batch_size is None else batch_size)
     # The rate of a sampling is rounded down, so its batch size may be slightly less than requested.
-    # The small number keeps this from adding a step.
+    # Subtracting 1e-3 avoids an additional step because of this.
     in_an_epoch = math.ceil(n / size - (1e-3 if batch_size is None else 0))
     epochs = _checks.integer("epochs", epochs, least=1)
     steps = in_an_epoch * epochs
@@ -249,15 +249,15 @@ def fit(
             f" epsilon={_checks.shown(epsilon)}, noise_multiplier={_checks.shown(noise_multiplier)}"
         )
     if sampling is None:
-        # The smallest number of slots at which batches that exceed it cost hardly any delta, at
+        # Chooses the least number of slots at which oversized batches cost hardly any delta, at
         # this epsilon.
         rare = _rounded(rare_enough(reached, delta, steps))
         capacity = least_capacity(planned.capacity, planned.rate, rare)
         sampling = dataclasses.replace(planned, capacity=capacity)
     if multiplier is None:
         multiplier = dp_sgd_noise_multiplier(sampling, epsilon=reached, **given)
-    # The state rounds the multiplier down. Rounding it up first keeps the guarantee of the state
-    # within the requested one.
+    # The state rounds the multiplier down. So it is rounded up first, to keep the guarantee of the
+    # state within the requested guarantee.
     multiplier = outward(multiplier, math.inf)
     of_noise = {"noise_multiplier": multiplier, "batch_size": size}
     if strategy is None:
@@ -267,7 +267,7 @@ def fit(
     clipped = clipped_gradients(loss, clip_norm=clip_norm, microbatch_size=microbatch_size)
     one_loss = fixed_loss(loss, parameters, _example(records))
 
-    # This dry run of one step raises the errors of the call before the ledger pays.
+    # This dry run of one step raises any error of the call before the ledger pays.
     least_noise = rounded_down(multiplier)
     if strategy is None:
         none = jnp.uint32(0)
@@ -275,8 +275,8 @@ def fit(
     else:
         unkeyed = initial_state(key, parameters, strategy, multiplier)
     with optax_promotion():
-        # Arrays made from Python floats are weakly typed, which a file cannot store. So these
-        # arrays get a fixed dtype here.
+        # Arrays that are made from Python floats are weakly typed, which a file cannot store. So
+        # all arrays are converted to their dtype.
         inner = jax.tree.map(
             lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), optimizer.init(parameters)
         )
@@ -340,7 +340,7 @@ def fit(
                 steps_of_run = Steps(whole, float(last.counts.noise_multiplier), parameters)
                 ledger.record(Payment(key, planned_guarantee, "training", training=steps_of_run))
             now = now._replace(noise=own)
-            # No other training uses the state's own key, so it can be split here.
+            # No other training uses the key of this state, so it can be split here.
             key_of_noise, of_batches = jax.random.split(now.counts.key)
             now = now._replace(batches=of_batches).with_counts(key=key_of_noise)
             file.write(0, now)
@@ -351,7 +351,8 @@ def fit(
                     for _ in range(in_an_epoch):
                         now = step(now, records, numbers)
                         count(1)
-                    # Write the file before anybody sees the results of this epoch.
+                    # The file is written before `evaluate` or anybody else can see the results of
+                    # this epoch.
                     file.write(epoch, now)
                 if epoch and evaluate is not None:
                     answer = evaluate(epoch, now.parameters)
@@ -375,14 +376,14 @@ def fit(
         optimizer=update.fingerprint,
         versions=_versions(),
     )
-    # The guarantee counts all steps, even if the training stopped early, because the results decide
-    # when to stop.
+    # The guarantee counts all planned steps even if the training stopped early, because private
+    # results may have decided when to stop.
     promised = promised_by(now.with_counts(step=jnp.int32(steps)))
     return Release(now.parameters, promised, training=record)
 
 
 def _scores(found: Any) -> str:
-    """What `evaluate` returned, for the bar: a text, a number, or numbers with names."""
+    """Formats the result of `evaluate` for the progress bar: a string, a number, or a dict."""
     if isinstance(found, str):
         return found
     if isinstance(found, dict):
@@ -399,7 +400,7 @@ def _is_true(answer: Any) -> bool:
 
 
 def _is_scalar(found: Any, *kinds: type) -> bool:
-    """Whether something is an array without axes, of one of these kinds."""
+    """Whether `found` is an array without axes whose dtype is of one of these kinds."""
     is_array = isinstance(found, (np.ndarray, np.generic, jax.Array)) and found.ndim == 0
     return is_array and any(jnp.issubdtype(found.dtype, kind) for kind in kinds)
 
@@ -411,10 +412,11 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 def risk_of_training(training: TrainingRecord, guarantee: Guarantee) -> Risk:
-    """The risk of a training with this record and this guarantee.
+    """Returns the risk of a training with this record and this guarantee.
 
-    Two batches of one person may enter one published number. The training record does not say how
-    much such batches overlap, so then epsilon and delta bound the risk.
+    With correlated noise, several batches that contain one person may contribute to one published
+    update. The training record does not say how much they overlap, so the risk is bounded by
+    epsilon and delta alone.
     """
     if training.strategy > training.groups:
         return risk(guarantee)
@@ -444,7 +446,7 @@ def _planned_sampling(
     sampling: BatchSampling | None,
     strategy: Strategy | None,
 ) -> BatchSampling:
-    """The given sampling, or a sampling of this batch size with slots for all that may join."""
+    """Returns the given sampling, or one of this batch size with a slot for each record."""
     for name, value, kind in (
         ("strategy", strategy, Strategy),
         ("sampling", sampling, BatchSampling),
@@ -472,16 +474,15 @@ def _planned_sampling(
 
 
 def _rounded(rare: float) -> float:
-    """A probability of 10^-15, 10^-20, 10^-25 and so on, that is at most the given one, or 0.
+    """Rounds a probability down to 10^-15, 10^-20, 10^-25 and so on, or 0.
 
-    This rounding lets trainings with similar epsilons have the same number of slots, and so share a
-    compiled program.
+    So trainings with similar epsilons have the same number of slots, and share a compiled program.
     """
     return min(RARE, 10.0 ** (5 * math.floor(math.log10(rare) / 5))) if rare else 0.0
 
 
 def _example(records: Database) -> PyTree:
-    """The shapes and dtypes of one record."""
+    """Returns the shapes and dtypes of one record."""
     if isinstance(records, PaddedRecords):
         records = records.records
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
@@ -490,7 +491,7 @@ def _example(records: Database) -> PyTree:
 def _of_optimizer(
     optimizer: "optax.GradientTransformation", parameters: PyTree, state: PyTree
 ) -> str:
-    """The fingerprint of an optimizer's program and of the numbers in its initial state."""
+    """Returns a fingerprint of an optimizer's program and of the numbers in its initial state."""
 
     def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> PyTree:
         with optax_promotion():
@@ -505,7 +506,7 @@ def _shapes(tree: PyTree) -> list[str]:
 
 
 def _texts(tree: PyTree) -> list[str]:
-    """The leaves and the structure of a pytree as strings."""
+    """Returns the leaves and the structure of a pytree as strings."""
     leaves, structure = jax.tree.flatten(tree)
     return [*map(str, leaves), str(structure)]
 
@@ -514,15 +515,16 @@ _KIND = "training"
 
 
 class TrainingFile:
-    """A file with an epoch and a state, used by one process at a time.
+    """A checkpoint: a file with an epoch and a state, used by one process at a time.
 
-    Methods do nothing if there is no path.
+    Without a path, all methods do nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, run: Json) -> None:
-        """Refuses a path that cannot be a file. `run` is public: numbers and strings."""
+        """Refuses a path that cannot be a file. `run` describes the training in public values."""
         self._path = None if path is None else pathlib.Path(os.fspath(path))
-        # Converts tuples to lists, as reading the file will, so that both can be compared.
+        # Converts tuples to lists, because JSON has no tuples and the file is compared with this
+        # value.
         self._run = json.loads(json.dumps(run))
         self._open = contextlib.ExitStack()
         if self._path is not None:
@@ -531,7 +533,7 @@ class TrainingFile:
                 raise ValueError(f"checkpoint {self._path} must be a file, and is a folder")
 
     def __enter__(self) -> Self:
-        """Refuses a file that another process uses: both processes would use the same keys."""
+        """Locks the file. Refuses one that another process uses, which would use the same keys."""
         if self._path is not None:
             lock = self._path.with_name(f"{self._path.name}.lock")
             refusal = f"checkpoint {self._path} is used by another training: name another file"
@@ -542,7 +544,7 @@ class TrainingFile:
         self._open.close()
 
     def read(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """The stored epoch and state, or None; `like` has the structure of the state."""
+        """Returns the stored epoch and state, or None. `like` has the structure of the state."""
         if self._path is None:
             return None
         files = read_chunks(self._path.parent, re.escape(self._path.name), _KIND)
@@ -555,14 +557,14 @@ class TrainingFile:
         return int(file.header["epoch"]), jax.tree.unflatten(structure, kept)
 
     def write(self, epoch: int, state: PyTree) -> None:
-        """Replaces the epoch in the file. The write is durable when this method returns."""
+        """Replaces the stored epoch and state. The data are on disk when this method returns."""
         if self._path is not None:
             arrays = [np.asarray(words(leaf)) for leaf in jax.tree.leaves(state)]
             header = {"run": self._run, "epoch": epoch}
             write_chunks(self._path, _KIND, header, arrays, secret=True)
 
     def remove(self) -> None:
-        """Removes the file, whose keys are no longer needed."""
+        """Deletes the file, because its keys are no longer needed."""
         if self._path is not None:
             self._path.unlink()
 
@@ -572,7 +574,7 @@ def _is_key(leaf: jax.Array) -> bool:
 
 
 def words(leaf: jax.Array) -> jax.Array:
-    """The words of a key, or the array itself if it is not a key."""
+    """Returns the key data of a key, or any other array unchanged."""
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
 
 
@@ -582,8 +584,8 @@ def _restored(array: np.ndarray, leaf: jax.Array) -> jax.Array:
     return jnp.asarray(array)
 
 
-# Training on people with several examples each. The loss of a person is the average loss of that
-# person's examples.
+# The following functions train on people who have several examples each. The loss of a person is
+# the average loss of that person's examples.
 
 
 Loss = Callable[[PyTree, PyTree], Any]
@@ -609,7 +611,7 @@ def of_people(
 
 
 def loss_of_person(loss: Loss) -> Loss:
-    """The average loss of a person's examples. Its gradient is the average of their gradients.
+    """Returns the average loss of a person's examples, whose gradient is the average gradient.
 
     A missing example is replaced by the person's first example with weight 0. It is not replaced by
     zeros, because zeros might have a gradient of NaN, which is NaN even with weight 0.

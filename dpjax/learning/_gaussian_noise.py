@@ -1,4 +1,4 @@
-"""Noise for clipped sums, as gradient transformations of optax."""
+"""Gaussian noise for clipped sums, as optax gradient transformations."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import optax
 
 
-# The value of `drawn_by` in a training whose batches come from several samplings.
+# The value of `drawn_by` in the state of a training whose batches come from several samplings.
 SEVERAL = np.uint32(2**32 - 1)
 
 
@@ -149,7 +149,7 @@ def gaussian_noise(
 
     def init(parameters: PyTree) -> NoiseState:
         dims = sum(jnp.size(leaf) for leaf in jax.tree.leaves(parameters))
-        # If `init` is mapped over parameters by `vmap`, every lane has its own key.
+        # If `init` is mapped over parameters by `vmap`, every lane of the `vmap` has its own key.
         own_key = key_for_each(trainings.key(key), parameters)
         least = rounded_down(multiplier)
         none = jnp.uint32(0)
@@ -173,10 +173,14 @@ def noisy_average(
     size: Scalar,
     noise: NoiseKind = "exact",
 ) -> tuple[PyTree, NoiseState]:
-    """One step: the noisy sum over the batch size, and the next state. `least` is rounded down."""
+    """Runs one step: returns the noisy sum divided by `size`, and the next state.
+
+    `least` is the noise multiplier, rounded down.
+    """
     check_clipped(updates)
     state.refuse_if_closed_over()
-    # Without x64, JAX would round a float64 to nearest, which may be the unsafe direction.
+    # If x64 is disabled, JAX would round a float64 to the nearest float32, which may be lower. So
+    # it is rounded up here.
     bound, drawn_by = outward(updates.norm_bound, math.inf), np.uint32(updates.drawn_by)
     noisy, after = _noisy_sum(
         state, updates._value, bound, multiplier, least, drawn_by, updates.turn, noise
@@ -187,8 +191,8 @@ def noisy_average(
 def transformation(
     init: Callable[..., PyTree], update: Callable[..., tuple[PyTree, PyTree]]
 ) -> "optax.GradientTransformation":
-    """The two functions as an optax `GradientTransformation`."""
-    import optax  # Takes half a second.
+    """Returns an optax `GradientTransformation` of these two functions."""
+    import optax  # Importing optax takes half a second.
 
     return optax.GradientTransformation(init, update)
 
@@ -204,13 +208,14 @@ def _noisy_sum(
     turn: Turn,
     noise: NoiseKind,
 ) -> tuple[PyTree, NoiseState]:
-    """A step as one program: the sum with noise, and the state after it.
+    """Returns the sum with noise and the state after the step, in one compiled program.
 
     The division by the batch size is not part of this program. Otherwise XLA would merge the
     division with the operation before it, and round differently.
     """
     check_step(state, value, noise)
-    # The next key is a hash, so the state after a step does not reveal the noise of the step.
+    # The next key is a hash of the current key, so the state after a step does not reveal the noise
+    # of the step.
     next_key, step_key = jax.random.split(key_of_each_lane(state.key))
     noisy = _with_noise(step_key, value, norm_bound, multiplier, noise)
     return noisy, after_a_step(state, drawn_by, next_key, least, turn)
@@ -220,7 +225,7 @@ def _noisy_sum(
 def _with_noise(
     key: Key, value: PyTree, norm_bound: Scalar, multiplier: Scalar, noise: NoiseKind
 ) -> PyTree:
-    """The sum with Gaussian noise, whose scale is the multiplier times the norm bound."""
+    """Adds Gaussian noise to a sum, with a scale of the multiplier times the norm bound."""
     refuse_unpaid_steps()
     bound = jnp.asarray(norm_bound)
     refuse_varying(key, (value, bound, multiplier))
@@ -241,7 +246,7 @@ def _with_noise(
 
 
 def refuse_varying(key: Key, others: PyTree) -> None:
-    """Refuses values that differ between shards, because all shards must add the same noise."""
+    """Raises an error for values that differ between shards: all shards must add the same noise."""
     for name, tree in (("key", key), ("the sum, its norm bound and noise_multiplier", others)):
         if axes := _shards.varying_axes(tree):
             raise ValueError(
@@ -252,7 +257,7 @@ def refuse_varying(key: Key, others: PyTree) -> None:
 
 
 def check_clipped(updates: object) -> None:
-    """Refuses updates that are not a `ClippedSum`, because they have no norm bound."""
+    """Raises an error for updates that are not a `ClippedSum`, because they have no norm bound."""
     if not isinstance(updates, ClippedSum):
         raise TypeError(
             "updates must be a ClippedSum, which has a norm bound for the noise, got"
@@ -262,7 +267,7 @@ def check_clipped(updates: object) -> None:
 
 
 def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
-    """Refuses a state that was made for other arrays, or for another kind of noise."""
+    """Raises an error for a state made for other arrays or for another kind of noise."""
     check_precision(state)
     size = sum(leaf.size for leaf in jax.tree.leaves(value))
     if (size, noise) != (state.dims, state.noise):
@@ -273,7 +278,7 @@ def check_step(state: NoiseState, value: PyTree, noise: NoiseKind) -> None:
 
 
 def check_precision(state: NoiseState) -> None:
-    """Refuses a noise multiplier in a dtype below float32: a cast may have rounded it up."""
+    """Raises an error for a noise multiplier below float32, which a cast may have rounded up."""
     dtype = jnp.result_type(state.noise_multiplier)
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         raise ValueError(
@@ -283,7 +288,7 @@ def check_precision(state: NoiseState) -> None:
 
 
 def averaged(tree: PyTree, size: Scalar) -> PyTree:
-    """Divides a noisy sum by the batch size, which is post-processing."""
+    """Divides a noisy sum by the batch size. This is post-processing."""
     leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten([x / jnp.asarray(size).astype(x.dtype) for x in leaves])
 
@@ -291,12 +296,13 @@ def averaged(tree: PyTree, size: Scalar) -> PyTree:
 def after_a_step(
     state: NoiseState, drawn_by: Scalar, key: Key, multiplier: Scalar, turn: Turn
 ) -> NoiseState:
-    """The state after one more step, with its next key and the least noise so far."""
+    """Returns the state after a step, with the next key and the least noise multiplier so far."""
     least = jnp.minimum(rounded_down(state.noise_multiplier), rounded_down(multiplier))
     drawn_by = jnp.uint32(drawn_by)
     bins = jnp.asarray(turn.bins).astype(jnp.uint32)
-    # The guarantee assumes one sampling. SEVERAL marks that different samplings drew the batches,
-    # that a batch was drawn for another step, or that records were assigned to new bins.
+    # The guarantee assumes that one sampling drew all batches. SEVERAL means that different
+    # samplings drew them, that a batch was drawn for another step, or that records were assigned to
+    # bins again.
     same = (state.step == 0) | ((state.drawn_by == drawn_by) & (state.bins == bins))
     same &= (jnp.asarray(turn.step) == ANY_TURN) | (jnp.asarray(turn.step) == state.step)
     drawn_by = jnp.where(same, drawn_by, SEVERAL)
@@ -306,7 +312,7 @@ def after_a_step(
 
 
 def rounded_down(multiplier: Scalar) -> jax.Array:
-    """A noise multiplier as an array, rounded down, of the same dtype in every step."""
+    """Converts a noise multiplier to an array, rounded down, of the same dtype in every step."""
     return jnp.asarray(outward(multiplier, -math.inf)).astype(jnp.result_type(float))
 
 
@@ -405,8 +411,8 @@ def adaptive_noise(
     def init(parameters: PyTree) -> AdaptiveNoiseState:
         state = plain.init(parameters)
         assert isinstance(state, NoiseState)
-        # Noise is also added to the count, so the errors of the noise tables are charged for one
-        # more coordinate.
+        # Noise is also added to the count, so the errors of the tables from which noise is drawn
+        # are charged for one more coordinate.
         both = dataclasses.replace(state, dims=state.dims + 1)
         return AdaptiveNoiseState(both, jnp.asarray(start, jnp.result_type(float)))
 
@@ -420,9 +426,10 @@ def adaptive_noise(
         next_key, gradient_key, count_key = jax.random.split(key_of_each_lane(state.noise.key), 3)
         bound = outward(updates.norm_bound, math.inf)
         gradient = _with_noise(gradient_key, updates._value, bound, multiplier, noise)
-        # Each example counts as 1 or -1, so adding or removing one changes the count by 1.
+        # Each example inside the clip norm counts as 1 and each other one as -1, so adding or
+        # removing one changes the count by 1.
         noisy = _with_noise(count_key, updates.within, 1.0, 2 * counted, noise)
-        # Of B examples, (B + count) / 2 are within the clip norm.
+        # If there are B examples, (B + count) / 2 of them are within the clip norm.
         fraction = jnp.clip(0.5 + noisy.astype(state.clip_norm.dtype) / (2 * size), 0, 1)
         norm = state.clip_norm * jnp.exp(-rate * (fraction - quantile))
         norm = jnp.clip(norm, LEAST_NORM, LARGEST_NORM)
@@ -433,7 +440,10 @@ def adaptive_noise(
 
 
 def gradient_noise_multiplier(total: Scalar, count_noise: float) -> float:
-    """The noise multiplier of the gradients after the count is paid for, rounded up."""
+    """Returns the noise multiplier of gradients such that they and the count cost `total`.
+
+    The result is rounded up.
+    """
     left = float(total) ** -2 - (2 * count_noise) ** -2
     if left <= 0:
         raise ValueError(

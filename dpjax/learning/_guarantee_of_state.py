@@ -1,4 +1,4 @@
-"""The guarantee of a training, read from the state of its noise after the last step."""
+"""Computes the guarantee of a training from the state of its noise after the last step."""
 
 import dataclasses
 
@@ -93,7 +93,7 @@ def guarantee(
             f" state of optax.chain, pass its first element), got {_checks.described(state)}"
         )
     strategy = given.strategy if isinstance(given, CorrelatedNoiseState) else None
-    # Somebody may pass only the part of a correlated noise state that counts steps. This part does
+    # A caller may pass only the part of the state of correlated noise that counts steps, which does
     # not contain the strategy.
     if strategy is None and sampling.groups < noise.bands:
         raise ValueError(
@@ -169,7 +169,7 @@ def _by_seeded_keys(state: NoiseState, sampling: BatchSampling) -> bool:
 def _check_covered(
     simulated: SimulatedLosses, sampling: BatchSampling, state: object, noise: NoiseState
 ) -> None:
-    """Refuses losses that were simulated for less noise, or for another training."""
+    """Raises an error for losses that were simulated for less noise or for another training."""
     losses = getattr(simulated, "source", simulated)
     if not isinstance(losses, ParticipationLosses):
         raise TypeError(
@@ -181,7 +181,7 @@ def _check_covered(
     if isinstance(state, CorrelatedNoiseState):
         strategy, fineness = state.strategy, state.fineness
     asked = {
-        # If the number of a slot determines its group, groups are public, so they do not amplify
+        # If the index of a slot determines its group, groups are public, so they do not amplify
         # privacy.
         "sampling": (
             losses.sampling == sampling and sampling.kind == "bins",

@@ -1,14 +1,14 @@
 """Layers that compute norms and sums of per-example gradients without storing these gradients.
 
-For each example, x is the operand of the layer that is not the parameter, and g is the gradient of
-the loss with respect to the layer's output. A layer computes the squared norm of each example's
-gradient, and the sum of the gradients, each multiplied by a factor. Examples with factor 0 are
-ignored, even if they contain infinities.
+A layer is an operation with two operands, one of which is a parameter. For each example, x is the
+other operand, and g is the gradient of the loss with respect to the layer's output. A layer
+computes the squared norm of each example's gradient, and the sum of the gradients, each multiplied
+by a factor. Examples with factor 0 are ignored, even if they contain infinities.
 
-A dense layer applied at several positions is not handled here. Its norms could be computed from two
-Gram matrices, as <XX', GG'>. But if the outer products of an example nearly cancel, float32
-computes a norm far below the norm of the computed sum. Somebody could construct such a record on
-purpose, and the noise would not cover it.
+A dense layer applied at several positions is not handled here. Its squared norms could be computed
+from two Gram matrices, as <XX', GG'>. But if the outer products of an example nearly cancel,
+float32 computes a norm far below the norm of the computed sum. Somebody could construct such a
+record on purpose, and the noise would not cover it.
 """
 
 import math
@@ -24,15 +24,15 @@ from jax import lax
 from dpjax._exact._numerics import compute_dtype
 from dpjax._tracing._walks import aval, bind
 
-# The rounding error of a sum grows with the number of terms. So sums longer than this are computed
-# as sums of block sums.
+# The rounding error of a sum grows with the number of terms. So sums of more terms than this are
+# computed as sums of block sums.
 _BLOCK = 4096
-# A kernel with more offsets than this would make a program with too many operations.
+# A convolution kernel with more offsets than this would make a program with too many operations.
 _MOST_OFFSETS = 81
 
 
 class Gradients(NamedTuple):
-    """The gradients of one parameter, one for each example.
+    """The per-example gradients of one parameter, which may not be stored themselves.
 
     Attributes:
         squared_norms: shape (batch,), rounded up to cover underflow.
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
 
 
 def formed(gradients: jax.Array) -> Gradients:
-    """The `Gradients` of a parameter whose per-example gradients are stored in memory."""
+    """Returns the `Gradients` of a parameter whose per-example gradients are stored in memory."""
 
     def total(factors: jax.Array) -> jax.Array:
         return jnp.tensordot(factors, kept(gradients, factors), 1, precision=lax.Precision.HIGHEST)
@@ -74,9 +74,9 @@ def formed(gradients: jax.Array) -> Gradients:
 
 
 def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
-    """The squared norm of each example's row, and a bound on the number of its roundings.
+    """Returns the squared norm of each example's row, and a bound on its number of roundings.
 
-    Squares may underflow to 0, so a bound on what underflow can lose is added to the sum.
+    Squares may underflow to 0, so a bound on the resulting error is added to the sum.
     """
     x = x.reshape(len(x), -1)
     size = x.shape[1]
@@ -93,7 +93,7 @@ def squared_norms(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def kept(x: jax.Array, factors: jax.Array) -> jax.Array:
-    """Sets the rows of examples whose factor is 0 to 0, even rows of NaN."""
+    """Sets the rows of examples whose factor is 0 to 0, even rows that contain NaN."""
     return jnp.where(_column(factors, x) != 0, x, 0)
 
 
@@ -101,8 +101,8 @@ def _column(factors: jax.Array, x: jax.Array) -> jax.Array:
     return factors.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
-# Dense: a matrix times one vector per example. The gradient is an outer product, whose norm is the
-# product of two norms.
+# Dense layers: a matrix times one vector per example. The gradient of the matrix is an outer
+# product, whose norm is the product of two norms.
 
 
 def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -116,8 +116,8 @@ def _is_dense(equation: jex.JaxprEqn, operand: int) -> bool:
 
 def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     kernel, x = aval(equation.invars[operand]).shape, x.astype(g.dtype)
-    # The bound on rounding assumes full float32 products, so faster, less precise products are
-    # disabled.
+    # The bound on rounding assumes products in full float32 precision, so faster products of lower
+    # precision are disabled.
     precise = {**equation.params, "precision": (lax.Precision.HIGHEST,) * 2}
     precise["preferred_element_type"] = g.dtype
 
@@ -136,8 +136,8 @@ def _dense(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> 
     return Gradients(of_x * of_g, total, terms_of_x + terms_of_g + 1)
 
 
-# Embedding: rows of a table. If an example uses a row twice, its two gradients must be added before
-# the norm is computed.
+# Embedding layers look up rows of a table. If an example uses a row twice, its two gradients must
+# be added before the norm is computed.
 
 
 def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -146,8 +146,8 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
     table, indices = map(aval, equation.invars)
     numbers = equation.params["dimension_numbers"]
     output = aval(equation.outvars[0]).ndim
-    # A lookup takes one row, with all other axes as a whole. In the mode CLIP, an index into
-    # another axis becomes 0. In other modes, a nonzero index there may drop the slice.
+    # A lookup takes one row, and all other axes entirely. An index into another axis must be 0: the
+    # mode CLIP ensures this, but other modes may drop the slice for a nonzero index.
     clipped = equation.params["mode"] == lax.GatherScatterMode.CLIP
     return (
         table.ndim > 1
@@ -163,11 +163,11 @@ def _is_embedding(equation: jex.JaxprEqn, operand: int) -> bool:
 def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array) -> Gradients:
     table = aval(equation.invars[operand]).shape
     rows, indices = g.reshape(len(g), -1, math.prod(table[1:])), x[..., 0].reshape(len(x), -1)
-    if indices.dtype.itemsize < 4:  # A narrow integer dtype might not hold the number of rows.
+    if indices.dtype.itemsize < 4:  # A narrow integer dtype might not represent the number of rows.
         indices = indices.astype(jnp.int32)
     if equation.params["mode"] == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, table[0] - 1)
-    else:  # An index out of bounds gives a constant, which has no gradient.
+    else:  # The result of an index out of bounds is a constant, so its gradient is 0.
         inside = (indices >= 0) & (indices < table[0])
         rows = jnp.where(inside[:, :, None], rows, 0)
     if indices.shape[1] > 1:
@@ -189,9 +189,9 @@ def _embedding(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Array)
     return Gradients(squares, total, terms)
 
 
-# Convolution: a product with patches of the input. The gradient of each example is stored, but one
-# product computes them for the whole batch. `vmap` would make grouped convolutions, which are
-# slower.
+# Convolution layers multiply a kernel with patches of the input. The gradient of each example is
+# stored, but one product computes the gradients of the whole batch. `vmap` would make grouped
+# convolutions, which are slower.
 
 
 def _is_convolution(equation: jex.JaxprEqn, operand: int) -> bool:
@@ -229,7 +229,7 @@ def _convolution(equation: jex.JaxprEqn, operand: int, x: jax.Array, g: jax.Arra
 
 
 def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
-    """Transposes to (examples, batch, spatial axes, features).
+    """Transposes `x` to the axes (examples, batch, spatial axes, features).
 
     The first axis is the axis of examples.
     """
@@ -240,7 +240,7 @@ def _features_last(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
 def _patches(
     x: jax.Array, places: tuple[int, ...], offsets: tuple[int, ...], given: dict[str, Any]
 ) -> list[jax.Array]:
-    """For each offset in the kernel, the input entries that it multiplies, at every position."""
+    """Returns, for each offset in the kernel, the input entries that it multiplies."""
     none = (0, 0, 0)
     padding = [none, none, *((low, high, 0) for low, high in given["padding"]), none]
     padded = lax.pad(x, jnp.zeros((), x.dtype), padding)

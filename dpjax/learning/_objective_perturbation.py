@@ -47,7 +47,7 @@ from dpjax.targets._minimizers import (
 
 
 class PerturbationPlan(NamedTuple):
-    """The numbers of objective perturbation, all public.
+    """The public parameters of objective perturbation, with the symbols of the proof.
 
     Attributes:
         linear_scale: sigma, the scale of the noise in the linear term.
@@ -138,7 +138,7 @@ class ObjectivePerturbation:
         )
 
     def _records(self, database: Database) -> dict[str, jax.Array]:
-        """Checks a database, and returns its features and labels.
+        """Checks the structure of a database, and returns its features and labels.
 
         Only structure, dtypes and shapes decide whether the database is refused.
         """
@@ -255,25 +255,27 @@ def objective_perturbation(
     return made(ObjectivePerturbation, epsilon, delta, regularization, plan, n, dims, running)
 
 
-# A bound on the distance between the gradients of two records in the unit ball: each norm is below
-# 1.
+# A bound on the distance between the gradients of two records in the unit ball. The norm of each
+# gradient is below 1.
 _REACH = 2.0
-# A radius at which the slope of a record may be nearly 1.
+# A radius so large that it does not limit the slope of a record's loss, which is at most 1.
 _ANY_BALL = 1e9
-# The fraction of delta that is reserved for the event that the norm of the noise exceeds B: the
-# 10^-6 of the proof.
+# The fraction of delta that is reserved for the event that the norm of the noise exceeds B. The
+# proof uses this 10^-6.
 _LONGER = 1e-6
-# Ends of intervals of b'v / (sigma D). A sum over these intervals bounds an expectation.
+# The ends of intervals of b'v / (sigma D). A sum over these intervals bounds an expectation.
 _INTERVALS = np.linspace(0.0, 14.0, 4001)
-# The number of sectors in a quarter of the circle, and of angles between two records.
+# The number of sectors in a quarter of the circle, and the number of angles between two records, in
+# the bound on the pull.
 _SECTORS, _ANGLES = 128, 1000
 # This factor covers the rounding errors of the float64 computations in this file.
 _OUTWARD = 1 + 1e-9
 # The largest number of steps that the solver may take. In all tests a few steps of Newton's method
-# were enough, but that is not a proof. The steps are counted in float32, which is exact below 2^24.
+# were enough, but the proof does not show this. The steps are counted in float32, which is exact
+# below 2^24.
 _MOST_STEPS = 1e7
-# An upper bound on the ratio of the noise scale in use to the planned scale, before the increase
-# for rounding to the grid.
+# An upper bound on the ratio of the scale of the drawn noise to the planned scale, before the scale
+# is increased for rounding to the grid.
 _DRAWN = 1 + 2.0**-10
 assert GAUSSIAN.lattice is not None
 _LATTICE = GAUSSIAN.lattice
@@ -282,12 +284,12 @@ _LATTICE = GAUSSIAN.lattice
 def perturbation_plan(
     regularization: float, *, n: int, d: int, epsilon: float, delta: float, dtype: np.dtype
 ) -> PerturbationPlan:
-    """The least noise that the proof allows.
+    """Returns the plan with the least noise that the proof allows.
 
-    The budget mu^2 = mu_1^2 + mu_2^2 is split between two noises. Noise in the linear term acts
-    like noise on the weights for the sensitivity 2 / (n lambda). Noise on the weights itself is for
-    the sensitivity 2 E. The variance is least if the fractions of mu^2 are proportional to these
-    sensitivities.
+    The budget mu^2 = mu_1^2 + mu_2^2 of Gaussian DP is split between two noises. Noise in the
+    linear term acts like noise on the weights for the sensitivity 2 / (n lambda). Noise that is
+    added to the weights directly covers the sensitivity 2 E. The variance is least if the fractions
+    of mu^2 are proportional to these sensitivities.
     """
     left_epsilon, left_delta = _left_by_tables(epsilon, delta, d)
     left_epsilon -= math.log1p(1 / (4 * n * regularization)) * _OUTWARD
@@ -299,13 +301,12 @@ def perturbation_plan(
         )
 
     def planned(share: float, ball: float) -> PerturbationPlan:
-        """The plan that gives `share` of mu^2 to the weights, for a minimizer in this ball."""
+        """Returns the plan that spends `share` of mu^2 on the weights, for radius `ball`."""
         pull, tails = _pull_within(ball)
         mu = _largest_mu(left_epsilon, left_delta, share, tails)
         sigma = pull / (mu * math.sqrt(1 - share))
         grid, longest, eps = _grid(sigma, d), _longest(sigma, d, delta), float(unit(dtype))
-        # A bound on the rounding error of b, which is drawn on a grid and then divided by n in
-        # floats.
+        # Bounds the rounding error of b, which is drawn on a grid and then divided by n in floats.
         rounding = grid * math.sqrt(d) + 2 * eps * longest
         linear = (longest + rounding) / n
         solver = solver_plan(regularization, pull=linear, d=d, eps=eps)
@@ -314,13 +315,13 @@ def perturbation_plan(
         return PerturbationPlan(sigma, 2 * error / (mu * math.sqrt(share)), error, pull, solver)
 
     # The error E depends on sigma, and sigma depends on the share. So the share is computed from
-    # the error of a first plan. Every share gives the same guarantee; only the variance depends on
-    # it.
+    # the error E of a preliminary plan. Every share gives the same guarantee; only the variance
+    # depends on it.
     error = float(planned(0.5, _ANY_BALL).error)
     share = error / (error + 1 / (n * regularization))
-    # The bound D on the pull depends on the radius W of the ball, and W depends on sigma. So plan
-    # for any ball first. That plan has more noise, so its ball also contains the minimizer of the
-    # final plan. Intervals and bisections might break this rule, so it is checked.
+    # The bound D on the pull depends on the radius W of the ball, and W depends on sigma. So the
+    # first plan is for any radius. It has more noise, so its ball also contains the minimizer of
+    # the final plan. Rounding in the discretized bounds might violate this, so it is checked.
     first = planned(share, _ANY_BALL)
     plan = planned(share, float(first.solver.radius))
     plan = plan if plan.solver.radius <= first.solver.radius else first
@@ -338,9 +339,10 @@ def perturbation_plan(
 def calibrations(
     plan: PerturbationPlan, d: int, dtype: np.dtype
 ) -> tuple[Calibration, Calibration]:
-    """The calibrations of two noises: the noise b, and the noise on the weights."""
+    """Returns the calibrations of both noises: the noise b, and the noise on the weights."""
     shape = math.sqrt(d), d, False, dtype
-    # Epsilon is infinite here, because the plan has already charged the noise tables.
+    # Epsilon is infinite here, because the plan has already charged the errors of the tables from
+    # which noise is drawn.
     return (
         Calibration(plan.linear_scale, _REACH, math.inf, *shape),
         Calibration(plan.output_scale, 2 * plan.error, math.inf, *shape),
@@ -348,7 +350,7 @@ def calibrations(
 
 
 def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]:
-    """Epsilon and delta minus the costs of the noise tables and of noise with a norm above B."""
+    """Returns epsilon and delta minus the costs of noise tables and of noise longer than B."""
     certificate = _LATTICE.certificate
     loss, missed = 2 * d * certificate.loss, 2 * d * certificate.delta
     outside = missed * (1 + math.exp(min(epsilon, 700.0)))
@@ -362,9 +364,9 @@ def _left_by_tables(epsilon: float, delta: float, d: int) -> tuple[float, float]
 
 
 def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -> float:
-    """The largest mu that gives (epsilon, delta)-DP, if output noise gets this share of mu^2.
+    """Returns the largest mu that is (epsilon, delta)-DP, with this share of mu^2 for output noise.
 
-    We bisect the logarithm of mu, below the mu of a Gaussian mechanism.
+    It bisects the logarithm of mu, starting below the mu of a Gaussian mechanism.
     """
     high = -math.log(float(analytic_multiplier(epsilon, delta)))
     low = least = high - 3
@@ -378,21 +380,22 @@ def _largest_mu(epsilon: float, delta: float, share: float, tails: np.ndarray) -
 
 
 def _delta_of(mu: float, epsilon: float, share: float, tails: np.ndarray) -> float:
-    """A bound on E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), for Y with these tails."""
+    """Bounds E H(mu_2, epsilon - mu_1^2 / 2 - mu_1 Y), where `tails` bounds the tails of Y."""
     first, second = mu * math.sqrt(1 - share), mu * math.sqrt(share)
     left = epsilon - first**2 / 2 - first * _INTERVALS[1:]
     one = scipy.special.ndtr(second / 2 - left / second)
     other = np.exp(left + scipy.special.log_ndtr(-second / 2 - left / second))
-    # The divergence grows with Y. So each interval is evaluated at its upper end. The last interval
-    # is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel, their
-    # rounding errors are large relative to the difference, so a bound on these errors is added.
+    # The divergence H grows with Y. So it is evaluated at the upper end of each interval of Y. The
+    # last interval is unbounded, so its divergence is bounded by 1. If the two terms nearly cancel,
+    # their rounding errors are large relative to the difference, so a bound on these errors is
+    # added.
     divergence = np.maximum(one - other, 0) + 1e-10 * one
     return float((tails[:-1] - tails[1:]) @ divergence + tails[-1])
 
 
 @functools.lru_cache(maxsize=64)
 def _pull_within(radius: float) -> tuple[float, np.ndarray]:
-    """D, and bounds on P(Y > y) at the intervals, for a minimizer within `radius`.
+    """Returns D and bounds on P(Y > y) at all `_INTERVALS`, for a minimizer within `radius`.
 
     b'v is at most sigma R T(f), for the polar coordinates R and f of a normal vector in the plane
     of both records. T decreases on [0, pi/2], so each sector uses its first angle. On the other
@@ -407,10 +410,11 @@ def _pull_within(radius: float) -> tuple[float, np.ndarray]:
 
 
 def _both_pulls(f: float, radius: float) -> float:
-    """F(f), a bound on b'v / (sigma R) if the gradients of both records pull along b.
+    """Returns F(f), a bound on b'v / (sigma R) if the gradients of both records pull along b.
 
-    The angles of records are split into intervals. In each, the cosine is evaluated at its lower
-    end, and the slope, which grows, at its upper end.
+    The angles between b and records are split into intervals. The cosine decreases, so it is
+    evaluated at the lower end of each interval. The slope increases, so it is evaluated at the
+    upper end.
     """
     angles = np.linspace(0, math.pi / 2 - f, _ANGLES)
     margins = np.minimum(radius * np.sin(angles[1:]) / math.cos(f), radius)
@@ -418,7 +422,7 @@ def _both_pulls(f: float, radius: float) -> float:
 
 
 def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
-    """A concave function above the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
+    """Returns a concave upper bound on the largest slope max_x x / (1 + exp(-x u)), at u >= 0.
 
     The largest slope is convex below 0, and concave above, where it is the sigmoid. So a line that
     starts above its value at -radius is above it everywhere if it is above the sigmoid. A tangent
@@ -435,34 +439,34 @@ def _slope_envelope(u: np.ndarray, radius: float) -> np.ndarray:
 
 
 def _longest(sigma: float, d: int, delta: float) -> float:
-    """B, a norm that the drawn noise exceeds with negligible probability."""
+    """Returns B, a norm that the drawn noise exceeds with negligible probability."""
     drawn = sigma * _DRAWN * (1 + math.sqrt(d) * _grid(sigma, d) / _REACH)
     return drawn * (math.sqrt(d) + math.sqrt(-2 * math.log(_LONGER * delta))) + _REACH
 
 
 def _grid(sigma: float, d: int) -> float:
-    """A bound on the grid of b: twice the spacing that `Calibration` rounds to a power of two."""
+    """Bounds the grid of b by twice the spacing that `Calibration` rounds to a power of two."""
     balanced = math.sqrt(sigma / _REACH * math.sqrt(d) / _LATTICE.resolution)
     return 2 * _REACH * max(balanced, 2.0**-17) / math.sqrt(d)
 
 
-# The solver. Thirty Newton steps with a line search reduce the gradient to its rounding error.
-# (Damped steps are too short: noise may move weights by hundreds of units along features that are
-# nonzero in few records.) Gradient steps follow, see `walk_to_minimizer`. The proof bounds the
-# error for any result of the Newton steps.
+# The solver of the perturbed objective. Thirty Newton steps with a line search reduce the gradient
+# to its rounding error. (Damped steps are too short: noise may move weights by hundreds of units
+# along features that are nonzero in few records.) Gradient steps follow; see `walk_to_minimizer`.
+# The proof bounds the error for any result of the Newton steps.
 
 _NEWTON_STEPS = 30
 # The number of halvings in the line search of a Newton step, which bisects the logarithm of the
 # step size.
 _HALVINGS = 8
-# The largest curvature of the logistic loss along a unit vector.
+# The largest second derivative of the logistic loss along a unit vector.
 _CURVATURE = 1 / 4
-# An upper bound on m / (1 + exp(m)).
+# An upper bound on m / (1 + exp(m)) for all margins m.
 _LARGEST_PULL = 0.2785
 
 
 def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> WalkPlan:
-    """The solver's plan for linear terms of norm at most `pull`."""
+    """Returns the plan of the solver for linear terms of norm at most `pull`."""
     root = (pull + math.sqrt(pull**2 + 4 * regularization * _LARGEST_PULL)) / (2 * regularization)
     radius = min((1 + pull) / regularization, root) * (1 + 1e-12)
     error = _gradient_error(radius, pull=pull, d=d, eps=eps)
@@ -472,11 +476,11 @@ def solver_plan(regularization: float, *, pull: float, d: int, eps: float) -> Wa
 def solver_error(
     regularization: float, plan: WalkPlan, *, pull: float, d: int, eps: float
 ) -> float:
-    """A bound on the distance between the result and the minimizer of the same linear term."""
+    """Bounds the distance of the computed weights from the minimizer for the same linear term."""
     radius = float(plan.radius)
     gradient = _gradient_error(radius, pull=pull, d=d, eps=eps)
-    # Counts the roundings of the projection (length, quotient, product) and of a gradient step
-    # (product, sum).
+    # Counts the rounding errors of the projection (length, quotient, product) and of a gradient
+    # step (product, sum).
     rounding = eps * radius * (d / 2 + 8) + eps * (1 + pull) / regularization
     return walk_error(
         regularization, curvature=_CURVATURE, gradient_error=gradient, rounding=rounding
@@ -484,7 +488,7 @@ def solver_error(
 
 
 def _gradient_error(radius: float, *, pull: float, d: int, eps: float) -> float:
-    """A bound on the rounding error of a gradient in the ball.
+    """Bounds the rounding error of the objective's gradient at weights in the ball.
 
     All errors are in units of eps. A product r'w has an error of at most d times the norm of w,
     which the sigmoid reduces to a quarter, because its slope is at most 1/4. The sigmoid, its
@@ -511,7 +515,7 @@ def perturbed_minimizer(
     n, d = rows.shape
 
     def length_of(step: jax.Array, w: jax.Array) -> jax.Array:
-        """The fraction of a step to take: 1, or less if the minimum is before the step's end."""
+        """Returns the fraction of the step to take: 1, or less if the minimum is before its end."""
         margins, moved = rows @ w, rows @ step
         pulled = regularization * (w @ step) + pull @ step
 

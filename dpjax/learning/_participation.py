@@ -1,4 +1,4 @@
-"""Privacy losses of trainings whose records have secret places in the batches, for simulation."""
+"""Simulates privacy losses of trainings in which it is secret which batches contain a record."""
 
 import dataclasses
 import functools
@@ -13,7 +13,8 @@ from dpjax._core._types import Key
 from dpjax.learning._sampling import BatchSampling
 from dpjax.learning._strategies import Strategy
 
-# Inner products are increased by this fraction of the largest one, to cover their rounding.
+# Inner products are increased by this fraction of the largest inner product, to cover rounding
+# errors.
 _RAISED = 1e-10
 # The largest number of entries of a matrix in memory.
 _MOST_NUMBERS = 2**28
@@ -52,19 +53,19 @@ class ParticipationLosses:
         """A matrix whose rows have the inner products of the bins' shifts, slightly increased."""
         shifts = np.array([self._shifts(i) for i in range(self.sampling.groups)])
         products = shifts @ shifts.T
-        # A pair with larger inner products dominates, so this increase covers the rounding of the
-        # products and of the factor.
+        # Larger inner products give a dominating pair, so the increase covers the rounding errors
+        # of the products and of the factor.
         raised = products + _RAISED * products.max() * (1 + np.eye(len(products)))
         return np.linalg.cholesky(raised)
 
     def _shifts(self, first: int) -> np.ndarray:
-        """How much a record of a bin changes each row, in standard deviations of its noise."""
+        """Returns how much a record of bin `first` changes each row, in units of its noise."""
         steps = self.steps
         if self.strategy is None:
             return (np.arange(steps) % self.sampling.groups == first) / self.noise_multiplier
         moved = self.strategy.moved_rows(first, groups=self.sampling.groups, steps=steps)
-        # Rounding changes a row by up to sqrt(dims) steps of the grid. The norm bound of a clipped
-        # sum is at least sqrt(dims) 2^(fineness - 1) steps.
+        # Rounding changes a row by at most sqrt(dims) units of the grid. The norm bound of a
+        # clipped sum is at least sqrt(dims) 2^(fineness - 1) units.
         reached = np.zeros(steps + self.strategy.bands)
         for step in range(first, steps, self.sampling.groups):
             reached[step : step + self.strategy.bands] = 1
@@ -80,7 +81,7 @@ class ParticipationLosses:
         noise = factor @ jax.random.normal(key_noise, (len(factor),), jnp.float64)
 
         def log_ratio(inner: jax.Array) -> jax.Array:
-            """The log ratio of the mixture to Q, from inner products with each bin's shift."""
+            """Returns log(mixture / Q), from inner products with each bin's shift."""
             exponents = inner - jnp.diagonal(products) / 2
             return jax.nn.logsumexp(exponents) - math.log(len(factor))
 
@@ -162,7 +163,7 @@ def participation_losses(
         raise ValueError(f"steps must be at most the {strategy.steps} of the strategy, got {steps}")
     multiplier = _checks.positive("noise_multiplier", noise_multiplier)
     _checks.host_only("noise_multiplier", multiplier, "a concrete number")
-    # Round down at least as far as the state of the noise does.
+    # Rounds the multiplier down at least as far as the state of the noise rounds it.
     narrow = np.float32(multiplier)
     if narrow > multiplier:
         narrow = np.nextafter(narrow, np.float32(0))

@@ -1,10 +1,11 @@
 """Gradients of many examples at once: norms for clipping, and a weighted sum.
 
 The traced loss of one example shows where it uses its parameters, so no layer needs a wrapper.
-Calls are inlined, and every parameter is followed, through changes of its shape, to the one
-operation that uses it. If that operation is a layer of `_layers`, its other operand and the
-gradient of its output determine the gradient of the parameter, so that gradient is not stored. For
-a parameter with several uses, or a use that is no layer, the gradient of each example is stored.
+Calls are inlined, and every parameter is followed through reshapes and transposes to the operation
+that uses it. If that operation is a layer of `_layers`, the gradient of the parameter follows from
+the other operand and the gradient with respect to the output, so it is not stored for each example.
+If a parameter has several uses, or its use is not such a layer, the gradient of each example is
+stored.
 """
 
 import dataclasses
@@ -35,13 +36,13 @@ from dpjax.learning._layers import LAYERS, Gradients, Layer, formed
 
 _REMATERIALIZED = frozenset(("checkpoint", "remat", "remat2"))
 _INLINED = _walks.JITS | _REMATERIALIZED | {"closed_call"}
-# Operations that only rearrange the entries of a parameter, each entry once.
+# Primitives that only rearrange the entries of a parameter, where each entry occurs once.
 _MOVES = frozenset(("reshape", "transpose", "squeeze", "broadcast_in_dim", "copy", "copy_p"))
 _REAL = (np.floating, np.integer, np.bool_)
 
 
 class Use(NamedTuple):
-    """The one use of a parameter.
+    """The single operation that uses a parameter.
 
     Attributes:
         layer: the kind of operation.
@@ -60,7 +61,7 @@ class TracedLoss(NamedTuple):
     """The loss of one example, traced.
 
     Attributes:
-        places: the positions of the parameters among these leaves.
+        places: the positions of the parameters among the leaves of all arguments.
         uses: the use of each parameter; None if its gradient is stored for each example.
         aux: the structure of aux, a PyTreeDef.
         derivatives: maps the leaves of all arguments to the leaves of `Derivatives`.
@@ -115,17 +116,17 @@ class FixedLoss:
         return hash(self.fingerprint)
 
     def __call__(self, *arguments: PyTree) -> jax.Array:
-        """The loss of one example."""
+        """Evaluates the loss of one example."""
         found = jex.jaxpr_as_fun(self.traced.derivatives)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(self.traced.results, found).loss
 
 
 def fixed_loss(loss: Callable[..., PyTree], parameters: PyTree, example: PyTree) -> FixedLoss:
-    """The loss of one example, traced; `example` may be given by its shapes."""
+    """Traces the loss of one example; `example` may be given by its shapes."""
     program, found = _traced(loss, (parameters,), example, argnums=0, has_aux=False)
-    # A program that is kept must not refer to the caller's arrays (see `_programs`): if the caller
-    # changes a 64-bit array in place, JAX would still use the old numbers of the trace. Derivative
-    # rules may close over such arrays, so they run only here, and only their traces are kept.
+    # A cached program must not contain the caller's arrays (see `_programs`): if the caller changes
+    # a 64-bit array in place, JAX would still use the old numbers of the trace. Derivative rules
+    # may close over such arrays, so they run only here, and only their traces are kept.
     own, derivatives = with_own_arrays(program), with_own_arrays(found.derivatives)
     found = found._replace(uses=_uses(own, found.places), derivatives=derivatives)
     return FixedLoss(found, digest(own, derivatives, configuration()))
@@ -161,13 +162,13 @@ def _traced(
     argnums: int | tuple[int, ...],
     has_aux: bool,
 ) -> tuple[jex.ClosedJaxpr, TracedLoss]:
-    """The program of the loss and of the leaves of aux, with derivative rules; and its trace."""
+    """Traces the loss and the leaves of aux. Returns the program with its rules, and the trace."""
 
     def pair(*arguments: PyTree) -> PyTree:
         try:
             found = loss(*arguments)
         except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-            raise  # The loss needs the value of a tracer, as JAX's own message says.
+            raise  # The loss needs the value of a tracer. JAX's own message explains this.
         except (IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 "loss must be a function of the parameters and one example, without an axis of"
@@ -199,7 +200,8 @@ def _traced(
     def differentiated(*leaves: jax.Array) -> Derivatives:
         return _differentiated(program, places, uses, leaves)
 
-    # A custom derivative rule may run other operations, which appear only in the traced derivative.
+    # A custom derivative rule may run other operations, which occur only in the traced derivative,
+    # so that is checked as well.
     derivatives, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arrays)
     _check_operations(derivatives)
     structures = jax.tree.structure(aux), jax.tree.structure(shapes)
@@ -208,7 +210,7 @@ def _traced(
 
 
 def _uses(program: jex.ClosedJaxpr, places: Sequence[int]) -> tuple[Use | None, ...]:
-    """The use of the parameter at each place."""
+    """Returns the `Use` of the parameter at each of these positions, or None."""
     equations, jaxpr = _walks.live(program.jaxpr), program.jaxpr
     return tuple(_use(equations, jaxpr.invars[i], jaxpr.outvars) for i in places)
 
@@ -221,7 +223,7 @@ def inlined(program: jex.ClosedJaxpr, inputs: Sequence[PyTree]) -> jex.ClosedJax
 def _explained(
     program: jex.ClosedJaxpr, places: Sequence[int], uses: Sequence[Use | None]
 ) -> tuple[str, ...]:
-    """A string for each parameter that says how its gradients are clipped."""
+    """Returns a string for each parameter that states how its gradients are clipped."""
     jaxpr = program.jaxpr
     equations, texts = _walks.live(jaxpr), list[str]()
     for place, use in zip(places, uses, strict=True):
@@ -237,7 +239,7 @@ def _explained(
 
 
 def perform(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-    """Carries out an operation of a program."""
+    """Evaluates one equation of a jaxpr."""
     return _walks.bind(equation, equation.primitive.get_bind_params(equation.params), operands)
 
 
@@ -257,7 +259,7 @@ def _check_operations(program: jex.ClosedJaxpr) -> None:
 
 
 def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-    """Runs an operation; for a call, runs the operations inside.
+    """Evaluates an equation; for a call, evaluates the equations inside the call.
 
     A checkpoint is inlined as well: its intermediate results are stored, not computed again. Custom
     derivative rules stay as they are.
@@ -270,7 +272,7 @@ def _inline(equation: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array
 def _use(
     equations: Sequence[jex.JaxprEqn], variable: jex.Var, outputs: Sequence[object]
 ) -> Use | None:
-    """The use of a parameter, if it has exactly one use, and a layer handles it."""
+    """Returns the `Use` of a parameter if it has exactly one use and that is a layer; else None."""
     moves: list[jex.JaxprEqn] = []
     while True:
         found = [
@@ -299,7 +301,7 @@ def _use(
 
 
 def _is_real(equation: jex.JaxprEqn) -> bool:
-    """Whether an operation takes and returns real numbers, as layers assume.
+    """Whether all operands and results of an equation are real, as layers assume.
 
     If a real parameter is combined with complex numbers, its gradient is the real part of a
     product, which layers do not compute.
@@ -310,7 +312,7 @@ def _is_real(equation: jex.JaxprEqn) -> bool:
 
 
 class PerExample(NamedTuple):
-    """The gradients of a batch.
+    """The per-example gradients of a batch.
 
     Attributes:
         losses: shape (batch,).
@@ -329,7 +331,7 @@ class PerExample(NamedTuple):
     terms: int
 
     def norms(self, groups: Sequence[int]) -> dict[int, jax.Array]:
-        """The norm of each example's gradient in each group, given the groups of parameters."""
+        """Returns the norm of each example's gradient in each group of parameters."""
         squares: dict[int, jax.Array] = {}
         for i, square in self.squared_norms.items():
             group = groups[i]
@@ -338,7 +340,7 @@ class PerExample(NamedTuple):
 
 
 def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerExample:
-    """The gradients of a batch, stored for each example only where no layer computes the norm.
+    """Computes the gradients of a batch, stored per example only where no layer handles them.
 
     Args:
         program: the program of the loss of one example.
@@ -353,15 +355,16 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
         leaves = jex.jaxpr_as_fun(program.derivatives)(*inputs, *example)
         return jax.tree.unflatten(program.results, leaves)
 
-    # The barrier ensures that norms and sum use the same numbers. Without it, XLA might compute the
-    # gradients twice, with different rounding.
+    # The barrier ensures that norms and sum are computed from the same numbers. Without it, XLA
+    # might compute the gradients twice, with different rounding.
     found = lax.optimization_barrier(vmapped(one, data))
     gradients = {i: formed(g) for i, g in zip(own, found.formed, strict=True)}
     for i, use in used.items():
         gradients[i] = _of_layer(use, parameters[i], found.saved[i], found.at_outputs[i])
 
     def total(factors: Sequence[jax.Array]) -> list[jax.Array]:
-        # Under x64 the factors are float64. They are cast so that a sum has the dtype of its norms.
+        # Under x64 the factors are float64. They are cast so that each weighted sum has the dtype
+        # of the norms.
         return [
             gradients[i].total(factor.astype(compute_dtype(parameter.dtype)))
             for i, (parameter, factor) in enumerate(zip(parameters, factors, strict=True))
@@ -377,7 +380,7 @@ def per_example(program: TracedLoss, given: PyTree, examples: Database) -> PerEx
 
 
 def _used_and_formed(uses: Sequence[Use | None]) -> tuple[dict[int, Use], list[int]]:
-    """The parameters with a use that is a layer, and the parameters whose gradients are formed."""
+    """Splits parameters into those with a `Use`, and those whose gradients are stored."""
     used = {i: use for i, use in enumerate(uses) if use is not None}
     return used, [i for i in range(len(uses)) if i not in used]
 
@@ -388,10 +391,11 @@ def _differentiated(
     uses: Sequence[Use | None],
     inputs: Sequence[jax.Array],
 ) -> Derivatives:
-    """The derivatives of one example, by a probe added to the output of every use."""
+    """Returns the derivatives of one example, by adding a probe to the output of every use."""
     used, own = _used_and_formed(uses)
     outputs = {i: _walks.aval(use.equation.outvars[0]) for i, use in used.items()}
-    # A probe is 0. The gradient with respect to it is the gradient with respect to the output.
+    # A probe is an array of zeros that is added to an output. The gradient with respect to the
+    # probe is the gradient with respect to the output.
     probes = {i: jnp.zeros(output.shape, output.dtype) for i, output in outputs.items()}
 
     def loss(

@@ -1,4 +1,4 @@
-"""Noise from other libraries, for sums of vectors of norm at most 1."""
+"""Adapts noise of other libraries to clipped sums, which they receive with norm bound 1."""
 
 import math
 from typing import TYPE_CHECKING
@@ -105,7 +105,7 @@ def with_privatizer(
         bound = jnp.where((before == 0) | (before == bound), bound, jnp.nan)
 
         def divisor(dtype: np.dtype) -> jax.Array:
-            """The norm bound, increased so that no record changes a quotient by more than 1.
+            """Returns the norm bound, increased so that a record changes quotients by at most 1.
 
             A division has a relative rounding error of at most eps / 2. The norm of a sum is at
             most `slots` times the bound, so rounding increases the distance between the quotients
@@ -125,7 +125,7 @@ def with_privatizer(
 
 @custom_vmap
 def _state_of_each_lane(norm_bound: jax.Array, inner: PyTree, values: PyTree) -> jax.Array:
-    """The norm bound of a state; under `vmap`, refuses one state for many values."""
+    """Returns the norm bound of a state. Under `vmap`, refuses one state for many values."""
     del inner, values
     return norm_bound
 

@@ -1,9 +1,9 @@
 """Exact integer sums of clipped gradients, and a bound on the effect of rounding.
 
-A sum of b floats of magnitude C may be off by about b^2 eps C, and changing one record may flip the
-sign of this error. So only the examples of a microbatch are added up in floats. The sums of
-microbatches are converted to integers, which are added exactly. Adding or removing a record changes
-one microbatch, and replacing it changes two. The remaining error, relative to C, is charged to the
+The error of a sum of b floats of magnitude C may be about b^2 eps C, and one changed record may
+flip its sign. So only the examples of a microbatch are added up in floats. The sums of microbatches
+are converted to integers, which are added exactly. Adding or removing a record changes one
+microbatch, and replacing it changes two. The remaining error, relative to C, is charged to the
 noise. docs/proofs/dp-sgd.md has the proof.
 """
 
@@ -28,9 +28,9 @@ _BITS = {4: 40, 8: 70}
 
 
 def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> float:
-    """The number rho such that one record changes the computed sum by at most (1 + rho) clip norms.
+    """Returns rho such that one record changes the computed sum by at most (1 + rho) clip norms.
 
-    With several clip norms, this holds for each clip norm, and therefore for the root of the sum of
+    With several clip norms, this is true for each of them, and therefore for the root of the sum of
     their squares.
 
     Args:
@@ -41,14 +41,15 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
     """
     narrowest = min((compute_dtype(x.dtype) for x in leaves), key=lambda dtype: dtype.itemsize)
     unit = float(np.finfo(narrowest).eps) / 2
-    # `terms + 16` covers the norm, the factor and the product. The rest covers the sums of two
-    # microbatches on both neighbors: the microbatch with the removed record, and the microbatch
-    # with the record that takes its place. In a sum of p floats, order all partial sums by their
-    # number of terms. The j-th largest has at most p - j + 1 terms, so its norm is at most
-    # sqrt(p (p - j + 1)) clip norms, whatever order each coordinate is added in. All norms add up
-    # to at most 2 / 3 (p + 1)^2, and every addition has a relative error of one unit of rounding.
+    # `terms + 16` covers the rounding of a norm, of its clipping factor, and of their product with
+    # the gradient. The rest covers the sums of two microbatches on both neighbors: the microbatch
+    # with the removed record, and the microbatch with the record that takes its place. In a sum of
+    # p floats, order all partial sums by their number of terms. The j-th largest has at most p - j
+    # + 1 terms, so its norm is at most sqrt(p (p - j + 1)) clip norms, whatever order each
+    # coordinate is added in. All norms add up to at most 2 / 3 (p + 1)^2, and every addition has a
+    # relative error of one unit of rounding.
     relative = (terms + 16) + 3 * part * (part + 4)
-    if batch > part:  # Converting the digits to a float rounds the total, on both neighbors.
+    if batch > part:  # Converting the digits to a float rounds the total of each neighbor.
         relative += 4 * batch
     dims = sum(leaf.size for leaf in leaves)
     # Converting the sums of two microbatches to digits rounds their last digits, on both neighbors.
@@ -57,7 +58,7 @@ def slack(leaves: Sequence[jax.Array], *, terms: int, part: int, batch: int) -> 
 
 
 def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
-    """The root of the sum of squares, rounded up: the norm bound of several clip norms together.
+    """Returns the root of the sum of squares, rounded up: the norm bound of several clip norms.
 
     With u the unit of rounding, k squares and k - 1 additions change the sum by a factor of at most
     1 + k u, the root halves this error, and the product adds u. The root itself adds u on a CPU,
@@ -71,7 +72,7 @@ def root_of_squares(norms: Sequence[jax.Array]) -> jax.Array:
 
 
 class Digits(NamedTuple):
-    """How sums of microbatches are written as integers, digit by digit.
+    """A format in which sums of microbatches are stored as several integer digits.
 
     Attributes:
         dtype: the dtype of the sums.
@@ -88,7 +89,7 @@ class Digits(NamedTuple):
 
     @classmethod
     def of(cls, dtype: np.dtype, *, clip_norm: jax.Array, batch: int) -> Self:
-        """The digits for sums of a dtype.
+        """Returns the format for sums of a dtype.
 
         Args:
             dtype: the dtype of the sums.
@@ -100,7 +101,7 @@ class Digits(NamedTuple):
         return cls(dtype, bits, math.ceil(_BITS[dtype.itemsize] / bits), exponent)
 
     def write(self, x: jax.Array) -> list[jax.Array]:
-        """The digits of a sum. Digits of all microbatches can be added up."""
+        """Converts a sum to digits. The digits of all microbatches can be added."""
         rest = x * power_of_two(self.bits - self.exponent, self.dtype)
         found: list[jax.Array] = []
         for _ in range(self.length):
@@ -110,7 +111,7 @@ class Digits(NamedTuple):
         return found
 
     def read(self, digits: Sequence[jax.Array]) -> jax.Array:
-        """The sum that the digits represent."""
+        """Converts digits back to the sum that they represent."""
         total = jnp.zeros(digits[0].shape, self.dtype)
         for digit in reversed(digits):
             total = (total + digit.astype(self.dtype)) * power_of_two(-self.bits, self.dtype)
@@ -126,9 +127,9 @@ def in_microbatches(
 ) -> tuple[PyTree, PyTree]:
     """Adds up microbatches one after the other as integers, so their order does not matter.
 
-    Padding repeats the first example, with mask False. A microbatch takes slots from all over the
-    batch. So if each device stores a contiguous block of the batch, all devices take part in every
-    microbatch.
+    Padding repeats the first example, with mask False. The slots of a microbatch are distributed
+    over the whole batch. So if each device stores a contiguous block of the batch, all devices work
+    on every microbatch.
     """
     held = len(batch[1])
 

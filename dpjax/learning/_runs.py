@@ -1,4 +1,4 @@
-"""One run of a tuning: it makes the releases that its price covers, and shows nothing else."""
+"""One run of `tune`: makes only the releases that its price covers."""
 
 import functools
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from dpjax.release._transaction import paid_steps
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Arguments of `fit` that would reveal a run, or the number of runs.
+# The arguments of `fit` that would reveal results of a run, or the number of runs.
 _OF_ONE_TRAINING = ("ledger", "evaluate", "checkpoint", "progress")
 
 
 class Price(NamedTuple):
-    """The price of one run, and the shapes of its result if it is a training.
+    """The privacy cost of one run, and the shapes of its result if the run is a training.
 
     Attributes:
         one: the privacy cost of the run, including its score.
-        parameters: the shapes of the trained parameters; None if the run is no training.
+        parameters: the shapes of the trained parameters; None if the run is not a training.
     """
 
     one: OneRun
@@ -30,7 +30,7 @@ class Price(NamedTuple):
 
 
 class Priced(BaseException):
-    """Ends a call of `fit_one` at its first payment, before anything is computed.
+    """Raised to end a call of `fit_one` at its first payment, before anything is computed.
 
     This is not a subclass of `Exception`, so that `except Exception` does not catch it.
     """
@@ -40,10 +40,10 @@ class Priced(BaseException):
 
 
 class RunAccount(Account):
-    """Pays for the releases of one run, from a price that the tuning has paid already.
+    """Pays for the releases of one run from a price that `tune` has already paid.
 
-    Without a price, the account ends the run at its first payment, and reports the price of this
-    payment.
+    If no price is given, the account raises `Priced` at the first payment of the run, with the
+    price of this payment.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RunAccount(Account):
 
     @property
     def relation(self) -> NeighboringRelation:
-        """The relation of the tuning."""
+        """Returns the neighboring relation of the tuning."""
         return self._relation
 
     def record(self, release: Payment) -> None:
@@ -75,12 +75,12 @@ class RunAccount(Account):
         self.payments += 1
 
     def released(self, request: Request) -> Release | None:
-        """None: every run is new."""
+        """Returns None, because every run is new."""
         del request
         return None
 
     def keep(self, request: Request, release: Release) -> Release:
-        """The release itself: a run is not stored."""
+        """Returns the release itself, because a run is not stored."""
         del request
         return release
 
@@ -125,12 +125,12 @@ def _refuse_dearer_score(promised: Guarantee, epsilon: float, unit: str, what: s
 
 
 def run_account() -> RunAccount | None:
-    """The account of the run of a tuning that executes this code, if any."""
+    """Returns the account of the run of `tune` that executes this code; None outside of a run."""
     return next((one for one in told() if isinstance(one, RunAccount)), None)
 
 
 def inside_a_run(fit: Callable[P, R]) -> Callable[P, R]:
-    """Lets the account of a run pay for the training.
+    """Inside a run of `tune`, lets the run's account pay for the training.
 
     Refuses arguments that would reveal the run.
     """

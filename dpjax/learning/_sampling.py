@@ -1,4 +1,4 @@
-"""Which records make a batch: pure functions of a key, with a fixed number of slots."""
+"""Samples batches of records by pure functions of a key, with a fixed number of slots."""
 
 import dataclasses
 import functools
@@ -18,22 +18,23 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.accounting._dp_sgd import least_capacity
 from dpjax.random._keys import check_key, is_seeded
 
-# The probability that a batch exceeds its slots, if the caller gives no capacity.
+# The probability that more records join a batch than it has slots, if the caller gives no capacity.
 RARE = 1e-15
 _WORD = 2.0**32
-# The step of a batch that may be used in any step, and of a batch that may not be used in any step.
+# The value of `Turn.step` for a batch that may be used in any step, and for a batch that may not be
+# used in any step.
 ANY_TURN, NO_TURN = -1, -2
 # With more bins, the probabilities of the bins would differ by more than 2^-48 from uniform.
 _MOST_BINS = 2**16
-# Folded into the key of the bins, to derive a number that identifies the key.
+# Folded into the key of the bins, to derive a number that identifies this key.
 _TELLING = 0x62696E73
 
 
 class Turn(NamedTuple):
-    """For which step a batch was drawn, and from which bins.
+    """The step for which a batch was drawn, and the bins from which it was drawn.
 
     Attributes:
-        step: -1 for every step.
+        step: the step; -1 if the batch may be used in every step.
         bins: a number for the key that put records into bins; 0 if there are no bins.
     """
 
@@ -64,7 +65,7 @@ class Batch:
     capacity: int = static()
     drawn_by: int = static(default=0)
     # The step and the bins, repeated for each slot, so that the slots may be distributed over
-    # shards. None for samplings whose batches may serve every step.
+    # shards. None if a batch may be used in every step.
     _turn: Turn | None = None
 
     @property
@@ -92,8 +93,8 @@ class Batch:
         shards = _shards.shard_count(axes) if axes else 1
         if isinstance(batch, Batch):
             mask = batch._mask
-            # Concatenated batches have too many slots. So does a batch that is replicated on
-            # several shards.
+            # Concatenated batches have too many slots. So does a batch that was copied to several
+            # shards.
             if mask.shape != (size,) or size * shards != batch.capacity:
                 raise ValueError(
                     f"examples must fill each of the {batch.capacity} slots of the batch once, "
@@ -199,8 +200,8 @@ class BatchSampling:
                     f" {_checks.described(present)}"
                 )
             present = jnp.asarray(present)
-        # All shards have the same key, so they would all choose the same slots. The accounting does
-        # not cover that.
+        # All shards have the same key, so they would all choose the same slots, which the
+        # accounting does not cover.
         _shards.refuse_inside(
             "sampling(key)", "draw one batch for all of them, and give each shard its slots"
         )
@@ -266,7 +267,8 @@ def poisson_sampling(n: int, *, batch_size: float, capacity: int | None = None) 
     n = _checks.integer("n", n, least=1, most=2**31 - 1)
     size = _checks.positive("batch_size", batch_size)
     _checks.host_only("batch_size", size, "a concrete number")
-    # Rates are multiples of 2^-32, because a record joins if its random word is below a threshold.
+    # Rates are multiples of 2^-32, because a record joins the batch if its random 32-bit word is
+    # below a threshold.
     words = int(size / n * _WORD)
     if size > n or words == 0:
         raise ValueError(f"batch_size must be at most n={n} and above n / 2^32, got {size:g}")
@@ -418,7 +420,7 @@ def _whole_step(step: Scalar) -> jax.Array:
     if not _checks.is_traced(step) and not 0 <= int(step) < 2**31:
         raise ValueError(f"step must be from 0 to 2^31 - 1, got {int(step)}")
     step = jnp.asarray(step).astype(jnp.int32)
-    # A traced step cannot raise an error. A step below 0 is marked as no step, and then no
+    # A traced step cannot raise an error. So a negative traced step becomes NO_TURN, and then no
     # guarantee covers the training.
     return jnp.where(step < 0, np.int32(NO_TURN), step)
 
@@ -455,7 +457,8 @@ def _from_bins(
     if present is not None:
         joins &= present
     telling = jax.random.bits(jax.random.fold_in(key, _TELLING), (), jnp.uint32)
-    # Each step has its own key, because the proof couples neighbors and needs independent orders.
+    # The order of records in a batch is drawn from a separate key for each step, because the proof
+    # couples neighbors and needs independent orders.
     key_order = jax.random.fold_in(key_order, step)
     return _of_joining(key, key_order, sampling, joins, Turn(step, telling))
 
@@ -463,9 +466,9 @@ def _from_bins(
 def _of_joining(
     key: Key, key_order: Key, sampling: BatchSampling, joins: jax.Array, turn: Turn | None
 ) -> Batch:
-    """The batch of the records that join, in a random order."""
-    # The output has a fixed size, so records beyond the capacity are cut off: the records with the
-    # highest indices.
+    """Returns the batch of the records that join, in a random order."""
+    # The batch has a fixed size, so if too many records join, those with the highest indices are
+    # left out.
     (indices,) = jnp.nonzero(joins, size=sampling.capacity, fill_value=0)
     mask = jnp.arange(sampling.capacity, dtype=jnp.int32) < jnp.sum(joins, dtype=jnp.int32)
     indices = _in_random_order(key_order, indices.astype(jnp.int32), mask)
@@ -480,11 +483,11 @@ def _fixed(key: Key, sampling: BatchSampling) -> Batch:
 
 
 def _in_random_order(key: Key, indices: jax.Array, mask: jax.Array) -> jax.Array:
-    """The indices in a uniform order, with the empty slots last.
+    """Permutes the indices uniformly, with the empty slots last.
 
     Floats are added up in the order of slots. In database order, removing a record would move all
-    later records to other slots. In random order, only the last record moves: it takes the empty
-    slot.
+    later records to other slots. In random order, the neighbors can be coupled such that only the
+    last record moves, to the slot of the removed record.
     """
     words = jax.random.bits(key, (4, len(indices)), jnp.uint32)
     *_, ordered = lax.sort((~mask, *words, indices), num_keys=5)

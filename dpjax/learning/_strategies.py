@@ -13,12 +13,13 @@ from dpjax._tracing._fingerprints import digest
 from dpjax.random._noise import GAUSSIAN
 from dpjax.targets._optax_training import optax_promotion
 
-# Entries are integers divided by 2^BITS. A common factor of all entries has no effect.
+# Entries of a strategy are integers divided by 2^BITS. A common factor of all entries has no
+# effect.
 BITS = 18
-# More bands would leave too few bits for the sums of a batch.
+# A strategy with more bands would leave too few bits for the sums of a batch.
 _MOST_BANDS = 2**12
 _MOST_STEPS = 2**24
-# A finer grid than this would lower the noise by less than .01%.
+# A finer grid than this would decrease the noise by less than .01%.
 _MOST_FINE = 14
 
 
@@ -139,7 +140,7 @@ class Strategy:
             squares = np.cumsum(np.cumsum(inverse) ** 2)
         else:
             sums = np.tri(self.steps)
-            # Rows of A C^-1, as columns of C^-T A^T.
+            # Solves for the rows of A C^-1, which are the columns of C^-T A^T.
             solved = scipy.linalg.solve_triangular(self.matrix.T, sums.T, lower=False)
             squares = (solved**2).sum(0)
         return self.column_norm * math.sqrt(squares.mean())
@@ -148,7 +149,7 @@ class Strategy:
         return np.broadcast_to(self.numerators, (self.steps, self.bands))
 
     def _column_squares(self) -> np.ndarray:
-        """The squared norms of all distinct columns, in units of 2^-36."""
+        """Returns the squared norms of all distinct columns, in units of 2^-36."""
         squares = self.numerators.astype(np.int64) ** 2
         if len(squares) == 1:
             return squares.sum(1)
@@ -163,8 +164,8 @@ def _overlap(strategy: Strategy, groups: int, steps: int) -> float:
     norms = [
         np.linalg.norm(strategy.moved_rows(i, groups=groups, steps=steps)) for i in range(groups)
     ]
-    # Each row is rounded once. The scale of the noise covers the rounding of `bands` rows, and a
-    # record may enter `rows` times as many.
+    # Each row of C times the gradients is rounded once. The noise scale covers the rounding of
+    # `bands` rows. A record that participates several times may change `rows` times as many rows.
     count = -(-steps // groups)
     rows = min(steps, count * strategy.bands) / strategy.bands
     return max(float(max(norms)) / strategy.column_norm, math.sqrt(rows)) * (1 + 1e-9)
@@ -325,7 +326,7 @@ def buffered_strategy(*, steps: int, groups: int | None = None) -> Strategy:
 
 
 def _strategy(name: str, rows: np.ndarray, steps: int) -> Strategy:
-    """The strategy whose entries are the rows, rounded."""
+    """Returns the strategy whose entries are `rows`, rounded."""
     steps = _checks.integer("steps", steps, least=1, most=_MOST_STEPS)
     if rows.dtype.kind not in "fiu":
         raise TypeError(f"{name} must be real numbers, got dtype {rows.dtype}")

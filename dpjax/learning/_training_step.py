@@ -1,9 +1,9 @@
-"""A step of `fit` as one compiled program, which later trainings with equal parts reuse.
+"""A step of `fit` as one compiled program, which later trainings of the same structure reuse.
 
-JAX caches a program under the identity of its function object, so equal calls of `fit` would
+JAX caches compiled programs by the identity of a function object, so equal calls of `fit` would
 compile equal programs again. Here a loss and an optimizer are traced at every call, and equal
 traces share a program. Numbers are arguments of the program: clip norms, the noise multiplier, the
-batch size, and the numbers that the optimizer's code holds. So changing a number does not compile
+batch size, and the numbers in the optimizer's code. So changing a number does not compile
 anything.
 
 An array or a number that the loss closes over is a part of its trace. If this array or number
@@ -33,13 +33,13 @@ from dpjax.targets._optax_training import optax_promotion
 if TYPE_CHECKING:
     import optax
 
-# The number of programs is limited, because each program keeps copies of the arrays that its loss
+# The number of cached programs is limited, because each contains copies of the arrays that its loss
 # closes over.
 _MOST_KEPT = 8
 
 
 class Training(NamedTuple):
-    """The state between two steps; its keys are secret."""
+    """The state of a training between two steps. It contains secret keys."""
 
     parameters: PyTree
     optimizer: PyTree
@@ -48,11 +48,11 @@ class Training(NamedTuple):
 
     @property
     def counts(self) -> NoiseState:
-        """The part of the noise state that counts steps and contains the key."""
+        """Returns the part of the noise state that counts steps and contains the key."""
         return self.noise.noise if isinstance(self.noise, CorrelatedNoiseState) else self.noise
 
     def with_counts(self, **changed: object) -> "Training":
-        """The state with other counts."""
+        """Returns this state with some fields of `counts` replaced."""
         counts = dataclasses.replace(self.counts, **changed)
         if isinstance(self.noise, CorrelatedNoiseState):
             return self._replace(noise=dataclasses.replace(self.noise, noise=counts))
@@ -79,7 +79,7 @@ class Numbers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FixedUpdate:
-    """The update of an optimizer, traced, without its numbers.
+    """The traced update of an optimizer, to which its numbers are passed as arguments.
 
     Two fixed updates are equal if they compute the same results from equal numbers.
 
@@ -105,7 +105,7 @@ class FixedUpdate:
     def __call__(
         self, numbers: list[np.ndarray], gradient: PyTree, state: PyTree, parameters: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """The new parameters, and the new state."""
+        """Returns the new parameters and the new optimizer state."""
         leaves = [*numbers, *jax.tree.leaves((gradient, state, parameters))]
         return jax.tree.unflatten(self.outputs, _walks.run(self.program, leaves, perform))
 
@@ -113,8 +113,11 @@ class FixedUpdate:
 def fixed_update(
     optimizer: "optax.GradientTransformation", state: PyTree, parameters: PyTree
 ) -> tuple[FixedUpdate, list[np.ndarray]]:
-    """The update of an optimizer, and the numbers in its code, such as the learning rate."""
-    import optax  # Takes half a second.
+    """Traces the update of an optimizer, and collects the numbers in its code.
+
+    Such a number is, for example, the learning rate.
+    """
+    import optax  # Importing optax takes half a second.
 
     def update(gradient: PyTree, state: PyTree, parameters: PyTree) -> tuple[PyTree, PyTree]:
         with optax_promotion():
@@ -144,7 +147,7 @@ def fixed_update(
 
 
 def _number(atom: _walks.Atom) -> np.ndarray | None:
-    """The value of an operand that is a literal float; None for any other operand."""
+    """Returns the value of an operand that is a literal float; None for any other operand."""
     if not isinstance(atom, jex.Literal) or np.ndim(atom.val):
         return None
     dtype = _walks.aval(atom).dtype
@@ -162,7 +165,7 @@ def step(
     sampling: BatchSampling,
     microbatch_size: int,
 ) -> Training:
-    """The state after one more step."""
+    """Runs one step of a training, and returns the next state."""
     count, present = now.counts.step, None
     if isinstance(records, PaddedRecords):
         records, present = records.records, records.present.astype(bool)

@@ -2,8 +2,8 @@
 
 Two mistakes lead to a shared key. First, `init` of an optimizer looks pure, so programs call it
 again for the next fold or restart, map over it, compile it, or send the optimizer to other
-processes. Second, a state looks like a value, so programs copy it for many lanes of a `vmap`, or
-close over it in a function that runs many times.
+processes. Second, a state looks like any other value, so programs copy it to many lanes of a
+`vmap`, or close over it in a function that runs many times.
 """
 
 import collections
@@ -31,8 +31,8 @@ from dpjax.release._transaction import tell_of_training
 
 T = TypeVar("T", bound="TrainingState")
 
-# Copies in lanes of a `vmap` fold numbers from here downward into the key, and trainings fold in
-# numbers from 1 upward. So their keys never coincide.
+# To derive new keys, copies of a state in lanes of a `vmap` fold in numbers from here downward, and
+# trainings fold in numbers from 1 upward. So their keys never coincide.
 _LAST = np.uint32(2**32 - 1)
 _OF_KEYS: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -41,15 +41,15 @@ class Trainings:
     """Counts the trainings of one optimizer. Refuses calls of `init` that may run several times."""
 
     def __init__(self, key: Key | None = None) -> None:
-        """Records the process and the trace in which the optimizer was made."""
-        # A call in another process or trace may run many times, and all runs would have the same
-        # index.
+        """Records the process and the trace in which the optimizer was created."""
+        # In another process or trace, a call of `init` may run many times, and every run would have
+        # the same index.
         self._place = os.getpid(), get_opaque_trace_state()
         self._numbers = itertools.count()
         self._numbers_of_key = itertools.count() if key is None else _numbers_of(key)
 
     def number(self) -> int:
-        """The number of one more training, from 0."""
+        """Returns the index of a new training, from 0."""
         if self._place != (os.getpid(), get_opaque_trace_state()):
             raise ValueError(
                 "init must run where the optimizer was made, got another process, or a jit, vmap"
@@ -60,7 +60,7 @@ class Trainings:
         return next(self._numbers)
 
     def key(self, key: Key) -> jax.Array:
-        """The key of one more training, which open key ledgers record as used.
+        """Returns the key of a new training, and records it as used in open key ledgers.
 
         The first training uses the given key.
         """
@@ -79,7 +79,7 @@ class Trainings:
         return key
 
     def __reduce__(self) -> NoReturn:
-        """Refuses to be pickled, because processes could not share one count of trainings."""
+        """Raises an error, because several processes could not share one count of trainings."""
         raise TypeError(
             "an optimizer that adds noise cannot be pickled: every process would draw the same"
             " noise; make one in each process, from its own key"
@@ -90,7 +90,7 @@ class Trainings:
 
 
 class TrainingState:
-    """A state that remembers in which trace it was made; `training_state` makes a pytree of it.
+    """A state that records the trace in which it was created; made a pytree by `training_state`.
 
     JAX flattens a state and makes a new one wherever it enters a function, as an argument or as the
     carry of a loop. So if a state comes from another trace, the running function closes over it,
@@ -105,7 +105,7 @@ class TrainingState:
         return made
 
     def refuse_if_closed_over(self) -> None:
-        """Refuses a state that the running function closes over."""
+        """Raises an error if the running function closes over this state."""
         if vars(self)["_trace"] != get_opaque_trace_state():
             raise ValueError(
                 "state must enter this function as an argument, got a state from outside of the "
@@ -115,7 +115,7 @@ class TrainingState:
             )
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
-        """A copy belongs to the trace in which it is unpickled."""
+        """Supports copies. A copy belongs to the trace in which it is unpickled."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
         return type(self), tuple(getattr(self, field.name) for field in fields)
 
@@ -124,7 +124,7 @@ class TrainingState:
     frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, static, down)
 )
 def training_state(cls: type[T]) -> type[T]:
-    """Makes a frozen dataclass that JAX flattens only in the trace where it was made.
+    """Makes a frozen dataclass that JAX flattens only in the trace where it was created.
 
     Axes of `vmap` and specifications of `shard_map` have the structure of a state but contain no
     arrays. They may come from any trace.
@@ -161,7 +161,7 @@ def training_state(cls: type[T]) -> type[T]:
 
 
 def key_of_each_lane(key: Key) -> Key:
-    """The same key, or a new key if an earlier lane of a `vmap` has the same key.
+    """Returns `key`, or a new key in lanes of a `vmap` of which an earlier one has the same key.
 
     This gives different keys to copies of one state. Their data differ, so their noise must differ
     as well.
@@ -175,8 +175,8 @@ def key_of_each_lane(key: Key) -> Key:
             return words
         lanes = words.reshape(-1, words.shape[-1])
         same = jnp.all(lanes[:, None] == lanes[None], axis=2)
-        # How many earlier lanes have the same key. For the first lane with a key this number is 0,
-        # and the lane keeps its key.
+        # Counts the earlier lanes with the same key. The first lane with a key counts 0, and keeps
+        # its key.
         earlier = jnp.sum(jnp.tril(same, -1), axis=1, dtype=jnp.uint32)
         keys = jax.random.wrap_key_data(lanes, impl=implementation)
         new = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, _LAST - earlier))
@@ -185,18 +185,19 @@ def key_of_each_lane(key: Key) -> Key:
     @apart.def_vmap
     def _(_: int, mapped: list[bool], *batched: jax.Array) -> tuple[jax.Array, bool]:
         del mapped
-        return apart(*batched), True  # Under nested `vmap`, the last call sees all lanes.
+        return apart(*batched), True  # Under nested `vmap`, the last call receives all lanes.
 
-    # An empty draw marks the key as used, for `jax.debug_key_reuse`.
+    # Drawing no bits marks the key as used, for `jax.debug_key_reuse`.
     words = apart(jax.random.key_data(key), jax.random.bits(key, (0,)))
     return jax.random.wrap_key_data(words, impl=implementation)
 
 
 def _numbers_of(key: Key) -> Iterator[int]:
-    """One count for all optimizers of a secret key: `optax.inject_hyperparams` makes many of them.
+    """Returns the count of trainings of a key, which all optimizers of a secret key share.
 
-    A seeded or traced key gets a separate count each time: trainings from a seed must be
-    reproducible, and the value of a traced key is not known yet.
+    `optax.inject_hyperparams` makes many optimizers of one key. A seeded or traced key has a
+    separate count for each optimizer: trainings from a seed must be reproducible, and the value of
+    a traced key is not known yet.
     """
     if _checks.is_traced(key) or _checks.is_staging() or is_seeded(key):
         return itertools.count()

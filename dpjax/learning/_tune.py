@@ -1,4 +1,4 @@
-"""`tune`: the best of a random number of private trainings, paid for before the first one."""
+"""`tune`: releases the best of a random number of private trainings, paid for in advance."""
 
 import dataclasses
 import math
@@ -194,8 +194,8 @@ def tune(
         for i in range(first, law.draw(Coins(of_count))):
             choice = Coins(jax.random.fold_in(of_choices, i)).below(len(candidates))
             account = RunAccount(relation, epsilon, prices[choice])
-            # The score is also computed under this account, so that it cannot release anything
-            # unnoticed.
+            # The score is also computed under this account, so that it cannot make a release that
+            # is not counted.
             with account:
                 made = fit_one(jax.random.fold_in(of_runs, i), candidates[choice])
                 release, score = _result(made, account, public_score)
@@ -240,11 +240,11 @@ def _shape(distribution: Distribution | float) -> float:
 def _price(
     fit_one: FitOne[C], candidate: C, relation: NeighboringRelation, score_epsilon: float
 ) -> Price:
-    """The price of one run, from a call that ends at its first payment."""
+    """Returns the price of one run, from a call of `fit_one` that ends at its first payment."""
     account = RunAccount(relation, score_epsilon)
     try:
         with account:
-            # No noise is drawn under this key.
+            # No noise is drawn from this key.
             fit_one(secure_key(), candidate)
     except Priced as priced:
         return priced.price
@@ -270,9 +270,9 @@ def _promised(prices: list[Price], law: Repetitions, delta: float, key: Key) -> 
 def _result(
     made: Any, account: RunAccount, public_score: Callable[[PyTree], float] | None
 ) -> tuple[Release, np.float32]:
-    """The release and the score of a run.
+    """Returns the release and the score of a run.
 
-    Raises errors only about the structure of the result, which is public.
+    It raises errors only about the structure of the result, which is public.
     """
     expected = "a Release" if public_score else "two Releases, of the training and of the score"
     releases: list[Any] = [made] if public_score else [*made] if isinstance(made, tuple) else []
@@ -292,7 +292,7 @@ def _result(
 
 
 def _zeros(prices: list[Price]) -> PyTree:
-    """Arrays like the result of every run, for a checkpoint."""
+    """Returns arrays of zeros in the structure of every run's result, for a checkpoint."""
     shapes = [price.parameters for price in prices]
     if any(shape is None for shape in shapes):
         raise ValueError(

@@ -129,12 +129,12 @@ def regret_bound(*, steps: int, experts: int, learning_rate: Scalar | None = Non
 
 
 def best_rate(steps: int, experts: int) -> float:
-    """The learning rate at which the bound on regret is least."""
+    """Returns the learning rate at which the bound on the regret is least."""
     return math.sqrt(math.log(experts) / steps)
 
 
 def loss_matrix(name: str, losses: PyTree) -> jax.Array:
-    """Checks losses: two or more experts, and few enough steps that their sums do not overflow."""
+    """Checks that there are at least two experts, and that sums over all steps do not overflow."""
     return check_loss_matrix(name, _checks.real_arrays(name, losses))
 
 
@@ -150,12 +150,12 @@ def check_loss_matrix(name: str, losses: PyTree) -> PyTree:
 
 
 def loss_bits(steps: int) -> int:
-    """The number of bits of a loss: the sum over all steps stays below 2^31 units of 2^-bits."""
+    """Returns the number of bits of a loss: sums of all steps are below 2^31 units of 2^-bits."""
     return min(_FINEST_BITS, 30 - steps.bit_length())
 
 
 def clamped_losses(losses: jax.Array) -> jax.Array:
-    """Losses in [0, 1], of the same dtype; NaN counts as 1."""
+    """Clips losses to [0, 1], in the same dtype. NaN becomes 1."""
     if losses.dtype == bool:
         return losses
     if jnp.issubdtype(losses.dtype, jnp.floating):
@@ -164,7 +164,7 @@ def clamped_losses(losses: jax.Array) -> jax.Array:
 
 
 def loss_units(losses: jax.Array, bits: int) -> jax.Array:
-    """Losses as integers, in units of 2^-bits."""
+    """Converts losses to integers in units of 2^-bits."""
     losses = clamped_losses(losses)
     if not jnp.issubdtype(losses.dtype, jnp.floating):
         return losses.astype(jnp.int32) << bits
@@ -172,9 +172,9 @@ def loss_units(losses: jax.Array, bits: int) -> jax.Array:
 
 
 def scan_steps(choose: Callable[[jax.Array, jax.Array], PyTree], losses: jax.Array) -> PyTree:
-    """The choices of all steps: `choose(number, cumulative)` is given the sum of earlier losses.
+    """Returns `choose(number, cumulative)` of all steps, given the sums of earlier losses.
 
-    The sum is an integer. A sum of floats would be rounded at every step, so one loss could change
+    Sums are integers. A sum of floats would be rounded at every step, so one loss could change
     it by more than the loss itself.
     """
     bits = loss_bits(len(losses))
@@ -271,18 +271,19 @@ def adversarial_losses(adversary: Adversary, *, steps: int, experts: int) -> jax
     return jnp.asarray(losses)
 
 
-# Private choices. A choice is the exponential mechanism on the negative cumulative losses.
-# Replacing the losses of one step changes these sums by at most 1. So a choice is (2 eta)-DP, and
-# its log ratios of probabilities are in an interval of length 2 eta. Hence it satisfies zCDP with
-# rho = (2 eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 / 2-zCDP.
+# The following functions make private choices. A choice is the exponential mechanism whose scores
+# are the negative cumulative losses. Replacing the losses of one step changes these sums by at most
+# 1. So a choice is (2 eta)-DP, and its log ratios of probabilities are in an interval of length 2
+# eta. Hence it satisfies zCDP with rho = (2 eta)^2 / 8 = eta^2 / 2, and T choices are T eta^2 /
+# 2-zCDP.
 
 RateMethod = Literal["zcdp", "drv"]
-# These margins cover the rounding of a calibration in float64 and in float32.
+# These margins cover the rounding errors of a calibration in float64 and in float32.
 _ROUNDING, _TRACED_ROUNDING = 1e-12, 2.0**-18
 
 
 def replaced_steps(difference: Value) -> jax.Array:
-    """The norm of private weighted majority: the number of steps whose losses differ."""
+    """Returns the number of steps whose losses differ: the norm of private weighted majority."""
     (moved,) = jax.tree.leaves(difference)
     return jnp.sum(jnp.any(moved != 0, axis=-1), dtype=moved.dtype)
 
@@ -465,12 +466,12 @@ def private_weighted_majority(
 
 
 def _simple_rho(epsilon: Scalar, log: Scalar) -> Scalar:
-    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon, in a form without cancellation."""
+    """Solves rho + 2 sqrt(rho ln(1 / delta)) = epsilon for rho, without cancellation."""
     return (epsilon / ((log + epsilon) ** 0.5 + log**0.5)) ** 2
 
 
 def _within_lecture(epsilon: Scalar, log: Scalar, steps: int, traced: bool) -> Scalar:
-    """Refuses an epsilon at which the closed-form rate may not be private; gives NaN if traced.
+    """Refuses an epsilon at which the closed-form rate may not be private; returns NaN if traced.
 
     With x = 2 eta, advanced composition gives epsilon / 2 + T x (e^x - 1), and for x <= 1 the
     second term is at most 2 T x^2 = epsilon^2 / (4 ln(1 / delta)).
