@@ -230,8 +230,8 @@ def _step(
     # The noise of this step and of later steps would not cover a larger norm bound. So the bound is
     # NaN from this step on.
     usable = first <= bound
-    # A checkpoint may be loaded into the state of another strategy. A column of C with entries of two
-    # strategies may have a larger norm than the columns of either strategy.
+    # A checkpoint may be loaded into the state of another strategy. A column of C with entries of
+    # two strategies may have a larger norm than the columns of either strategy.
     usable &= state.number == np.uint32(strategy.number)
     bound = jnp.where(usable, bound, jnp.nan)
     # The updates of steps beyond the last step of the strategy are NaN.
