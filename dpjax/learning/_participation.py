@@ -50,7 +50,7 @@ class ParticipationLosses:
 
     @functools.cached_property
     def _factor(self) -> np.ndarray:
-        """A matrix whose rows have the inner products of the bins' shifts, slightly increased."""
+        """Returns a Cholesky factor of the bins' shifts' inner products, increased slightly."""
         shifts = np.array([self._shifts(i) for i in range(self.sampling.groups)])
         products = shifts @ shifts.T
         # Larger inner products give a dominating pair, so the increase covers the rounding errors

@@ -1,4 +1,4 @@
-"""The sparse vector technique: reports which queries exceed a threshold, and pays only for these.
+"""The sparse vector technique: finds queries above a threshold, and pays only for these queries.
 
 docs/proofs/sparse-vector.md has the proofs.
 """
@@ -32,7 +32,7 @@ from dpjax.release._mechanism import SensitivityMechanism
 from dpjax.release._transaction import guarantee_under, pay_and_draw
 from dpjax.sensitivity._norms import grid_dtype, rounding_norm
 
-# Parameters of the quadrature in `log_prob`, which integrates over the noise of the threshold: the
+# Parameters of the numerical integral over the noise of the threshold in `log_prob`: the
 # integration range in scales on either side; the number of panels, which are narrower near 0; and
 # the number of Gauss-Legendre nodes in a panel.
 _REACH, _PANELS, _NODES = 24.0, 48, 4
@@ -101,13 +101,13 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         check_one_array(value, "queries' answers, shape (K,)")
 
     def _before_noise(self, value: Value) -> PyTree:
-        # Only the shape and dtype of the result are used, to calibrate the noise. The draw itself
-        # rounds integers to the grid without this cast.
+        # Only the shape and dtype of the result are used, to calibrate the noise. The draw rounds
+        # the original integers to the grid, without this cast.
         return value.astype(jnp.result_type(float))
 
     @property
     def _charged(self) -> int:
-        """How many sensitivities the c positive answers cost in the proof: 2c, or c if monotone."""
+        """Returns how many sensitivities c positive answers cost: 2c, or c if monotone."""
         return self.positives * (1 if self.monotone else 2)
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -122,8 +122,8 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon,
             rounding_norm("linf", arrays),
-            # The number of draws whose table errors count as privacy loss: the threshold, and each
-            # positive answer. Negative answers cost nothing.
+            # The number of draws whose table errors count as privacy loss: one for the threshold
+            # and one for each positive answer. Negative answers cost nothing.
             1 + self.positives,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
@@ -230,7 +230,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         places, count = jnp.asarray(output), answers.size
         gaps = (answers.astype(dtype) - jnp.asarray(self.threshold, dtype)) / noise.numbers.scale
         above = jnp.any(jnp.arange(count)[:, None] == places[None, :], axis=1)
-        # Queries after the last positive answer have no effect.
+        # Queries after the last positive answer do not affect the output.
         last = jnp.where(places[-1] < count, places[-1], count)
         asked = jnp.arange(count) <= last
         nodes, log_weights = (jnp.asarray(x, dtype) for x in _threshold_rule())
@@ -271,7 +271,7 @@ class AboveThreshold(OnGrid, SensitivityMechanism):
         tail = (1 - _checks.fraction("confidence", confidence)) / 2
         queries = arrays.size if simultaneous else 1
         noise = self._noise()
-        # Half of the failure probability is for the noise of the threshold, and half is for the
+        # Half of the failure probability is allotted to the noise of the threshold, and half to the
         # noise of the queries.
         line = noise.threshold.scale * -math.log(tail)
         # The query, the threshold and both noises are rounded, each by at most half a step.
@@ -385,7 +385,7 @@ def _step(
 
 @functools.lru_cache
 def _threshold_rule() -> tuple[np.ndarray, np.ndarray]:
-    """Quadrature nodes, and their log weights under the standard Laplace density."""
+    """Returns quadrature nodes, and their log weights under the standard Laplace density."""
     nodes, log_weights = legendre_rule(_NODES)
     ends = _REACH * np.linspace(0, 1, _PANELS + 1) ** 2
     half = np.diff(ends)[:, None] / 2
@@ -395,5 +395,5 @@ def _threshold_rule() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _selected_sum(selected: jax.Array, terms: jax.Array) -> jax.Array:
-    """The sum of the selected rows. As a matrix product, it takes less memory in a batch."""
+    """Returns the sum of the selected rows. A matrix product needs less memory in a batch."""
     return jnp.dot(selected.astype(terms.dtype), terms, precision="highest")

@@ -1,4 +1,4 @@
-"""Additive noise with the same scale in every coordinate: Laplace, Gaussian, and your own."""
+"""Mechanisms that add noise of one scale to all coordinates: Laplace, Gaussian, or custom noise."""
 
 import dataclasses
 import math
@@ -176,7 +176,8 @@ def additive(
             "norm must be monotone in the magnitudes of the coordinates, and a NoiseShape is not:"
             " use dpjax.shaped_gaussian"
         )
-    # If the tables of the noise omit some probability, delta must be above 0 to cover it.
+    # If the tables from which the noise is drawn omit some probability, delta must be above 0 to
+    # cover it.
     missed = noise.lattice is not None and noise.lattice.certificate.delta > 0
     if missed or _checks.is_traced(delta) or not np.array_equal(delta, 0):
         delta = _checks.fraction("delta", delta)
@@ -365,13 +366,12 @@ def gaussian(
     )
 
 
-# Margins for the rounding errors of multipliers: users' formulas for scale over sensitivity.
-#
-# The rounding error of the formula is measured, and eight times the largest error is added to the
-# scale. Concrete parameters are evaluated in float64 on the host, and the formula is compared with
-# its own values at nearby parameters. Traced parameters are evaluated in the float dtype of the
-# program, and the formula in float32 is compared with float64 at many parameters. A formula with
-# catastrophic cancellation is refused.
+# Margins for the rounding errors of a multiplier, which is a user's formula for the ratio of the
+# noise scale to the sensitivity.  The rounding error of the formula is measured, and eight times
+# the largest error is added to the scale. Concrete parameters are evaluated in float64 on the host,
+# and the formula is compared with its own values at nearby parameters. Traced parameters are
+# evaluated in the float dtype of the program, and the formula in float32 is compared with float64
+# at many parameters. A formula with catastrophic cancellation is refused.
 
 
 Multiplier = Callable[[Scalar, Scalar], Scalar]
@@ -379,22 +379,24 @@ Multiplier = Callable[[Scalar, Scalar], Scalar]
 # A relative error below this needs no margin, because the scale that is actually used exceeds the
 # nominal scale by more than this error.
 _COVERED = 2.0**-40
-_FACTOR = 8  # The margin is this many times the largest measured error.
+_FACTOR = 8  # The scale is increased by this many times the largest measured error.
 _MOST_LOST, _MOST_LOST_TRACED = 2.0**-20, 2.0**-10
-# Relative steps from 2^-8 to 2^-48. A step up is longer than a step down by an irrational factor,
-# because equal steps could miss errors that are symmetric about the center.
+# Relative steps from 2^-8 to 2^-48, at which a formula is compared with its own values. A step up
+# is longer than a step down by an irrational factor, because equal steps could miss errors that are
+# symmetric about the center.
 _STEPS, _LONGER = [0.618034**power for power in range(12, 70, 2)], 1.618034
-# A formula may subtract logarithms, whose magnitudes reach 745 in float64. For smaller epsilon, the
-# formula could lose all digits at every nearby parameter, and then the comparison would find no
-# error.
+# The least epsilon that is accepted. A formula may subtract logarithms, whose magnitudes reach 745
+# in float64. For a smaller epsilon, the formula could lose all digits at every nearby parameter,
+# and the comparison would find no error.
 _LEAST_EPSILON = 1e-9
-# Traced parameters are tested in these ranges. Parameters outside of them give NaN.
+# Traced parameters are tested in these ranges. The scale is NaN for parameters outside of these
+# ranges.
 _EPSILONS, _DELTAS = (2.0**-14, 2.0**6), (2.0**-60, 2.0**-2)
 _TRIED = 256
 
 
 def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scalar:
-    """The scale over the sensitivity, with a margin for the rounding error of the formula."""
+    """Returns the ratio of scale to sensitivity, with a margin for the formula's rounding error."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         return _traced(multiplier, epsilon, delta)
     if epsilon < _LEAST_EPSILON:
@@ -405,7 +407,7 @@ def multiple_of(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> Scala
     numbers = np.float64(epsilon), np.float64(delta)
     with jax.enable_x64(True), computing_now():
         unit = _in_float64(multiplier(*numbers))
-        # An infinite scale is refused later, by `additive`.
+        # `additive` refuses an infinite scale later.
         around = _lost_around(lambda *moved: _in_float64(multiplier(*moved)), numbers, unit)
         lost = float(around) if math.isfinite(unit) else 0.0
     if lost > _MOST_LOST:
@@ -452,7 +454,7 @@ def _lost_around(
 
 
 def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array:
-    """The scale over the sensitivity in the dtype of a program; NaN for untested parameters."""
+    """Returns the ratio of scale to sensitivity of a program; NaN for untested parameters."""
     epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
     dtype = max(compute_dtype(epsilon.dtype), compute_dtype(delta.dtype))
     known = None if _checks.is_traced(delta) else float(delta)
@@ -467,12 +469,13 @@ def _traced(multiplier: Multiplier, epsilon: Scalar, delta: Scalar) -> jax.Array
 
 
 def _lost_in(multiplier: Multiplier, dtype: DTypeLike, delta: float | None) -> tuple[float, float]:
-    """The largest relative error that was found, and the epsilon at which it occurs."""
+    """Returns the largest relative error of a formula in tests, and the epsilon where it occurs."""
     generator = np.random.default_rng(0)
     epsilons = _between(generator, *_EPSILONS)
     deltas = _between(generator, *_DELTAS) if delta is None else np.full(_TRIED, delta)
     around = None
-    # Both dtypes are tested at the same parameters, which the narrower dtype represents exactly.
+    # Both dtypes are tested at the same parameters, which the narrower of the two dtypes represents
+    # exactly.
     epsilons, deltas = (np.asarray(x, dtype).astype(np.float64) for x in (epsilons, deltas))
     try:
         with computing_now():

@@ -100,13 +100,16 @@ class BernsteinPolynomial:
 
 
 def lattice_points(degree: int, dims: int) -> np.ndarray:
-    """The lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims + (dims,)."""
+    """Returns the lattice {0, 1/degree, ..., 1}^dims, shape (degree + 1,) * dims + (dims,)."""
     axis = np.linspace(0.0, 1.0, degree + 1)
     return np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1)
 
 
 def lattice_values(function: Callable[[jax.Array], Value], degree: int, dims: int) -> Value:
-    """Evaluates a function on the lattice. It must return a scalar or a pytree of scalars."""
+    """Evaluates a function on the lattice.
+
+    The function must return a scalar or pytree of scalars.
+    """
     _checks.function("the value of the target", function)
     points = jnp.asarray(lattice_points(degree, dims), jnp.result_type(float))
     values = jax.vmap(function)(points.reshape(-1, dims))
@@ -172,7 +175,7 @@ def evaluate_on_lattice(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OnLattice:
-    """A target that evaluates the function of another target on a lattice."""
+    """A target whose value is the function of another target, evaluated on a lattice."""
 
     target: Callable[[Database], Callable[[jax.Array], Value]]
     degree: int
@@ -237,22 +240,22 @@ def approximate_bernstein(
 
 
 def bernstein_matrix(degree: int) -> np.ndarray:
-    """The operator B on lattice values: entry (j, i) is basis polynomial i at j / degree."""
+    """Returns the matrix of B on lattice values: entry (j, i) is polynomial i at j / degree."""
     lattice = np.linspace(0.0, 1.0, degree + 1)
     return scipy.stats.binom.pmf(np.arange(degree + 1)[None, :], degree, lattice[:, None])
 
 
 def sup_norm_growth(degree: int, dims: int, order: int) -> float:
-    """A bound on sup |polynomial| / max |lattice values|.
+    """Bounds the ratio of sup |polynomial| and max |lattice values|.
 
     In one dimension the bound is close to the norm of the operator. It is the maximum of the
     Lebesgue function over n Chebyshev nodes, divided by cos(pi degree / (2 n)), which bounds the
     maximum between the nodes (Ehlich and Zeller 1964).
     """
     if order == 1:
-        return 1.0  # The polynomial is a convex combination of lattice values.
+        return 1.0  # The values of the polynomial are convex combinations of lattice values.
     if dims > 1:
-        return float(2**order - 1)  # B has norm 1, so the norm of (I - B)^i is at most 2^i.
+        return float(2**order - 1)  # The norm of B is 1, so the norm of (I - B)^i is at most 2^i.
     matrix = bernstein_matrix(degree)
     residual = total = np.eye(degree + 1)
     for _ in range(order - 1):
@@ -273,13 +276,14 @@ def _along_every_axis(operator: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _evaluate(coefficients: jax.Array, x: jax.Array) -> jax.Array:
-    """De Casteljau's algorithm along each axis. It is stable at any degree."""
+    """Evaluates the polynomial by De Casteljau's algorithm on each axis, stable at any degree."""
     for coordinate in range(x.shape[0]):
         t = x[coordinate]
 
         def combine(_: int, c: jax.Array, t: jax.Array = t) -> jax.Array:
-            # `roll` moves the first entry to the end, where it does not belong. The wrong entries
-            # spread by one place in each step, but never reach the first entry, which is returned.
+            # `roll` moves the first entry to the end, which makes the last entry wrong. Wrong
+            # entries spread by one index in each step, but never reach the first entry, which is
+            # the result.
             return (1 - t) * c + t * jnp.roll(c, -1, axis=0)
 
         coefficients = lax.fori_loop(0, coefficients.shape[0] - 1, combine, coefficients)[0]
@@ -326,7 +330,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
         return math.prod(self.lattice_shape) * self.sensitivity.value / self.epsilon
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """One lattice. The shape is ignored."""
+        """Returns the spec of one lattice, and ignores the shape."""
         del shape
         return jax.ShapeDtypeStruct(self.lattice_shape, dtype)
 
@@ -340,8 +344,8 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
     def _calibration(self, arrays: PyTree) -> Calibration:
         lattices = len(jax.tree.leaves(arrays))
-        # Laplace noise is calibrated in the l1 norm. The l1 norm is at most the number of
-        # coordinates times the sensitivity in linf.
+        # Laplace noise is calibrated in the l1 norm. This norm is at most the number of coordinates
+        # times the sensitivity in linf.
         coordinates = lattices * math.prod(self.lattice_shape)
         return Calibration(
             lattices * self.scale,
@@ -368,7 +372,7 @@ class BernsteinMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Error bounds of the lattice values, or of the polynomials on the cube if `everywhere`."""
+        """Bounds the errors of lattice values, or of polynomials on the cube if `everywhere`."""
         bounds = super()._errors(arrays, calibration, quantile, everywhere=everywhere)
         growth = sup_norm_growth(self.degree, self.dims, self.order) if everywhere else 1.0
         return jax.tree.map(lambda bound: growth * bound, bounds)
@@ -383,7 +387,10 @@ class BernsteinMechanism(CoordinatewiseMechanism):
 
 
 def _as_float(lattice: jax.Array) -> jax.Array:
-    """Casts lattice values to floats. Integers are first clamped to a range that is exact."""
+    """Casts lattice values to floats.
+
+    Integers are first clamped to a range that floats represent.
+    """
     dtype = compute_dtype(lattice.dtype)
     if jnp.issubdtype(lattice.dtype, jnp.integer):
         limits, exact = jnp.iinfo(lattice.dtype), 2 ** (jnp.finfo(dtype).nmant + 1)

@@ -51,7 +51,8 @@ def gaussian_for_advantage(
         _checks.host_only(name, number, "a concrete number")
     if not 1e-5 <= largest <= 0.999:
         raise ValueError(f"advantage must be from 1e-5 to .999, got {largest}")
-    # A small margin covers the errors of the noise's tables and the rounding of loss distributions.
+    # A small margin covers the errors of the tables from which noise is drawn, and the rounding of
+    # privacy loss distributions.
     ideal = float(largest) * (1 - 1e-6) - 1e-7
     if delta >= ideal:
         raise ValueError(

@@ -30,27 +30,28 @@ from dpjax._exact._numerics import bisect, compute_dtype, legendre_rule
 from dpjax.random._noise import GAUSSIAN
 
 _NODES = 100
-# Bisection searches x in this interval. Below it, delta underflows in float64. Above it, delta
-# rounds to 1.
+# Bisection searches for x in this interval. For smaller x, delta underflows in float64. For larger
+# x, delta rounds to 1.
 _LOWEST_X, _HIGHEST_X = -40.0, 12.0
-# The probability that the tables of the noise omit may take this fraction of delta, see
+# The probability that the noise tables omit may be at most this fraction of delta; see
 # `random._grid_fit`.
 _TABLE_MARGIN = 2.0**-24
 # Limits of `epsilon_of_multiplier`. A release of more numbers would not fit into memory. For a
-# larger delta, `Calibration.covers` has another condition, which is not implemented here.
+# larger delta, `Calibration.covers` has a further condition, which is not implemented here.
 _MOST_NUMBERS, _LARGEST_DELTA = 2**40, 0.9
-# Outward margins on sigma. They cover the error of the numerical root, in float64 and in float32.
+# Relative margins that are added to sigma. They cover the error of the numerical root in float64
+# and in float32.
 _HOST_MARGIN = 1e-7
 _TRACED_MARGIN = 1e-3
 
 
 def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta of the analytic Gaussian mechanism, rounded up; see `gaussian`."""
+    """Returns sigma / Delta of the analytic Gaussian mechanism, rounded up; see `gaussian`."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         epsilon, delta = jnp.asarray(epsilon), jnp.asarray(delta)
         dtype = max(compute_dtype(x.dtype) for x in (epsilon, delta))
         return _traced_multiplier(epsilon.astype(dtype), delta.astype(dtype))
-    # If delta is near 1, the margin is a fraction of 1 - delta instead of delta.
+    # If delta is near 1, the margin is relative to 1 - delta instead of delta.
     log_delta = math.log(delta) + math.log1p(-_TABLE_MARGIN * min(1.0, (1 - delta) / delta))
     x, _ = bisect(lambda x: _log_delta(x, epsilon, np) <= log_delta, _LOWEST_X, _HIGHEST_X)
     return _multiplier(x, epsilon, np).item() * (1 + _HOST_MARGIN)
@@ -58,12 +59,12 @@ def analytic_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
 
 @functools.lru_cache(maxsize=1024)
 def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> float | None:
-    """The least epsilon that a Gaussian mechanism with this multiplier satisfies, rounded up.
+    """Returns the least epsilon of a Gaussian mechanism with this multiplier, rounded up.
 
-    Returns None if delta does not cover the probability that the tables of the noise omit. The
-    epsilon also holds for the noise that is actually drawn, by the section "The scale that covers
-    everything" in docs/proofs/exact-noise.md: the margins for rounding and for tables shrink as
-    sensitivity and epsilon grow.
+    The result is None if delta does not cover the probability that the noise tables omit. The
+    epsilon is also valid for the noise that is actually drawn, by the section "The scale that
+    covers everything" in docs/proofs/exact-noise.md: the margins for rounding and for tables shrink
+    as sensitivity and epsilon grow.
     """
     lattice = GAUSSIAN.lattice
     if lattice is None or delta > _LARGEST_DELTA:
@@ -85,14 +86,14 @@ def epsilon_of_multiplier(multiplier: float, delta: float, dims: int | None) -> 
 
 
 def classical_multiplier(epsilon: Scalar, delta: Scalar) -> Scalar:
-    """Sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; only for epsilon <= 1."""
+    """Returns sigma / Delta = sqrt(2 log(1.25 / delta)) / epsilon; only for epsilon <= 1."""
     if _checks.is_traced(epsilon) or _checks.is_traced(delta):
         multiplier = jnp.sqrt(2 * jnp.log(1.25 / delta)) / epsilon
         return jnp.where(epsilon <= 1, multiplier * (1 + _TRACED_MARGIN), jnp.nan)
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon * (1 + _HOST_MARGIN + _TABLE_MARGIN)
 
 
-# Multipliers that already round outward, so `additive` does not measure their rounding error.
+# These multipliers already round outward, so `additive` does not measure their rounding error.
 HAVE_MARGINS = frozenset((analytic_multiplier, classical_multiplier))
 
 
@@ -108,19 +109,19 @@ def _traced_multiplier(epsilon: jax.Array, delta: jax.Array) -> jax.Array:
     start = (jnp.full_like(epsilon, _LOWEST_X), jnp.full_like(epsilon, _HIGHEST_X))
     low, _ = lax.fori_loop(0, 60, halve, start)
     multiplier = _multiplier(low, epsilon, jnp) * (1 + _TRACED_MARGIN)
-    # In float32, a delta closer to 1 has too few significant digits of 1 - delta.
+    # In float32, 1 - delta has too few significant digits if delta is closer to 1.
     usable = (epsilon > 0) & (delta >= 1e-30) & (delta <= 0.999)
     return jnp.where(usable, multiplier, jnp.nan)
 
 
 def _multiplier(x: Scalar, epsilon: Scalar, numpy: Any) -> Any:
-    """The multiplier 1 / mu at x."""
+    """Returns the multiplier 1 / mu at x."""
     root = numpy.sqrt(2 * epsilon)
     return numpy.exp(-numpy.arcsinh(x / root)) / root
 
 
 def _log_delta(x: Any, epsilon: Scalar, numpy: Any) -> Any:
-    """The log of delta at x, by quadrature over the interval where the integrand matters."""
+    """Returns the log of delta at x, by quadrature where the integrand is not negligible."""
     root = numpy.sqrt(2 * epsilon)
     upper = numpy.arcsinh(x / root)
     # Below `lower`, the integrand is at most exp(-depth) times its largest value, because either

@@ -1,4 +1,4 @@
-"""Base classes of mechanisms with integer noise: the grid, and the scale of the drawn noise."""
+"""Base classes of mechanisms that round arrays to a grid and add integer noise."""
 
 import abc
 import dataclasses
@@ -55,28 +55,28 @@ class OnGrid(abc.ABC):
     """
 
     epsilon: Scalar
-    _scale_name = "scale of the noise"  # For messages.
+    _scale_name = "scale of the noise"  # The name of the scale in error messages.
 
     @property
     @abc.abstractmethod
     def _lattice(self) -> Lattice | None:
-        """The lattice of the noise; None for noise in floats."""
+        """Returns the lattice of the noise; None for noise in floats."""
 
     @abc.abstractmethod
     def _calibration(self, arrays: PyTree) -> Calibration:
-        """The parameters that determine the scale and the grid, from shapes and dtypes alone."""
+        """Returns the parameters that determine scale and grid, from shapes and dtypes alone."""
 
     def _before_noise(self, value: Value) -> PyTree:
-        """The arrays that are rounded and get noise."""
+        """Returns the arrays that are rounded and to which noise is added."""
         return value
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """The spec of a value of this shape and dtype, for methods with an argument `shape`."""
+        """Returns the spec of a value of this shape and dtype, for methods that take `shape`."""
         count(shape)
         return jax.ShapeDtypeStruct(shape, dtype)
 
     def _check_structure(self, value: Value) -> None:
-        """Refuses values of a structure or shape that the mechanism does not accept."""
+        """Raises an error for values of a structure or shape that the mechanism does not accept."""
         del value  # By default, all structures and shapes are accepted.
 
     @property
@@ -94,7 +94,7 @@ class OnGrid(abc.ABC):
             self._check_fit(arrays, calibration)
 
     def _check_fit(self, arrays: PyTree, calibration: Calibration) -> None:
-        """Refuses concrete parameters if no grid suits noise of this scale."""
+        """Raises an error for concrete parameters if no grid suits noise of this scale."""
         assert self._lattice is not None
         if calibration.zero_allowed or _checks.is_traced(calibration.scale):
             return
@@ -109,7 +109,7 @@ class OnGrid(abc.ABC):
     def _asked(
         self, shape: tuple[int, ...] | None, like: PyTree, dtype: DTypeLike | None = None
     ) -> tuple[PyTree, Calibration]:
-        """The specs of the arrays that get noise, and their calibration, for `shape` or `like`."""
+        """Returns the specs of the arrays that get noise, and their `Calibration`."""
         if like is None:
             dtype = jnp.result_type(float) if dtype is None else dtype
             shape = () if shape is None else shape
@@ -189,7 +189,7 @@ class OnGrid(abc.ABC):
 
 
 def as_number(scalar: Scalar) -> Scalar:
-    """Converts a concrete scalar to a Python number; returns batches and tracers unchanged."""
+    """Converts a concrete scalar to a Python number. Returns batches and tracers unchanged."""
     if isinstance(scalar, int) or _checks.is_traced(scalar) or jnp.ndim(scalar) > 0:
         return scalar
     return float(scalar)
@@ -200,13 +200,13 @@ def whole(bound: Scalar) -> Scalar:
     return jnp.floor(bound) if isinstance(bound, jax.Array) else float(np.floor(bound))
 
 
-# A factor on quantiles, to cover the errors of the noise's tables and of scales in float32.
+# This factor on quantiles covers the errors of the noise tables and of scales in float32.
 OUTWARD_QUANTILE = 1 + 2.0**-20
 KNOWN_NOISE = {noise.name: noise for noise in (LAPLACE, DISCRETE_LAPLACE, GAUSSIAN)}
 
 
 def noise_quantile(noise: Noise, confidence: float, together: int = 1) -> float:
-    """A bound on the noise of d = `together` coordinates, in units of the scale.
+    """Bounds the noise of d = `together` coordinates, in units of the scale.
 
     With probability at least `confidence`, no coordinate exceeds the bound. For this, each of the d
     independent coordinates exceeds it with probability at most 1 - confidence^(1/d).
@@ -222,7 +222,7 @@ def around_noise(
     steps: Sequence[ArrayLike],
     **facts: object,
 ) -> Accuracy:
-    """The `Accuracy` of arrays to which noise was added.
+    """Returns the `Accuracy` of arrays to which noise was added.
 
     Args:
         noise: the distribution at scale 1.
@@ -244,7 +244,7 @@ def around_noise(
 
 
 def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> list[np.ndarray]:
-    """For each array, a bound on its errors that holds for `together` coordinates at once."""
+    """Bounds the errors of each array, simultaneously for `together` coordinates."""
     noise = KNOWN_NOISE[facts["noise"]]
     quantile = noise_quantile(noise, confidence, together)
 
@@ -252,7 +252,7 @@ def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> lis
         scale = np.asarray(array["scale"])
         if array["whole"]:
             return np.asarray(noise.whole_bound(quantile, scale))
-        # The value and the noise are each rounded by half a step.
+        # The value and the noise are each rounded by at most half a step of the grid.
         return scale * quantile + np.asarray(array["step"])
 
     return [bound(array) for array in facts["arrays"]]
@@ -262,7 +262,7 @@ def noise_bounds(facts: dict[str, Any], confidence: float, together: int) -> lis
 def _around_noise(
     value: Value, measured: PyTree, facts: dict[str, Any], confidence: float, simultaneous: bool
 ) -> Ends:
-    """Intervals around the value, which cover the noise and all rounding."""
+    """Returns intervals around the value that cover the noise and all rounding."""
     del measured
     leaves, structure = jax.tree.flatten(value)
     together = facts["coordinates"] if simultaneous else 1
@@ -271,7 +271,7 @@ def _around_noise(
         center = as_floats(leaf)
         size = np.abs(center)
         reach = bound + rounding_to(leaf.dtype) * size
-        if leaf.dtype.kind in "iu":  # float64 rounds integers above 2^53.
+        if leaf.dtype.kind in "iu":  # float64 cannot represent all integers above 2^53.
             reach = np.where(size + reach < 2.0**53, reach, reach + 2.0**-52 * (size + reach))
         low.append(np.maximum(center - reach, facts.get("lower", -np.inf)))
         high.append(np.minimum(center + reach, facts.get("upper", np.inf)))
@@ -279,14 +279,14 @@ def _around_noise(
 
 
 def as_floats(array: np.ndarray) -> np.ndarray:
-    """Casts to float64. The least integer, which marks a bad traced parameter, becomes NaN."""
+    """Casts to float64. The least integer marks an invalid traced parameter, and becomes NaN."""
     if not np.issubdtype(array.dtype, np.signedinteger):
         return array.astype(np.float64)
     return np.where(array == np.iinfo(array.dtype).min, np.nan, array.astype(np.float64))
 
 
 def rounding_to(dtype: np.dtype) -> float:
-    """A bound on the relative error of rounding to this dtype after a few operations in float64."""
+    """Bounds the relative error of rounding to this dtype, after a few operations in float64."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return 0.0
     return max(2.0**-51, float(jnp.finfo(dtype).eps))
@@ -345,7 +345,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _norm_of_noise(self) -> Norm:
-        """The norm in which the distance of arrays determines the privacy loss."""
+        """Returns the norm in which the distance of arrays determines the privacy loss."""
         return self.norm
 
     def _calibration(self, arrays: PyTree) -> Calibration:
@@ -361,8 +361,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         lattice, delta = self._lattice, self.delta
         if lattice is None or not (_checks.is_traced(self.epsilon) or _checks.is_traced(delta)):
             return calibration
-        # If delta does not cover the errors of the noise's tables, `_check_fit` raises an error. It
-        # cannot do so for traced parameters, so their scale becomes NaN here.
+        # If delta does not cover the errors of the noise tables, `_check_fit` raises an error for
+        # concrete parameters. For traced parameters it cannot, so the scale becomes NaN.
         covered = calibration.covers(lattice, delta, jnp)
         return dataclasses.replace(calibration, scale=jnp.where(covered, self.scale, jnp.nan))
 
@@ -379,20 +379,20 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         if self.sensitivity.zero_allowed or not self._is_exact:
             return accounting.NonPrivateDpEvent()
         if self.noise.dp_event is None or self.noise.event_norm != self._norm_of_noise:
-            # Accountants assume the norm of the event. In another norm, the same noise multiplier
-            # means another guarantee.
+            # Accountants assume the norm in which the event is defined. In another norm, the same
+            # noise multiplier has another guarantee.
             pure = np.array_equal(self.delta, 0)
             return super().dp_event if pure else accounting.UnsupportedDpEvent()
-        # The event describes ideal noise. It omits the delta of the tables' certificate, which is
-        # 2^-118 (1 + e^epsilon) for each coordinate of Gaussian noise.
+        # The event describes ideal noise. It does not include the delta of the noise tables, which
+        # is 2^-118 (1 + e^epsilon) for each coordinate of Gaussian noise.
         return self.noise.dp_event(float(self.scale) / float(self.sensitivity.value))
 
     def _after_noise(self, noisy: PyTree) -> Value:
-        """The published value, computed from the noisy arrays."""
+        """Computes the published value from the noisy arrays."""
         return noisy
 
     def _noisy(self, output: Value) -> PyTree:
-        """The noisy arrays from which an output was made."""
+        """Recovers the noisy arrays from which an output was computed."""
         return output
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
@@ -514,7 +514,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds on the error of a release whose noise is at most `quantile` scales.
+        """Bounds the error of a release whose noise is at most `quantile` scales.
 
         If the release is a function, `everywhere` asks for a bound on all of its values.
         """
@@ -523,7 +523,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         def bound(leaf: ArrayOrShape) -> Scalar:
             scale = self._scale_drawn(leaf, calibration)
             if is_float(leaf):
-                # The value and the noise are each rounded by at most half a step.
+                # The value and the noise are each rounded by at most half a step of the grid.
                 return scale * quantile + self._spacing(leaf, calibration)
             most = self.noise.whole_bound(quantile, scale)
             return most if isinstance(most, jax.Array) else float(most)
@@ -539,8 +539,8 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
         arrays = jax.tree.leaves(asked)
         scales = [float(self._scale_drawn(leaf, calibration)) for leaf in arrays]
         steps = [float(self._spacing(x, calibration)) if is_float(x) else 0.0 for x in arrays]
-        # Rounding changes the difference of each coordinate by at most one step of the grid, stated
-        # here in units of the scale.
+        # Rounding changes the difference of each coordinate by at most one step of the grid. The
+        # step is stated in units of the scale.
         moved = [
             np.full(leaf.size, step / scale)
             for leaf, step, scale in zip(arrays, steps, scales, strict=True)
@@ -577,7 +577,7 @@ class CoordinatewiseMechanism(OnGrid, SensitivityMechanism):
 def _log_prob(
     output: Value, center: jax.Array, scale: jax.Array, noise: Noise, end: float
 ) -> jax.Array:
-    """Log density of one noisy array; log probability if it contains integers.
+    """Returns the log density of one noisy array, or the log probability if it contains integers.
 
     Args:
         output: the noisy array.
@@ -593,15 +593,15 @@ def _log_prob(
     if output.shape != center.shape:
         raise ValueError(f"output must have the value's shape {center.shape}, got {output.shape}")
     given, output = output, output.astype(center.dtype)
-    # Noisy numbers beyond the largest release are clamped to it. So each end of the range has the
-    # probability of a whole tail.
+    # Noisy numbers beyond the largest possible release are clamped to it. So each end of the range
+    # has the probability of a whole tail.
     low, high = output <= -end, output >= end
     if is_float(center):
         error = (output - center) / scale
         inside = noise.log_density(error) - jnp.log(scale)
         tail = noise.log_cdf(jnp.where(low, error, -error))
     else:
-        # The subtraction is exact in integers. Floats would lose the last digits.
+        # Subtracting integers is exact, but floats would lose the last digits.
         error = _integer_difference(output, center, scale.dtype)
         silent, drawn = scale == 0, jnp.where(scale == 0, 1, scale)
         unmoved = jnp.where(error == 0, 0.0, -jnp.inf)
@@ -614,14 +614,14 @@ def _log_prob(
 
 
 def _integer_difference(output: jax.Array, center: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The difference of two integers as a float, without an overflow of their integer dtype."""
+    """Subtracts integers and returns a float, without overflow in the integer dtype."""
     one = _limbs.constant(1)
     negated = _limbs.add_to_wide(_limbs.widen(_limbs.invert(_limbs.from_integers(center))), one)
     return _limbs.wide_to_float(_limbs.add_to_wide(negated, _limbs.from_integers(output)), dtype)
 
 
 def _too_much_missed(calibration: Calibration, lattice: Lattice, delta: float) -> str:
-    """An error message: delta does not cover the probability that the noise's tables omit."""
+    """Returns an error message: delta does not cover the probability that noise tables omit."""
     missed = (
         f"the tables of the noise omit a probability of {lattice.certificate.delta:.1g} in each of"
         f" {calibration.coordinates} coordinates"

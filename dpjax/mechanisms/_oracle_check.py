@@ -1,4 +1,4 @@
-"""`check_oracle`: a private test of the hypothesis that the records are a draw from an oracle."""
+"""`check_oracle`: a private test of the hypothesis that an oracle generated the records."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from dpjax.mechanisms._start import begin
 from dpjax.random._keys import check_key, sampling_key
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The number of drawn databases that determine the bins and the weights of the test.
+# The number of simulated databases that determine the bins and the weights of the test.
 _PILOTS = 32
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -30,7 +30,7 @@ Score: TypeAlias = Callable[[PyTree], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Expected:
-    """Counts of an oracle's records in public bins, without noise.
+    """The distribution of counts in public bins that is expected under an oracle, without noise.
 
     Two instances are equal if all arrays are equal.
 
@@ -38,7 +38,7 @@ class _Expected:
         edges: the edges between the bins.
         mean: the mean of the counts.
         variance: the variance of the counts.
-        simulated: counts of drawn databases, shape (simulations, bins).
+        simulated: counts of databases drawn from the oracle, shape (simulations, bins).
     """
 
     edges: np.ndarray
@@ -131,7 +131,8 @@ class OracleCheck(SensitivityMechanism):
         return dataclasses.replace(self, score=_program_of(self.score, arrays))
 
     def _in_pieces(self, value: TreeSpec) -> Callable[[Key, Value], Value] | None:
-        # One program serves all checks with this score: what they expect is an argument.
+        # All checks with this score share one compiled program, because the expected counts are an
+        # argument of the program.
         del value
         return jax.tree.map(jnp.asarray, self)._draw
 
@@ -287,7 +288,7 @@ def check_oracle(
 
 
 def _program_of(score: Score, database: Database) -> Program:
-    """Traces the score of one record; refuses a score that may mix records under `vmap`."""
+    """Traces the score of one record, and refuses a score that may mix records under `vmap`."""
     if isinstance(score, Program):
         return score
     record = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), database)
@@ -301,7 +302,7 @@ def _scores_of(score: Score, database: Database) -> jax.Array:
 
 
 def _counts(score: Score, edges: np.ndarray | jax.Array, database: Database) -> jax.Array:
-    """The number of records in each bin, int32. Each record is in exactly one bin."""
+    """Returns the number of records in each bin, int32. Each record is in exactly one bin."""
     bins = jnp.searchsorted(jnp.asarray(edges), _scores_of(score, database), side="right")
     return jnp.zeros(len(edges) + 1, jnp.int32).at[bins].add(1)
 
@@ -318,26 +319,26 @@ def plausibility(
     *,
     score: Program,
 ) -> OraclePlausibility:
-    """Noisy counts of a database, compared with noisy counts of simulated databases."""
+    """Compares noisy counts of a database with noisy counts of simulated databases."""
     counting = _counting(epsilon)
     key_counts, key_simulated = jax.random.split(key)
     counts = counting._draw(key_counts, _counts(score, expected["edges"], database))
     simulated = jnp.asarray(expected["simulated"])
     keys = jax.random.split(key_simulated, len(simulated))
     noisy = jax.vmap(counting._draw)(keys, simulated)
-    # The test is valid with any constant weights. Inverse variances give it more power.
+    # The test is valid with any constant weights. Inverse variances make it more powerful.
     variance = expected["variance"] + 2 * jnp.square(2 / jnp.asarray(epsilon, jnp.float32))
 
     def deviation(counts: jax.Array) -> jax.Array:
         off = counts.astype(jnp.float32) - expected["mean"]
         return jnp.sum(jnp.square(off) / variance)
 
-    # XLA may round a sum differently inside a batch than alone. This factor makes sure that equal
-    # counts still have deviations that compare as equal.
+    # XLA may round a sum differently inside a batch than outside. With this factor, equal counts
+    # are still at least as deviant as each other.
     least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
     as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
     p_value = (1 + as_much) / float(1 + len(simulated))
-    # A bad traced epsilon becomes NaN in the p-value, and -1 in the counts.
+    # If a traced epsilon is invalid, the p-value is NaN and the counts are -1.
     bad = ~(jnp.asarray(epsilon) > 0)
     return OraclePlausibility(jnp.where(bad, jnp.nan, p_value), jnp.where(bad, -1, counts))
 
@@ -354,7 +355,7 @@ def _p_values(
     oracle: Program,
     score: Program,
 ) -> jax.Array:
-    """The p-value of a database of another oracle, for each pair of keys."""
+    """Returns the p-value of a database drawn from an alternative oracle, for each pair of keys."""
 
     def p_value(keys: tuple[Key, Key]) -> jax.Array:
         key, key_database = keys
@@ -364,7 +365,7 @@ def _p_values(
 
 
 def _edges(scores: np.ndarray, cuts: tuple[float, ...]) -> np.ndarray:
-    """Edges of bins: slightly below each quantile, halfway between two scores.
+    """Returns edges of bins: slightly below each quantile, halfway between two scores.
 
     Two compiled programs may round the same score differently. If an edge were equal to a score,
     all records with this score could move to another bin. So edges are kept away from scores.
@@ -386,7 +387,7 @@ def _simulated(
     key_pilots, key_databases = jax.random.split(key)
     pilots = jax.random.split(key_pilots, _PILOTS)
     spec = jax.ShapeDtypeStruct((), key.dtype)
-    # Programs with equal fingerprints are compiled once.
+    # Traced programs with equal fingerprints are compiled only once.
     drawn = Program.trace("oracle", lambda key: oracle(key, n), spec)
     scored = _program_of(score, drawn.outputs.tree())
     scores = _scores_of_drawn(pilots, oracle=drawn, score=scored)
@@ -397,7 +398,7 @@ def _simulated(
 
     piloted = simulate(pilots)
     mean = piloted.mean(axis=0)
-    # The counts of the few pilot databases may be equal by chance. So the variance is at least the
+    # The few pilot databases may have equal counts by chance. So the variance is at least the
     # variance for independent records, and at least 1.
     variance = np.maximum(piloted.var(axis=0), np.maximum(mean * (1 - mean / n), 1.0))
     databases = simulate(jax.random.split(key_databases, simulations))
@@ -406,11 +407,11 @@ def _simulated(
 
 @kept_jit("oracle", "score")
 def _scores_of_drawn(keys: Key, *, oracle: Program, score: Program) -> jax.Array:
-    """The scores of the records of a database for each key."""
+    """Returns the scores of all records of the database that each key draws."""
     return lax.map(lambda key: _scores_of(score, oracle(key)), keys)
 
 
 @kept_jit("oracle", "score")
 def _counts_of_drawn(keys: Key, edges: np.ndarray, *, oracle: Program, score: Program) -> jax.Array:
-    """The counts in each bin of a database for each key."""
+    """Returns the count in each bin for the database that each key draws."""
     return lax.map(lambda key: _counts(score, edges, oracle(key)), keys)

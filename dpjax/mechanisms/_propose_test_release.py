@@ -1,6 +1,6 @@
 """Propose-test-release for quantiles: noise for a proposed bound on the local sensitivity.
 
-A private test first decides whether the bound is true of all databases near the private one.
+A private test first decides whether the bound is true for all databases near the private database.
 docs/proofs/propose-test-release.md has the proofs.
 """
 
@@ -32,15 +32,15 @@ from dpjax.random._grid_fit import GridFit
 from dpjax.random._noise import LAPLACE
 from dpjax.random._release import integer_fit, laplace_steps, steps_to_float
 
-# The spacing of the grid is chosen such that the proposed bound is 2^11 to 2^12 steps.
+# The spacing of the grid is a power of two such that the proposed bound is 2^11 to 2^12 steps.
 _BOUND_BITS = 12
-# The least ratio of the bound to upper - lower. It makes sure that upper - lower is less than 2^30
-# steps.
+# The least ratio of the bound to upper - lower. It ensures that upper - lower is less than 2^30
+# steps of the grid.
 _LEAST_BOUND = 2.0**-17
-# This factor covers the float32 rounding errors of `least_distance`.
+# This factor covers the rounding errors of `least_distance` in float32.
 _OUTWARD_DISTANCE = 1 + 2.0**-18
-# The least epsilon, and also the least epsilon / `scales`. So the noise of an answer has a scale of
-# at most 2^41 steps, and `least_distance` is below 2^30.
+# The least epsilon, and the least ratio of epsilon to `scales`. It ensures that the noise of an
+# answer has a scale of at most 2^41 steps, and that `least_distance` is below 2^30.
 _LEAST_EPSILON = 2.0**-28
 
 
@@ -101,12 +101,12 @@ class ProposeTestRelease(QuantileMechanism):
 
     @property
     def _bound_steps(self) -> jax.Array:
-        """The bound in steps of the grid, rounded down; NaN if the bound is NaN."""
+        """Returns the bound in steps of the grid, rounded down; NaN if the bound is NaN."""
         bound = jnp.asarray(self.bound, jnp.float32)
         return jnp.floor(bound * power_of_two(-self._exponent, jnp.float32))
 
     def _fits(self) -> tuple[GridFit, GridFit]:
-        """The noise of the distance and the noise of the answer, each for half of epsilon."""
+        """Returns the noise of the distance and of the answer, each for half of epsilon."""
         steps = self._bound_steps
         return (
             integer_fit(2 / self.epsilon, 1.0, self.epsilon, 2),
@@ -120,13 +120,13 @@ class ProposeTestRelease(QuantileMechanism):
         return jnp.ceil(fit.scale * jnp.asarray(self.scales, jnp.float32) * _OUTWARD_DISTANCE)
 
     def _measured(self, value: jax.Array) -> tuple[Limbs, jax.Array]:
-        """The statistic in steps of the grid, and the distance that the test uses."""
+        """Returns the statistic in steps of the grid, and the distance that the test uses."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         ranks = [rank_of(p, records.n) for p in self.probabilities]
         bound = self._bound_steps
         bound = jnp.where(bound > 0, bound, 1).astype(jnp.int32)
         distances = [replacements_until(records, rank, bound) for rank in ranks]
-        # The steps of a record are counted from the lower bound.
+        # `records.steps` counts from the lower bound, and `absolute` converts this to steps from 0.
         if len(ranks) == 1:
             statistic = records.absolute(records.steps[ranks[0]])
         else:
@@ -196,7 +196,7 @@ class ProposeTestRelease(QuantileMechanism):
             floats.
         """
         noise = self._fits()[1].scale * noise_quantile(LAPLACE, confidence)
-        # The noise and each quantile are rounded by half a step.
+        # The noise and each quantile are rounded by at most half a step.
         steps = noise + (1 + len(self.probabilities)) / 2
         bound = as_number(steps * power_of_two(self._exponent, jnp.float32))
         # A difference of two quantiles is at most upper - lower.

@@ -20,7 +20,7 @@ from dpjax.release._mechanism import SensitivityMechanism
 
 
 class LocalMechanism(SensitivityMechanism):
-    """A mechanism on arrays with one answer per person. It randomizes each answer separately."""
+    """A mechanism on arrays with one answer per person, which randomizes each answer separately."""
 
     categories: int
     norm: Norm = "hamming"
@@ -28,15 +28,15 @@ class LocalMechanism(SensitivityMechanism):
     @property
     @abc.abstractmethod
     def report_weights(self) -> tuple[int, int]:
-        """The probabilities of the true category and of one given lie, each times 2^32."""
+        """Returns the probability of the true category and of each other category, times 2^32."""
 
     @abc.abstractmethod
     def _draw_answers(self, key: Key, answers: jax.Array) -> jax.Array:
-        """Draws the reports for an array of answers."""
+        """Draws the randomized reports for an array of answers."""
 
     @abc.abstractmethod
     def _most_lies(self, confidence: float, answers: int) -> float:
-        """A bound on the number of lies in `answers` reports, at a confidence."""
+        """Bounds the number of lies in `answers` reports, at a confidence."""
 
     def _draw(self, key: Key, value: Value) -> Value:
         leaves, structure = jax.tree.flatten(value)
@@ -232,7 +232,7 @@ def two_coins(categories: int = 2) -> RandomizedResponse:
 
 
 def within_a_word(epsilon: Scalar) -> Scalar:
-    """Refuses an epsilon above 22 (NaN if traced), because lies would be rounded up too much."""
+    """Refuses an epsilon above 22 (NaN if traced), at which lies would be rounded up too much."""
     if _checks.is_traced(epsilon):
         return jnp.where(epsilon <= _MOST_EPSILON, epsilon, jnp.nan)
     if epsilon > _MOST_EPSILON:
@@ -244,13 +244,15 @@ def within_a_word(epsilon: Scalar) -> Scalar:
 
 
 def lie_weight_of(epsilon: Scalar, count: int) -> Weight:
-    """2^32 times the probability of each lie, rounded up; 0 if a traced epsilon is too small.
+    """Returns 2^32 times the probability of each lie, rounded up; 0 if epsilon is too small.
 
-    The result is at most floor(2^32 / K), because a lie must not be more likely than the truth.
+    It returns 0 only for a traced epsilon. The result is at most floor(2^32 / K), because a lie
+    must not be more likely than the truth.
     """
     most = 2**32 // count
     if isinstance(epsilon, float):
-        # The relative error of exp is below 1e-14. Rounding the weight up is safe.
+        # The relative error of `exp` is below 1e-14. Rounding the weight of a lie up preserves
+        # privacy.
         share = 2**32 / (math.exp(epsilon) + count - 1)
         weight = math.ceil(share * (1 + 1e-14))
         if weight > most:
@@ -307,7 +309,7 @@ class UnaryEncoding(LocalMechanism):
 
         def bits(y: jax.Array, x: jax.Array) -> jax.Array:
             true = jax.nn.one_hot(in_range(x, self.categories), self.categories, dtype=bool)
-            # The weight of a 0 is 2^32 minus the weight of a 1. In uint32 arithmetic, this is the
+            # A bit is 0 with weight 2^32 minus the weight of a 1. In uint32 arithmetic, this is the
             # negated weight of a 1.
             one, zero = (
                 jnp.where(true, log_share(of_true), log_share(of_others))
@@ -319,7 +321,7 @@ class UnaryEncoding(LocalMechanism):
         return sum_over_leaves(bits, output, _checks.real_arrays("value", value))
 
     def _most_lies(self, confidence: float, answers: int) -> float:
-        # The failure probability is split between true bits that become 0, and other bits that
+        # The failure probability is divided between true bits that become 0 and other bits that
         # become 1.
         each = (1 + confidence) / 2
         truth, lie = (weight / 2.0**32 for weight in self.report_weights)

@@ -1,4 +1,4 @@
-"""Private selection of an option with a high score: exponential mechanism, permute-and-flip."""
+"""Private selection of an option with a high score: exponential mechanism and permute-and-flip."""
 
 import dataclasses
 import math
@@ -128,7 +128,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
 
     @property
     def _most_range(self) -> Scalar:
-        """A bound on how much one record changes the difference between two scores."""
+        """Bounds how much one record changes the difference between two scores."""
         return self.sensitivity.value * (1 if self.norm == "range" else 2)
 
     @property
@@ -138,9 +138,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         Dong, Durfee and Rogers (2020); Cesar and Rogers (2021).
         """
         # The privacy loss of each of `count` selections has a range of at most epsilon / count, so
-        # the squared ranges add up to epsilon^2 / count. With groups, a record may change two
-        # groups. The ranges of their selections add up to epsilon / count, so the sum of squares is
-        # no larger.
+        # the squared ranges add up to epsilon^2 / count. With groups, a record may change the
+        # selections of two groups. Their ranges add up to epsilon / count, so the sum of squared
+        # ranges is no larger.
         rho, delta = super().zcdp
         return (rho / 4 if self.rule.bounded_range else rho) / self.count, delta
 
@@ -162,16 +162,17 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
             self.sensitivity.value,
             self.epsilon / self.count,
             self._rounding(arrays),
-            # How often the proof charges for the error of the noise's tables. The proof compares
-            # the noise of one option on two neighbors, and charges for both. With groups, a
-            # replaced record changes two groups, so the proof charges four times.
+            # How often the proof charges for the error of the noise tables. The proof compares the
+            # noise of one option on two neighbors, and charges both. With groups, a replaced record
+            # changes two groups, so the proof charges four times.
             4 if self._by_group else 2,
             self.sensitivity.zero_allowed,
             grid_dtype(arrays),
         )
 
     def _rounding(self, arrays: PyTree) -> Scalar:
-        if self._by_group:  # `sum_of_group_maxima` of a vector of ones is the number of groups.
+        # The norm `sum_of_group_maxima` of a vector of ones is the number of groups.
+        if self._by_group:
             return float(len(arrays) * is_float(arrays))
         return rounding_norm(self.norm, arrays)
 
@@ -218,7 +219,7 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
     def pair_loss(self, value: Value) -> PairLoss:
         lattice = self._lattice
         if lattice is None or self.sensitivity.zero_allowed or not self._is_single:
-            return super().pair_loss(value)  # Several selections are not implemented.
+            return super().pair_loss(value)  # The loss of several selections is not implemented.
         scores, calibration = self._asked(None, value)
         scale = float(self._scale_drawn(scores, calibration))
         step = float(self._spacing(scores, calibration)) if is_float(scores) else 0.0
@@ -264,8 +265,9 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         return log_prob_of_index(self.rule.log_pmf(logits), jnp.asarray(output))
 
     def _logits(self, scores: jax.Array, calibration: Calibration) -> jax.Array:
-        """The log weight of each response, minus its gap over the drawn scale; at most 0."""
-        # Gaps are measured from the best score of a response with a positive weight.
+        """Returns the log weight of each response minus its gap in drawn scales; at most 0."""
+        # The gap of a response is measured from the best score among responses with a positive
+        # weight.
         gaps = score_gaps(remaining_scores(scores, without_weight(self.log_base)))
         gaps = jnp.minimum(gaps, self._largest_gap(scores, calibration).astype(gaps.dtype))
         logits = -gaps / usable_scale(self._scale_drawn(scores, calibration), gaps.dtype)
@@ -306,16 +308,16 @@ class SelectionMechanism(OnGrid, SensitivityMechanism):
         responses = self._responses(scores) if simultaneous else 1
         weights = 0.0 if self.log_base is None else max(self.log_base) - min(self.log_base)
         gap = self._scale_drawn(scores, calibration) * (math.log(responses / tail) + weights)
-        # A gap is the difference of two scores, and each is rounded by up to half a step.
+        # A gap is the difference of two scores, each of which is rounded by at most half a step.
         return gap + self._spacing(scores, calibration) if is_float(scores) else whole(gap)
 
     def _responses(self, scores: jax.ShapeDtypeStruct) -> int:
-        """The number of options, over all selections."""
+        """Returns the total number of options in all selections."""
         return scores.size
 
 
 def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Array:
-    """An upper bound on the range of a difference: its maximum minus its minimum.
+    """Bounds the range of a difference, which is its maximum minus its minimum.
 
     Args:
         moved: the difference of two arrays of scores, and the difference of their negatives.
@@ -330,7 +332,7 @@ def _range_at_most(moved: tuple[jax.Array, jax.Array], *, exact: bool) -> jax.Ar
 
 
 def log_prob_of_index(log_pmf: jax.Array, index: jax.Array) -> jax.Array:
-    """The log probability of an index; -inf if it is out of range."""
+    """Returns the log probability of an index; -inf if the index is out of range."""
     possible = (index >= 0) & (index < log_pmf.size)
     return jnp.where(possible, log_pmf[jnp.clip(index, 0, log_pmf.size - 1)], -jnp.inf)
 
@@ -342,7 +344,7 @@ def select_by(
     noise: NoiseKind,
     log_base: ArrayLike | None,
 ) -> SelectionMechanism:
-    """Makes a selection mechanism."""
+    """Makes the selection mechanism of a rule, after checking the arguments."""
     exact = check_noise(noise)
     norm = "range" if getattr(sensitivity, "norm", "linf") == "range" else "linf"
     sensitivity, epsilon = begin(norm, sensitivity, epsilon)
@@ -351,7 +353,7 @@ def select_by(
 
 
 def log_weights(name: str, weights: ArrayLike) -> tuple[float, ...]:
-    """Checks public log weights of all responses. At least one must be above -inf."""
+    """Checks public log weights of all responses, at least one of which must be above -inf."""
     if _checks.is_traced(weights):
         raise TypeError(
             f"{name} must be known when the mechanism is made, got a traced array: make the"
@@ -428,12 +430,12 @@ def exponential(
     return select_by(EXPONENTIAL_RULE, sensitivity, epsilon, noise, log_base)
 
 
-_NODES = 12  # In each interval between two powers of two.
+_NODES = 12  # The number of nodes in each interval between two powers of two.
 
 
 @lru_cache
 def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A quadrature rule for the integral in `_log_pmf`: nodes t in (0, 1), 1 - t, and weights.
+    """Returns a quadrature rule for the integral in `_log_pmf`: nodes t in (0, 1), 1 - t, weights.
 
     Its relative error is below 2^-40, see docs/proofs/privacy-profile.md.
     """
@@ -446,20 +448,21 @@ def _rule(options: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nodes, weights = scipy.special.roots_legendre(count)
     half = np.diff(ends)[:, None] / 2
     from_0 = ends[:-1, None] + half * (1 + nodes)
-    # Subtracting `from_0` from 1 would lose digits near t = 1.
+    # Computing 1 - `from_0` would lose digits near t = 1.
     to_1 = 1 - ends[1:, None] + half * (1 - nodes)
     return from_0.ravel(), to_1.ravel(), (half * weights).ravel()
 
 
 def _log_pmf(logits: jax.Array) -> jax.Array:
-    """Log of p_i * integral_0^1 prod_{j != i} (1 - t p_j) dt, with p_j = exp(logit_j).
+    """Returns log(p_i integral_0^1 prod_{j != i} (1 - t p_j) dt), with p_j = exp(logit_j).
 
     No subtraction cancels: in float32 the relative error for K options is at most K * 2^-21.
     """
     logits = logits - jnp.max(logits)
     absent = 1 - jnp.minimum(jnp.exp(logits), 1)
 
-    # The scan takes one node at a time. All nodes at once would take too much memory in a batch.
+    # The scan processes one node at a time. All nodes at once would need too much memory in a
+    # batch.
     def add(total: jax.Array, node: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         t, rest, weight = node
         factors = rest + t * absent

@@ -1,4 +1,4 @@
-"""Several selections for one epsilon: one option from each row of scores, or the top k options."""
+"""Several selections at once: one option from each row of scores, or the top k options."""
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def select_each(
 
 
 def norm_of_scores(sensitivity: Sensitivity | float) -> Norm:
-    """The norm of a sensitivity if selections accept it, else "linf"."""
+    """Returns the norm of a sensitivity if selections accept this norm, or else "linf"."""
     found: Norm = getattr(sensitivity, "norm", "linf")
     return found if found in ("range", sum_of_group_maxima) else "linf"
 
@@ -139,7 +139,7 @@ class TopK(SelectionMechanism):
 
 
 def _log_prob_of_rows(mechanism: SelectionMechanism, output: Value, value: Value) -> jax.Array:
-    """The log probability of the options that are selected, one after the other, in each row."""
+    """Returns the log probability that the options are selected in this order, in each row."""
     scores = _checks.real_arrays("value", value)
     mechanism._check_value(scores)
     calibration = mechanism._calibration(scores)

@@ -59,7 +59,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
         return "l2"
 
     def _example(self, shape: tuple[int, ...], dtype: DTypeLike) -> PyTree:
-        """The spec of the values from which the shape was learned."""
+        """Returns the spec of the values from which the shape was learned."""
         del shape, dtype
         return self._shape.outputs.tree()
 
@@ -103,7 +103,7 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _errors(
         self, arrays: PyTree, calibration: Calibration, quantile: float, *, everywhere: bool
     ) -> PyTree:
-        """Bounds on the error of each coordinate, from the noise and from rounding to both grids.
+        """Bounds the error of each coordinate by the noise and by rounding to both grids.
 
         Simultaneous bounds assume independent coordinates, which is the worst case (Šidák 1967).
         """
@@ -114,11 +114,11 @@ class ShapedGaussianMechanism(CoordinatewiseMechanism):
     def _scales_and_steps(
         self, array: ArrayOrShape, calibration: Calibration
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For each coordinate, the scale of its noise, and the rounding error of both grids."""
+        """Returns the noise scale and the rounding error of both grids, for each coordinate."""
         matrix = self._shape.matrix
         scales = self._scale_drawn(array, calibration) * np.linalg.norm(matrix, axis=1)
-        # The matrix A also multiplies the error of rounding to the noise's grid. Rounding the value
-        # itself to its grid adds half a step.
+        # The error of rounding to the grid of the noise is also multiplied by the matrix A.
+        # Rounding the value itself to its grid adds half a step.
         steps = self._spacing(array, calibration) * np.abs(matrix).sum(axis=1)
         return scales, steps + 2.0 ** (self._shape.unit - 1)
 

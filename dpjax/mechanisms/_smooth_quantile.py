@@ -2,12 +2,12 @@
 
 docs/proofs/smooth-quantile.md has the proofs.
 
-Each record is clamped to public bounds, and rounded to a public grid. It becomes an integer: the
+Each record is clamped to public bounds, rounded to a public grid, and stored as an integer: the
 number of grid steps above the lower bound. Each record is rounded separately, so neighboring
 databases remain neighbors. All later computations are exact in integers.
 
 Let x_1 <= ... <= x_n be the sorted records, x_0 the lower bound and x_(n+1) the upper bound. If k
-records are replaced, the local sensitivity of x_r can become at most
+records are replaced, the local sensitivity of x_r is at most
 
     A_k = max of x_j - x_i over i <= r <= j, j - i = k + 1.
 
@@ -40,12 +40,12 @@ from dpjax.release._mechanism import SensitivityMechanism
 
 
 class OrderedRecords(NamedTuple):
-    """Sorted records as integers: numbers of grid steps above the lower bound.
+    """Sorted records, as integer numbers of grid steps above the lower bound.
 
     Attributes:
         steps: int32, shape (n + 2,): 0, the sorted records, the upper bound.
         lowest: the lower bound in steps.
-        exponent: the grid is 2^exponent.
+        exponent: the spacing of the grid is 2^exponent.
     """
 
     steps: jax.Array
@@ -78,21 +78,21 @@ class OrderedRecords(NamedTuple):
 
 
 def rank_of(probability: float, count: int) -> int:
-    """The rank of a quantile among the records, as in `dpjax.targets.quantile`."""
+    """Returns the rank of a quantile among `count` records, as in `dpjax.targets.quantile`."""
     return math.ceil(Fraction(str(probability)) * count)
 
 
 def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array:
-    """The smooth sensitivity in steps: the maximum of 1 and of e^(-k decay) A_k over all k.
+    """Returns the smooth sensitivity in steps: the maximum of 1 and of e^(-k decay) A_k over all k.
 
-    The 1 is needed because a result of 0 would not be smooth. Rounding must not break smoothness,
-    either. All factors e^(-k decay) come from one array, and the quotient of consecutive rounded
-    factors is at most e^(decay + 2^-16). Rounding of products is monotone. So one record changes
-    the result by a factor of at most e^(decay + 2^-16) (1 + 2^-23).
+    The result is at least 1, because a result of 0 would violate smoothness. Rounding must not
+    violate smoothness, either. All factors e^(-k decay) come from one array, and the quotient of
+    consecutive rounded factors is at most e^(decay + 2^-16). Rounding of products is monotone. So
+    one record changes the result by a factor of at most e^(decay + 2^-16) (1 + 2^-23).
     """
-    steps = records.steps.astype(jnp.float32)  # This is exact up to 2^24.
+    steps = records.steps.astype(jnp.float32)  # Integers up to 2^24 are exact in float32.
     decay = jnp.asarray(decay, jnp.float32)
-    # The first factor is for i = j, where the gap is 0, so its value does not matter.
+    # The first factor is used for i = j, where the gap is 0, so its value does not matter.
     factors = jnp.concatenate([jnp.ones(1, jnp.float32), discounts(decay, records.n)])
     right = steps[rank:]
 
@@ -100,19 +100,19 @@ def smooth_bound(records: OrderedRecords, rank: int, decay: Scalar) -> jax.Array
         gaps = right - steps[rank - left]
         return jnp.maximum(best, jnp.max(gaps * lax.dynamic_slice(factors, (left,), right.shape)))
 
-    # After `reach` rounds, factors are below 2^-25 and gaps are below 2^24. So products are below
-    # 1, and cannot be the maximum. If decay is NaN, the loop runs only once.
+    # After `reach` iterations, factors are below 2^-25 and gaps are below 2^24. So products are
+    # below 1, and cannot be the maximum. If decay is NaN, the loop runs only once.
     reach = jnp.where(decay > 0, jnp.minimum(jnp.ceil(18 / decay) + 1, float(rank)), 0)
     return lax.fori_loop(0, reach.astype(jnp.int32) + 1, widen, jnp.float32(1))
 
 
 def discounts(decay: jax.Array, most: int) -> jax.Array:
-    """e^(-k decay) for k = 0, ..., most, in float32."""
+    """Returns e^(-k decay) for k = 0, ..., most, in float32."""
     return jnp.exp(-decay * jnp.arange(most + 1, dtype=jnp.float32))
 
 
 def replacements_until(records: OrderedRecords, rank: int, bound: jax.Array) -> jax.Array:
-    """The least k with A_k > bound; n + 1 if there is none. `bound` is in steps.
+    """Returns the least k with A_k > bound, or n + 1 if there is none. `bound` is in steps.
 
     Replacing one record changes the result by at most 1. For every i up to the rank, a binary
     search finds the first j at or above the rank with x_j - x_i > bound.
@@ -137,7 +137,7 @@ class QuantileMechanism(SensitivityMechanism):
         check_one_array(value, "records, shape (n,)")
 
     def _checked(self, value: Value) -> jax.Array:
-        """Converts records to an array; refuses values of another structure or shape."""
+        """Converts records to an array. Refuses values of another structure or shape."""
         records = _checks.real_arrays("value", value)
         self._check_value(records)
         return records
@@ -163,7 +163,7 @@ class QuantileMechanism(SensitivityMechanism):
 
 
 def check_bounds(lower: float, upper: float) -> tuple[float, float]:
-    """Checks public bounds: they must be in order, and far enough apart for a grid."""
+    """Checks public bounds, which must be in order and far enough apart for a grid."""
     low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
     if _checks.is_traced(low) or _checks.is_traced(high):
         raise TypeError("lower and upper must be known when the mechanism is made")
@@ -187,23 +187,25 @@ def check_probability(probability: float) -> float:
 
 
 def rounding_of_a_release(magnitude: Scalar) -> Scalar:
-    """A bound on the error of rounding a release of at most this magnitude to float32.
+    """Bounds the error of rounding a release of at most this magnitude to float32.
 
     The largest error is half of this bound. The other half covers the rounding error of the bound.
     """
     return magnitude * float(jnp.finfo(jnp.float32).eps)
 
 
-# The decay is beta minus this margin: 2^-15 for the 16-bit divisor of the noise, 2^-16 for the
-# factors in `smooth_bound`, and the rest for the rounding of products and quotients.
+# The decay is beta minus this margin, which consists of 2^-15 for the 16-bit divisor of the noise,
+# 2^-16 for the factors in `smooth_bound`, and the rest for the rounding of products and quotients.
 _SMOOTHNESS_MARGIN = 2.0**-14
 _LEAST_DECAY = 2.0**-13
 # A relative margin on alpha, and on beta in `_smoothing`. It covers rounding in float32, and the
-# errors of the noise's tables.
+# errors of the noise tables.
 _MARGIN = 2.0**-16
-# A relative margin on the logarithm of delta in `_smoothing`, of about 30 roundings of float32.
+# A relative margin on the logarithm of delta in `_smoothing`, for about 30 rounding errors in
+# float32.
 _SLACK = 2.0**-18
-# The largest number of bits of upper - lower, in steps. float32 represents these integers exactly.
+# The largest number of bits of upper - lower in steps. float32 represents integers of this size
+# exactly.
 _MOST_BITS = 23
 
 
@@ -236,20 +238,23 @@ class SmoothQuantile(QuantileMechanism):
 
     @property
     def _exponent(self) -> jax.Array:
-        """The exponent of the grid, from public numbers. The grid suits every private scale."""
+        """Returns the exponent of the grid, which depends only on public numbers.
+
+        The grid suits every scale that private records may lead to.
+        """
         shift = jnp.where(self.shift > 0, jnp.asarray(self.shift, jnp.float32), 1)
         # The smooth sensitivity has at most 2^bits steps, and alpha is at least half of the power
-        # of two that `frexp` finds. So the scale is below 2^25 steps.
+        # of two that `frexp` returns. So the scale is below 2^25 steps.
         bits = jnp.minimum(jnp.frexp(shift)[1] + SCALE_BITS - 1, _MOST_BITS)
         width = jnp.asarray(self.upper, jnp.float32) - jnp.asarray(self.lower, jnp.float32)
         return (jnp.frexp(width)[1] - bits).astype(jnp.int32)
 
     def _measured(self, value: jax.Array) -> tuple[OrderedRecords, int, GridFit]:
-        """The sorted records, the rank of the quantile, and the fit of its noise."""
+        """Returns the sorted records, the rank of the quantile, and the fit of its noise."""
         records = OrderedRecords.of(value, (self.lower, self.upper), self._exponent)
         rank = rank_of(self.probability, records.n)
         smooth = smooth_bound(records, rank, self.decay)
-        # If a traced parameter is bad, the scale is NaN, and so is the release.
+        # If a traced parameter is invalid, the scale is NaN, and so is the release.
         scale = smooth / jnp.asarray(self.shift, jnp.float32)
         return records, rank, private_fit(records.exponent, scale)
 
@@ -303,8 +308,8 @@ class SmoothQuantile(QuantileMechanism):
         """
         step = power_of_two(self._exponent, jnp.float32)
         quantile = noise_quantile(LAPLACE, confidence)
-        # The step covers the rounding of the bounds to the grid. The factor covers the relative
-        # rounding of the scale: 2^-15, and a few float32 operations.
+        # The added step covers the rounding of the bounds to the grid. The factor covers the
+        # relative rounding error of the scale: 2^-15, and a few float32 operations.
         scale = (self.upper - self.lower + step) / self.shift * (1 + 2.0**-14)
         bound = as_number(scale * quantile + step)
         return bound + rounding_of_a_release(max(abs(self.lower), abs(self.upper)) + bound)
@@ -392,7 +397,7 @@ def _noise_scale(mechanism: SmoothQuantile, value: jax.Array) -> jax.Array:
 
 
 def _smoothing(epsilon: Scalar, delta: Scalar) -> tuple[Scalar, Scalar]:
-    """The numbers alpha and decay, rounded down.
+    """Computes alpha and the decay, both rounded down.
 
     Let u = epsilon / 2. beta is the largest number up to u for which the logarithm of (1 -
     e^-beta) e^(-(u + beta) / (e^beta - 1)) is at most log delta. The logarithm grows with beta, so

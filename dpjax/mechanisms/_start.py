@@ -1,4 +1,4 @@
-"""Argument checks that all factory functions of mechanisms share, and helpers for pytrees."""
+"""Argument checks shared by all factory functions of mechanisms, and helpers for pytrees."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from dpjax.sensitivity._norms import check_norm, norm_function
 
 
 def check_noise(noise: NoiseKind) -> bool:
-    """Whether the argument `noise` asks for exact noise."""
+    """Whether the argument `noise` asks for exact noise; refuses invalid values."""
     return _checks.choice("noise", noise, get_args(NoiseKind)) == "exact"
 
 
@@ -53,19 +53,19 @@ def begin(
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """The number of entries of an array of this shape, at least 1."""
+    """Returns the number of entries of an array of this shape, which must be at least 1."""
     return math.prod(_checks.integer("shape", size, least=1) for size in tuple(shape))
 
 
 def sum_over_leaves(function: Callable[..., jax.Array], *trees: PyTree) -> jax.Array:
-    """Sums a function of corresponding leaves."""
+    """Applies a function to corresponding leaves of pytrees, and sums the results."""
     terms = jax.tree.leaves(jax.tree.map(function, *trees))
     widest = max((term.dtype for term in terms), key=lambda dtype: dtype.itemsize)
     return jnp.sum(jnp.stack([term.astype(widest) for term in terms]))
 
 
 def check_one_array(value: Value, wanted: str, rank: int = 1) -> None:
-    """Refuses values that are not one array of this rank. The message says `wanted`."""
+    """Raises an error for values that are not one array of this rank. Its message says `wanted`."""
     if not jax.tree_util.all_leaves([value]) or value.ndim != rank:
         raise ValueError(
             f"value must be one array of {wanted}, got"

@@ -2,8 +2,8 @@
 
 docs/proofs/subset-envelope.md has the proofs.
 
-The records are cut into blocks, and the program is evaluated on subsets of the blocks. The loss of
-a number y is the size of the smallest hitting set: the least number of blocks such that every
+The records are divided into blocks, and the program is evaluated on subsets of the blocks. The loss
+of a number y is the size of the smallest hitting set: the least number of blocks such that every
 subset with a result above y contains one of them. Changing one block changes the loss by at most 1,
 for any program (docs/proofs/subset-envelope.md).
 """
@@ -32,7 +32,7 @@ from dpjax.mechanisms._smooth_quantile import check_bounds
 from dpjax.mechanisms._start import begin
 from dpjax.release._mechanism import SensitivityMechanism
 
-# The subsets that are evaluated at a time take about this many bytes.
+# The subsets that are evaluated at the same time need about this many bytes.
 _MOST_BYTES = 2**28
 
 
@@ -52,24 +52,27 @@ class BlockDesign:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of blocks in each group. Subsets of one block need no groups."""
+        """Returns the number of blocks in each group. For size 1, each block is a group."""
         groups = self.blocks if self.size == 1 else self.groups
         least, larger = divmod(self.blocks, groups)
         return tuple(least + (group < larger) for group in range(groups))
 
     @property
     def evaluations(self) -> int:
-        """The number of subsets."""
+        """Returns the number of subsets."""
         return sum(math.comb(length, self.size) for length in self.lengths)
 
     @property
     def most_losses(self) -> int:
-        """The size of the smallest hitting set of all subsets: all but size - 1 of each group."""
+        """Returns the size of the smallest hitting set of all subsets.
+
+        It contains all but `size - 1` blocks of each group.
+        """
         return sum(length - self.size + 1 for length in self.lengths)
 
     @functools.cached_property
     def subsets(self) -> np.ndarray:
-        """The indices of the blocks in every subset, shape (evaluations, size), group by group."""
+        """Returns the indices of the blocks in every subset, shape (evaluations, size)."""
         starts = np.cumsum((0, *self.lengths[:-1]))
         return np.concatenate(
             [
@@ -81,11 +84,11 @@ class BlockDesign:
     def evaluate(
         self, program: Callable[[Database], jax.Array], database: Database, size: int
     ) -> jax.Array:
-        """The program's results on the records of all subsets.
+        """Evaluates the program on the records of every subset.
 
         Record i is in block i modulo `blocks`, so that blocks are similar even if records are
         sorted. Each block has n // blocks records, and the last n % blocks records are not used.
-        Only shapes determine how many subsets are evaluated at a time.
+        The number of subsets that are evaluated at the same time depends only on shapes.
 
         Args:
             program: maps records to a scalar.
@@ -113,7 +116,7 @@ class BlockDesign:
         return lax.map(one, jnp.asarray(self.subsets), batch_size=at_once)
 
     def thresholds(self, results: jax.Array) -> jax.Array:
-        """The numbers at which the loss changes.
+        """Returns the numbers at which the loss changes.
 
         For every y, exactly loss(y) of these numbers exceed y.
 
@@ -134,12 +137,12 @@ class BlockDesign:
 
 
 def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Array:
-    """The numbers m_0, m_1, ..., where m_c is the least y with a loss of at most c."""
+    """Returns m_0, m_1, ..., where m_c is the least y with a loss of at most c in one group."""
     if size == length:  # There is only one subset.
         return results
     subsets = itertools.combinations(range(length), size)
     masks = np.array([sum(1 << block for block in chosen) for chosen in subsets])
-    # `largest[mask]` is the largest result of any subset of the blocks in the bit mask.
+    # `largest[mask]` is the largest result of any subset that contains only blocks in the bit mask.
     largest = jnp.full(2**length, -jnp.inf, results.dtype).at[masks].set(results)
     for block in range(length):
         without, with_block = jnp.moveaxis(largest.reshape(-1, 2, 2**block), 1, 0)
@@ -150,7 +153,7 @@ def _thresholds_of_group(results: jax.Array, length: int, size: int) -> jax.Arra
 
 
 def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The losses at the left and at the right end of every candidate, int32.
+    """Returns the losses at the left and at the right end of every candidate, int32.
 
     Each candidate is an interval. The first interval starts at minus infinity, where the loss is
     the number of thresholds. The last interval ends at infinity, where the loss is 0.
@@ -165,7 +168,7 @@ def losses_at_ends(thresholds: jax.Array, inner: jax.Array) -> tuple[jax.Array, 
 
 
 def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
-    """The score of every candidate times 2: minus twice the distance of its losses from T / 2.
+    """Returns twice the score of each candidate: minus twice the distance of its losses from T / 2.
 
     T is the largest loss. The losses of the numbers in a candidate are between the losses at its
     ends. Changing one record changes the loss at each end by at most 1, so it changes these
@@ -175,13 +178,13 @@ def doubled_scores(thresholds: jax.Array, inner: jax.Array) -> jax.Array:
     return -jnp.maximum(0, jnp.maximum(2 * right - thresholds.size, thresholds.size - 2 * left))
 
 
-# A group of 20 blocks needs tables of 2^20 numbers.
+# A group of this many blocks needs tables of 2^20 numbers.
 _MOST_IN_A_GROUP = 20
 _MOST_EVALUATIONS = 10**6
 _MOST_CANDIDATES = 2**20
-# A size of this many bytes per evaluation makes `evaluate` run one evaluation at a time.
+# If `evaluate` receives this size in bytes of one evaluation, it runs one evaluation at a time.
 _ALONE = 2**62
-# This factor covers the float32 rounding errors of the odds.
+# This factor covers the rounding errors of the odds in float32.
 _OUTWARD = 1 + 2.0**-12
 
 
@@ -266,7 +269,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return dataclasses.replace(self, target=self._program(value.tree()))
 
     def _program(self, value: Value) -> Program:
-        """Traces the target on the records of a subset; refuses one that may mix subsets."""
+        """Traces the target on the records of a subset; refuses a target that may mix subsets."""
         if isinstance(self.target, Program):
             return self.target
         self._check_records(value)
@@ -279,7 +282,7 @@ class SubsetEnvelope(SensitivityMechanism):
         return program_of_a_number("target", self.target, jax.tree.map(subset, value))
 
     def _scores(self, value: Value) -> tuple[jax.Array, np.dtype]:
-        """Twice the score of every candidate, and the dtype of releases."""
+        """Returns twice the score of every candidate, and the dtype of releases."""
         program = self._program(value)
         (leaf,) = program.outputs.leaves
         dtype = compute_dtype(leaf.dtype)
@@ -288,12 +291,12 @@ class SubsetEnvelope(SensitivityMechanism):
             (found,) = jax.tree.leaves(program(records))
             return found.astype(dtype)
 
-        # If a worker process on the host dies, all evaluations of its batch fail. So host code runs
-        # one evaluation at a time.
+        # If a worker process on the host dies, all evaluations of its batch fail. So a target that
+        # runs code on the host is evaluated on one subset at a time.
         size = _ALONE if program.calls_host else program.largest_array
         results = self.design.evaluate(one, value, size)
-        # Replacing NaN by a constant does not weaken the guarantee: the result is another program,
-        # and the proof is valid for any program.
+        # Replacing NaN by a constant preserves the guarantee: the program with this replacement is
+        # another program, and the proof is valid for any program.
         results = jnp.where(jnp.isnan(results), -jnp.inf, results)
         inner = np.linspace(self.lower, self.upper, self.candidates + 1)[1:-1]
         thresholds = self.design.thresholds(results)
