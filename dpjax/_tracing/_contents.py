@@ -1,14 +1,14 @@
-"""Recognizes functions whose results never change, so that their traces can be kept.
+"""Recognizes functions whose results never change, so that their traces can be cached.
 
-JAX caches the trace of a function by the function object. It does not notice if a closed-over value
-has changed. So dpjax traces functions again at every call, which takes milliseconds. Two kinds of
-functions need no second trace. The first kind is functions of the user that use only functions of
-JAX, close over no variables, and have no defaults. The second kind is targets and oracles of dpjax
-that consist of such functions and of numbers. All other functions count as unknown, because a wrong
-guess could make a guarantee false.
+JAX caches the trace of a function under the function object. It does not notice when a closed-over
+value changes. So dpjax traces a function again at every call, which takes milliseconds. Two kinds
+of functions need no second trace. The first kind is users' functions that call only functions of
+JAX, close over no variables, and have no default arguments. The second kind is targets and oracles
+of dpjax that consist of such functions and of numbers. All other functions count as unknown,
+because a wrong guess could make a guarantee false.
 
-The *contents* of a function are a hashable value. If two functions have equal contents, they
-compute the same results.
+The *contents* of a function are a hashable value: functions with equal contents compute the same
+results.
 """
 
 import builtins
@@ -33,13 +33,13 @@ from dpjax._tracing._walks import names
 
 _MODULES = jnp, jnp.fft, jnp.linalg, jax.lax, jax.lax.linalg, jax.nn, jax.random
 _OF_JAX_ITSELF = jax.checkpoint, jax.grad, jax.jacfwd, jax.jacrev, jax.value_and_grad, jax.vmap
-# Functions in these modules that read files or settings, or return objects that read settings.
+# Functions in the modules above that read files or settings, or that return objects which do.
 _IMPURE = names(
     "array2string array_repr array_str finfo from_dlpack frombuffer fromfile get_printoptions",
     "iinfo load printoptions save savez set_printoptions",
 )
 # The types of functions, compiled functions, ufuncs and dtypes. Functions of type `jax.custom_jvp`
-# are left out, because their rule for derivatives may be replaced.
+# are not included, because their derivative rules may be replaced.
 _KINDS = type(jax.vmap), type(jnp.sin), type(jnp.add), type(jnp.float32)
 _BUILTINS = names(
     "abs all any bool dict divmod enumerate float int isinstance len list map max min pow range",
@@ -47,8 +47,8 @@ _BUILTINS = names(
 )
 
 
-# Functions that always compute the same, by their `id` when dpjax is imported. If someone replaces
-# a function of a module later, the new function has another `id` and is not trusted.
+# Functions that always compute the same results, by their `id` at the import of dpjax. If a
+# function of a module is replaced later, the new function has another `id` and is not trusted.
 _PURE = {
     id(value): value
     for value in (
@@ -68,26 +68,27 @@ _ATTRIBUTES = frozenset(
     for name in dir(kind)
     if not name.startswith("_")
 )
-# Modules of dpjax whose functions depend on their arguments alone.
+# Modules of dpjax whose functions depend on nothing but their arguments.
 _OURS = (
     *("dpjax._exact.", "dpjax.oracles.", "dpjax.sensitivity.", "dpjax.targets."),
     "dpjax.mechanisms._bernstein",
 )
-# Types whose values can never change.
+# Types of immutable values.
 _CONSTANT = bool, int, float, str, bytes, types.NoneType, fractions.Fraction
-# Tuples longer than this are not read, because reading them could take longer than a trace.
+# Tuples longer than this make the contents unknown, because reading them could take longer than a
+# trace.
 _LONGEST = 16
-# Suffixes of the names of bytecode instructions that assign outer variables, import modules, or
-# define classes, in all versions of Python.
+# Suffixes of bytecode instructions, in all versions of Python, that assign variables of an outer
+# scope or attributes, import modules, or define classes.
 _REFUSED = ("_GLOBAL", "_GLOBALS", "_NAME", "_ATTR", "_CLASS")
 
 
 class _UnknownError(Exception):
-    """Raised if something that the function uses may change later."""
+    """Raised if a function uses something that may change later."""
 
 
 def contents_of(function: Callable[..., object]) -> Hashable | None:
-    """The contents of a function; None if it may compute something else later."""
+    """Returns the contents of a function; None if it may compute other results later."""
     try:
         return _contents(function)
     except Exception:  # Reading attributes of a user's object may raise any error.
@@ -95,9 +96,9 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 
 
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
-    """The user's functions inside an object that dpjax made; None if some part is unknown.
+    """Returns the user's functions inside an object of dpjax; None if a part is unknown.
 
-    The object itself cannot change: dpjax freezes its objects, and its functions never assign
+    The object itself cannot change: objects of dpjax are frozen, and its functions never assign
     variables that they close over. Only the user's functions, which are returned, may compute
     something else later.
     """
@@ -140,7 +141,7 @@ def _collect(value: Any, found: list[Callable[..., object]], seen: set[int]) -> 
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is a number, string, type or array that no code can change."""
+    """Whether a value is a number, string, type or array that no code can change in place."""
     if isinstance(value, np.ndarray):
         return not value.flags.writeable and value.base is None
     if isinstance(value, jax.Array):
@@ -149,7 +150,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -> bool:
-    """Whether a function is defined in a module whose name begins with one of these prefixes."""
+    """Whether a function is defined in a module whose name starts with one of `packages`."""
     name = function.__globals__.get("__name__")
     if not (isinstance(name, str) and name.startswith(packages)):
         return False
@@ -157,9 +158,9 @@ def _is_code_of(function: types.FunctionType, packages: str | tuple[str, ...]) -
 
 
 def _frozen_fields(value: Any) -> list[str]:
-    """The names of the fields of a frozen dataclass."""
+    """Returns the names of the fields of a frozen dataclass; raises an error for other objects."""
     names = [field.name for field in dataclasses.fields(value)]
-    # An object that is not frozen may change. An additional attribute may replace a method.
+    # An object that is not frozen may change. An additional attribute could replace a method.
     if not type(value).__dataclass_params__.frozen or not vars(value).keys() <= {*names}:
         raise _UnknownError
     return names
@@ -183,7 +184,7 @@ def _contents(value: Any) -> Hashable:
 
 
 def _of_ours(function: types.FunctionType) -> Hashable:
-    """The contents of a function of dpjax. Its code never assigns a closed-over variable."""
+    """Returns the contents of a function of dpjax, which never assigns closed-over variables."""
     if vars(function) or function.__kwdefaults__:
         raise _UnknownError
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -199,13 +200,15 @@ def _of_users(function: types.FunctionType) -> Hashable:
     found = list[Hashable]()
     for name, *attributes in paths:
         if name in variables and not attributes:
-            raise _UnknownError  # The user's module may assign this global variable again.
+            # The user's module may assign another object to this global variable later.
+            raise _UnknownError
         value = variables[name] if attributes else function.__builtins__[name]
         for attribute in attributes:
             if not any(value is module for module in (jax, *_MODULES)):
                 raise _UnknownError
             value = getattr(value, attribute)
-        is_constant = isinstance(value, (float, types.NoneType))  # Such as jnp.pi and jnp.newaxis.
+        # Examples are `jnp.pi` and `jnp.newaxis`.
+        is_constant = isinstance(value, (float, types.NoneType))
         if id(value) not in _PURE and not is_constant:
             raise _UnknownError
         found.append(_contents(value))
@@ -214,10 +217,11 @@ def _of_users(function: types.FunctionType) -> Hashable:
 
 @functools.lru_cache(1024)
 def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
-    """The global variables that code reads, each with the attributes that the code reads from it.
+    """Returns the global variables that code reads, each with the attributes read from it.
 
-    For example, `jnp.linalg.norm` gives ("jnp", "linalg", "norm"). The result is None if the code
-    closes over a variable, assigns outer variables, imports modules, or defines classes.
+    For example, code with `jnp.linalg.norm` gives ("jnp", "linalg", "norm"). The result is None if
+    the code closes over a variable, assigns variables of an outer scope, imports modules, or
+    defines classes.
     """
     if code.co_freevars:
         return None
@@ -226,7 +230,8 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
         in_path = False
         for operation in dis.get_instructions(inner):
             name = operation.opname
-            if name in ("LOAD_ATTR", "LOAD_METHOD"):  # Python 3.11 has LOAD_METHOD.
+            # Python 3.11 has a separate instruction LOAD_METHOD.
+            if name in ("LOAD_ATTR", "LOAD_METHOD"):
                 if in_path:
                     paths[-1] = *paths[-1], operation.argval
                 else:
@@ -243,7 +248,7 @@ def _paths_in(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _has_no_order(constant: object) -> bool:
-    """Whether a constant contains a set. Iterating over equal sets may give different orders."""
+    """Whether a constant contains a set, because equal sets may be iterated in different orders."""
     if isinstance(constant, tuple):
         return any(map(_has_no_order, constant))
     return isinstance(constant, frozenset)

@@ -1,16 +1,17 @@
 """Runs traced programs so that each lane of a `vmap` computes the same as without `vmap`.
 
-The sampler runs a target on many databases at once, and a release runs it on one database. Four
-kinds of operations could compute different results in these two cases, and are replaced:
+The sampler runs a target on many databases at once by `vmap`, and a release runs it on one
+database. Four kinds of operations could give different results in these two cases, and are
+replaced:
 
-- Batched LAPACK calls. They may hang on a CPU, so each call gets one matrix.
-- Convolutions with different kernels. `vmap` combines them to one grouped convolution. XLA may pad
-  the groups with zeros, and zero times infinity is NaN. So if one lane overflows, other lanes may
-  become NaN. Instead, such convolutions run one after the other.
+- Batched LAPACK calls. They may hang on a CPU, so each call gets only one matrix.
+- Convolutions whose kernels differ between lanes. `vmap` combines them to one grouped convolution.
+  XLA may pad the groups with zeros, and zero times infinity is NaN. So if one lane overflows, other
+  lanes may become NaN. These convolutions run one after the other instead.
 - Functions with a rule of `jax.custom_batching`. A trace does not show the code of the rule, which
   may compute something else than the function. So users' rules are removed.
-- Some operations on 8-bit integers, on bfloat16 and on NaN. Their results depend on neighboring
-  operations.
+- Some operations on 8-bit integers, on bfloat16 and on NaN. Their results on a CPU depend on the
+  operations around them.
 """
 
 import functools
@@ -39,8 +40,8 @@ from dpjax._tracing._walks import (
 
 V = TypeVar("V")
 Arrays: TypeAlias = Sequence[jax.Array]
-# Primitives for which XLA calls LAPACK on a CPU. All operands and results have the same leading
-# batch axes. Without batch axes, the operand with the most axes is a matrix.
+# Primitives that XLA computes by LAPACK calls on a CPU. All operands and results have the same
+# leading batch axes. Without batch axes, the operand with the most axes is a matrix.
 NAMES = names(
     "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr",
     "schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve",
@@ -49,7 +50,7 @@ _CONVOLUTION = "conv_general_dilated"
 _CONCERNED = NAMES | {_CONVOLUTION}
 _BYTES = frozenset(("int8", "uint8"))
 _CAST = "convert_element_type"
-# Primitives of elementwise arithmetic, without bitwise operations.
+# Primitives of elementwise arithmetic, including casts but no bitwise operations.
 _ARITHMETIC = names(
     "abs add add_any clamp div integer_pow max min mul neg rem sign square sub",
     "convert_element_type",
@@ -69,7 +70,7 @@ _EXTREMA = frozenset(("reduce_max", "reduce_min"))
 
 
 def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
-    """Runs a traced program. Under `vmap`, the lanes do not influence each other."""
+    """Runs a traced program. Under `vmap`, no lane influences another lane."""
     apart = primitives(program.jaxpr).isdisjoint(_CONCERNED)
     if apart and not may_differ(program.jaxpr):
         return jex.jaxpr_as_fun(program)(*operands)
@@ -79,11 +80,14 @@ def evaluate(program: jex.ClosedJaxpr, *operands: jax.Array) -> list[jax.Array]:
 def traced_lane(
     function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """A function of one lane whose lanes do not influence each other, and its traced program."""
+    """Returns a function of one lane, and its traced program, given arrays of many lanes.
+
+    Under `vmap`, no lane of the returned function influences another lane.
+    """
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batched)
 
-    # This is a new function at each call. JAX would reuse the trace of an old one, even if a
-    # closed-over value has changed.
+    # A new function is defined at each call. If the same function object were traced again, JAX
+    # would reuse its old trace, even if a closed-over value has changed.
     def fresh(*arguments: PyTree) -> PyTree:
         return function(*arguments)
 
@@ -98,7 +102,7 @@ def traced_lane(
 
 
 def vmapped(function: Callable[..., PyTree], *batched: PyTree) -> PyTree:
-    """`jax.vmap(function)(*batched)`, with lanes that do not influence each other."""
+    """Returns `jax.vmap(function)(*batched)`, computed so that no lane influences another lane."""
     lane, _ = traced_lane(function, *batched)
     return jax.vmap(lane)(*batched)
 
@@ -118,11 +122,11 @@ def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Arr
 
 
 def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """A convolution that runs one kernel after the other if `vmap` maps over its kernels."""
+    """Wraps a convolution: if `vmap` maps over kernels, it runs with one kernel after the other."""
 
     @OneByOne
     def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
-        if not mapped[1]:  # If all lanes share the kernel, `vmap` only makes the batch longer.
+        if not mapped[1]:  # If all lanes share one kernel, `vmap` only makes the batch larger.
             return _kernel_by_kernel(jax.vmap(convolution, (0, None)))(*operands), True
         if not mapped[0]:
             return lax.map(lambda kernel: computed(operands[0], kernel), operands[1]), True
@@ -132,12 +136,12 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
     return computed
 
 
-# LAPACK calls, on a CPU with one matrix each.
+# LAPACK calls: on a CPU, each call gets one matrix.
 #
 # XLA's CPU backend has a pool with one thread for each core, which all devices and programs share.
 # jaxlib 0.10 and 0.11.0 split a batched LAPACK call into tasks for the same pool, and block a
 # thread until the tasks are done (`ParallelBatchMap` in lapack_kernels.cc). If such calls block all
-# threads, no thread is left for the tasks, which is a deadlock. A call for one matrix is never
+# threads, no thread is left to run the tasks, which is a deadlock. A call with one matrix is never
 # split.
 #
 # jaxlib 0.11.1 and 0.11.2 did not hang in our runs. Once dpjax requires jaxlib 0.11.1 or later on
@@ -145,23 +149,24 @@ def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., ja
 
 
 class OneByOne(functools.partial[Any]):
-    """A rule for `vmap` with which every lane computes the same as without `vmap`."""
+    """A rule for `vmap` under which every lane computes the same as without `vmap`."""
 
 
 def with_rule(call: Callable[..., V], rule: OneByOne) -> Callable[..., V]:
-    """A function that calls `call`, with a rule for `vmap`."""
+    """Returns a function that computes `call`, with `rule` as its rule for `vmap`."""
     computed = custom_vmap(lambda *operands: call(*operands))
     computed.def_vmap(rule)
-    # `custom_vmap` has no reverse-mode derivatives. So derivatives are computed from `call` itself.
+    # `custom_vmap` does not support reverse-mode derivatives, so derivatives are computed from
+    # `call` itself.
     differentiable = jax.custom_jvp(lambda *operands: computed(*operands))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(call, primals, tangents))
     return differentiable
 
 
 def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
-    """Replaces a LAPACK call by calls that take one matrix each.
+    """Runs a LAPACK operation by calls that get one matrix each.
 
-    Under `vmap`, these calls are a loop on a CPU, and one batched call on accelerators.
+    Under `vmap`, these calls become a loop on a CPU, and one batched call on accelerators.
     """
 
     def call(*one: jax.Array) -> Arrays:
@@ -180,7 +185,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
             return lax.map(at, lax.iota("int32", size))
 
         together = jax.vmap(call, in_axes=tuple(0 if m else None for m in mapped))
-        if size == 0:  # A batch of size 0 is not split.
+        if size == 0:  # A batch of size 0 is not split into tasks, so it needs no loop.
             outputs = together(*operands)
         else:
             outputs = lax.platform_dependent(*operands, cpu=one_by_one, default=together)
@@ -196,7 +201,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
 
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Removes users' rules for `vmap`, so that lanes run the functions themselves."""
+    """Traces a program again without users' rules for `vmap`, so that lanes run the functions."""
     if not any(_has_rule(x, of_dpjax=False) for x in equations(traced.jaxpr)):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
@@ -210,7 +215,7 @@ def looks_at_other_lanes(equation: Equation) -> bool:
 
 
 def _has_rule(equation: Equation, *, of_dpjax: bool) -> bool:
-    """Whether an operation has a rule for `vmap` by dpjax, or else by a user."""
+    """Whether an operation has a rule for `vmap` that dpjax, or else a user, has defined."""
     if equation.primitive.name != "custom_vmap_call":
         return False
     return of_dpjax == (str(equation.params["rule"].__module__).partition(".")[0] == "dpjax")
@@ -222,29 +227,29 @@ def _function_itself(equation: Equation, operands: list[jax.Array]) -> Sequence[
     return None
 
 
-# Operations with the results that XLA defines.
+# Operations whose results on a CPU differ from XLA's definitions.
 #
 # On a CPU, jaxlib 0.10 runs operations before a sum or an extremum by the library YNNPACK, which
 # deviates from XLA's definitions:
 #
-# - It treats 8-bit integers as approximate: it rounds casts from floats or omits them, divides them
-#   as floats, and does not wrap around.
+# - It treats 8-bit integers as approximate: it rounds casts from floats or omits them, divides
+#   integers as floats, and does not wrap around.
 # - Its maximum of NaN and a number is the number.
 # - If an array of bfloat16 is multiplied by a constant and then passed to a function such as exp,
-#   it reads and writes beyond the end of the array. Then the sums contain other numbers from
-#   memory, or the process crashes.
+#   it reads and writes beyond the end of the array. Then sums contain other numbers from memory, or
+#   the process crashes.
 #
 # So the result of an operation depends on the operations around it, and on the batch size. Then the
 # values of neighboring databases could differ by more than was proved or sampled.
 #
 # This file computes 8-bit arithmetic in 32 bits, and wraps results to 8 bits before the cast. An
-# extremum is NaN if one of its operands is NaN. Arithmetic on bfloat16 runs in float32, and the
-# conversion uses bit operations, so that YNNPACK never sees bfloat16. After this, results do not
-# depend on neighboring operations. `prove_sensitivity` assumes these results.
+# extremum is NaN if one of its operands is NaN. Arithmetic on bfloat16 runs in float32, and is
+# converted by bit operations, so that YNNPACK never sees bfloat16. With these replacements, results
+# do not depend on the operations around them. `prove_sensitivity` assumes these results.
 
 
 def may_differ(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a program has operations for which jaxlib may deviate from XLA's definition."""
+    """Whether jaxlib may deviate from XLA's definition of an operation in a program."""
     return any(_is_of_bytes(x) or _ignores_nan(x) or _takes_bfloat16(x) for x in equations(jaxpr))
 
 
@@ -265,7 +270,10 @@ def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Ar
 
 
 def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
-    """The output of an operation without operands in bfloat16."""
+    """Runs an operation without operands in bfloat16 as XLA defines it.
+
+    The result is None if jaxlib computes it correctly.
+    """
     if _is_of_bytes(equation):
         return _of_bytes(equation, *operands)
     if not _ignores_nan(equation):
@@ -286,7 +294,7 @@ def _takes_bfloat16(equation: Equation) -> bool:
 
 
 def _in_float32(x: jax.Array) -> jax.Array:
-    """Converts bfloat16 to float32 by bit operations. YNNPACK would see the operand of a cast."""
+    """Converts bfloat16 to float32 by bit operations, because YNNPACK would process a cast."""
     bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
     return lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 
@@ -304,7 +312,7 @@ def _of_bytes(equation: Equation, *operands: jax.Array) -> jax.Array:
 
 
 def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The result of a cast to 8 bits, in a wider dtype, so that the cast is exact."""
+    """Returns what a cast to 8 bits should give, in a wider dtype, so that the cast is exact."""
     if x.dtype == bool or x.dtype == dtype:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -319,23 +327,23 @@ def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _wrapped(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The lowest 8 bits, as a number of 32 bits."""
+    """Wraps integers of 32 bits to the range of an 8-bit dtype, without changing their dtype."""
     lowest = jnp.iinfo(dtype).min
     return ((x - lowest) & 255) + lowest
 
 
 def _ignores_nan(equation: Equation) -> bool:
-    # The name is checked first, because some other operations have no outputs.
+    # The name is checked first, because some operations have no outputs.
     if equation.primitive.name not in _EXTREMA | _CHOICES.keys():
         return False
     return jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating)
 
 
 def _chosen(equation: Equation, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The larger or smaller of two numbers; NaN if one of them is NaN."""
+    """Returns the larger or smaller of two numbers; NaN if one of them is NaN."""
     x, y = jnp.broadcast_arrays(x, y)
     further, is_max = _CHOICES[equation.primitive.name], equation.primitive.name == "max"
-    # In an extremum, 0.0 counts as larger than -0.0.
+    # In this comparison, 0.0 counts as larger than -0.0, as XLA defines it.
     first = further(x, y) | jnp.isnan(x) | ((x == y) & (jnp.signbit(x) != is_max))
     return jnp.where(first, x, y).astype(aval(equation.outvars[0]).dtype)
 

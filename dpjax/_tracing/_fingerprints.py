@@ -1,4 +1,4 @@
-"""Fingerprints: hashes of jaxprs and nested values, which are the same in every process."""
+"""Fingerprints: hashes of jaxprs and nested values that are the same in every process."""
 
 import dataclasses
 import functools
@@ -18,27 +18,27 @@ from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, names, parts
 
-# Parameters of primitives that have no effect on the outputs of a traced program, so fingerprints
-# ignore them. Some are names, the surrounding mesh, or policies of `jax.checkpoint`. The others are
-# Python functions: derivative rules, which dpjax never runs; users' `vmap` rules, which it removes;
-# and the function of a reduction, which is also present as a jaxpr.
+# Parameters of primitives without an effect on the outputs of a traced program. Fingerprints ignore
+# them. Some are names, the surrounding mesh, or policies of `jax.checkpoint`. The others are Python
+# functions: derivative rules, which dpjax never runs; users' `vmap` rules, which it removes; and
+# the function of a reduction, which is also present as a jaxpr.
 _IGNORED_PARAMETERS = names(
     "name debug_info ctx_mesh policy jvp jvp_jaxpr_fun jvp_jaxpr_thunk fwd_jaxpr_thunk bwd",
     "out_trees rule computation",
 )
 
 
-# A piece of an encoding: bytes or an array. Bytes can be cached. An array may change, so its
-# numbers are read whenever a hash is computed.
+# A piece of an encoding: bytes or an array. Bytes are immutable and can be cached. An array may
+# change, so its numbers are read whenever a hash is computed.
 _Piece = bytes | Any
-# A cache of encodings by jaxpr. JAX caches the inner jaxprs of its functions. So if a function is
-# traced again, most of its jaxpr has been encoded before.
+# Caches the encoding of each jaxpr. JAX caches the inner jaxprs of its functions. So when a
+# function is traced again, most of its inner jaxprs have been encoded before.
 _KEPT: weakref.WeakKeyDictionary[jex.Jaxpr, list[_Piece]] = weakref.WeakKeyDictionary()
 _BY_TEXT = frozenset((str, int, bool, type(None)))
-# If a parameter has a type from one of these packages, it is immutable, because it is a key in
-# JAX's caches.
+# Packages whose types are immutable when they occur as parameters, because JAX uses parameters as
+# keys of its caches.
 _FIXED = frozenset(("jax", "jaxlib", "numpy", "ml_dtypes"))
-# Types from these packages that have occurred, and whose `repr` identifies a value.
+# Types from these packages that have occurred. The `repr` of such a value identifies it.
 _TYPES_BY_TEXT = set[type]()
 
 
@@ -47,7 +47,7 @@ class _Sink:
 
     Attributes:
         pieces: the pieces, in order.
-        fixed: whether nothing in the encoding can change except the numbers in arrays.
+        fixed: whether the encoding stays the same unless numbers in its arrays change.
     """
 
     def __init__(self):
@@ -57,11 +57,11 @@ class _Sink:
 
 
 def digest(*parts: object) -> str:
-    """A 128-bit hash of nested values, as hexadecimal digits; the same in every process."""
+    """Returns a 128-bit hash of nested values as hexadecimal digits, the same in every process."""
     sink, hashed = _Sink(), hashlib.sha256()
     _encode(sink, parts)
     for piece in sink.pieces:
-        # `isinstance` would be wrong here: `np.bytes_` is a subclass of bytes, but counts as an
+        # The type is compared exactly, because `np.bytes_` is a subclass of bytes but counts as an
         # array.
         for data in (piece,) if type(piece) is bytes else _of_array(piece):
             hashed.update(data)
@@ -69,16 +69,16 @@ def digest(*parts: object) -> str:
 
 
 def _encode(sink: _Sink, value: Any) -> None:
-    """Adds a value to the encoding, with a tag for its kind, and its length if it has one."""
+    """Appends a value to the encoding, with a tag for its type, and its length if it has one."""
     text: str | None = None
-    if type(value) in _BY_TEXT:  # This most frequent case comes first.
+    if type(value) in _BY_TEXT:  # The most frequent case comes first.
         text = repr(value)
     elif type(value) is tuple:
         _encode_items(sink, value)
     elif type(value) in _TYPES_BY_TEXT:
         text = _of_parameter(sink, value)
     elif isinstance(value, float) and value != value:
-        # NaN is encoded by its bits, because NaNs with different bits have the same `repr`.
+        # NaN is encoded by its bits, because all NaNs have the same `repr`.
         sink.update(struct.pack("<d", value))
     elif isinstance(value, (str, int, float)):
         text = repr(value)
@@ -102,7 +102,7 @@ def _encode(sink: _Sink, value: Any) -> None:
         implementation: Any = value
         text = implementation.name
     elif isinstance(value, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        # The devices of a mesh do not affect results, and cannot be pickled.
+        # The devices of a mesh have no effect on results, and cannot be pickled.
         _encode(sink, ("mesh", tuple(value.shape.items()), tuple(map(str, value.axis_types))))
     elif isinstance(value, (set, frozenset)):
         _encode(sink, ("set", sorted(map(repr, value))))
@@ -118,7 +118,10 @@ def _encode(sink: _Sink, value: Any) -> None:
 
 
 def _of_parameter(sink: _Sink, value: object) -> str:
-    """The `repr` of a parameter; a hash if the `repr` has an address, or the value is callable."""
+    """Returns the text by which a parameter is encoded: its `repr`, or a hash.
+
+    It is a hash if the `repr` contains an address, or if the parameter is callable.
+    """
     text = repr(value)
     if " at 0x" in text or callable(value):
         sink.fixed = False
@@ -170,14 +173,14 @@ def _of_kind(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _encoded(*values: object) -> bytes:
-    """The encoding of strings and shapes, as bytes."""
+    """Returns the encoding of strings and shapes as bytes."""
     sink = _Sink()
     _encode(sink, values)
     return b"".join(sink.pieces)
 
 
 def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Encodes a jaxpr. The encoding is cached if only numbers in its arrays can change."""
+    """Encodes a jaxpr. The encoding is cached if only the numbers in its arrays can change."""
     kept = _KEPT.get(jaxpr)
     if kept is None:
         inner = _Sink()
@@ -193,10 +196,10 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
 
 
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
-    """Encodes operations, shapes and literals. Variables are numbered in order of appearance.
+    """Encodes operations, shapes and literals, numbering variables in order of appearance.
 
-    Operations are omitted if no output depends on them, because libraries may compute values to
-    cache them, but only in the first trace.
+    Operations on which no output depends are omitted: in the first trace only, libraries may
+    compute values that they then cache.
     """
     numbers: dict[jex.Var, int] = {}
 
@@ -216,8 +219,8 @@ def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
         encode_atoms(equation.invars)
         parameters = equation.params.items()
         _encode(sink, {name: x for name, x in parameters if name not in _IGNORED_PARAMETERS})
-        # Encode the settings of surrounding `with` statements that can affect results. Precisions
-        # and dtypes are already encoded, as parameters and types.
+        # Settings of surrounding `with` statements that can affect results are encoded, too.
+        # Precisions and dtypes are already encoded, as parameters and types.
         context: Any = equation.ctx
         metadata = dict(context.xla_metadata or {})
         _encode(sink, (context.threefry_partitionable, context.compute_type, metadata))

@@ -1,9 +1,10 @@
 """Primitives and key implementations that are not part of JAX: replaced or refused.
 
-A jaxpr contains primitives, but not the code that implements them. JAX's own primitives are known
-to compute the same alone and under `vmap`. Another primitive could compute anything. So primitives
-of installed libraries are replaced by their implementations, which consist of JAX's primitives.
-Primitives of the user are refused. Keys must have an implementation of JAX or dpjax.
+A jaxpr contains primitives, but not the code that implements them. For JAX's own primitives it is
+known that they compute the same alone and under `vmap`. Any other primitive could compute anything.
+So primitives of installed libraries are replaced by their implementations, which consist of JAX's
+primitives. Primitives that the user defined are refused. Keys must have an implementation of JAX or
+dpjax.
 """
 
 import sys
@@ -18,14 +19,17 @@ from dpjax._tracing._evaluate import without_rules
 from dpjax._tracing._host_code import is_installed
 from dpjax._tracing._walks import Atom, Equation, aval, equations, replaced, specs
 
-# The implementation of a library's primitive may contain primitives of another library. This is the
-# largest depth of such nesting.
+# The implementation of one library's primitive may use primitives of another library. This is the
+# largest supported depth of such nesting.
 _MOST_NESTED = 16
 _own: set[jex.Primitive] = set()
 
 
 def is_own(primitive: jex.Primitive) -> bool:
-    """Whether a primitive belongs to JAX. Objects are compared, because a user may reuse names."""
+    """Whether a primitive belongs to JAX.
+
+    Primitives are compared as objects, because a user may reuse the name of one of JAX's.
+    """
     if primitive not in _own:
         modules = [x for x in list(sys.modules) if x.partition(".")[0] in ("jax", "jaxlib")]
         _own.update(_primitives_in(modules))
@@ -33,7 +37,7 @@ def is_own(primitive: jex.Primitive) -> bool:
 
 
 def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Rewrites a program in JAX's own primitives; `name` is for messages."""
+    """Rewrites a program so that it only has JAX's own primitives; `name` is for messages."""
     for level in range(_MOST_NESTED + 1):
         for implementation in key_implementations(traced.jaxpr):
             functions = (implementation.seed, implementation.split, implementation.fold_in)
@@ -64,7 +68,7 @@ def in_own_operations(name: str, traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] | None:
-    """Runs the library's implementation of its primitive; None for JAX's own primitives."""
+    """Runs a library's implementation of its own primitive; None for primitives of JAX."""
     primitive = equation.primitive
     if is_own(primitive):
         return None
@@ -74,14 +78,14 @@ def _computed(equation: Equation, operands: list[jax.Array]) -> list[jax.Array] 
 
 
 def _primitives_in(modules: list[str]) -> set[jex.Primitive]:
-    """The primitives that are global variables of modules."""
+    """Returns all primitives that are global variables of some modules."""
     found = (sys.modules.get(module) for module in modules)
     values = (value for module in found for value in list(getattr(module, "__dict__", {}).values()))
     return {value for value in values if issubclass(type(value), jex.Primitive)}
 
 
 def key_implementations(jaxpr: jex.Jaxpr) -> Iterator[Any]:
-    """The implementations of all keys in a program."""
+    """Yields the implementations of all keys that occur in a program."""
     atoms: list[Atom] = [*jaxpr.invars, *jaxpr.constvars]
     for equation in equations(jaxpr):
         atoms += (*equation.invars, *equation.outvars)

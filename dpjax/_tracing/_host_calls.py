@@ -1,11 +1,12 @@
-"""Calls of Python code on the host from compiled programs: interruptions and error messages.
+"""Calls of Python code on the host from compiled programs: interruptions, error messages.
 
-Code on the host runs in a separate thread. Python delivers Ctrl-C to the main thread. If the code
-ran in the main thread, it could catch KeyboardInterrupt, and dpjax would not notice it.
+Code on the host runs in a separate thread, because Python delivers Ctrl-C to the main thread. If
+the code ran there, it could catch KeyboardInterrupt, and dpjax would not notice the interruption.
 
-If a target on the host fails on a sampled database, the error should say which one. But an error on
-a private database must reveal nothing. A compiled program does not know who calls it. So programs
-that call the host have an additional first input: the origin of the database.
+If a target on the host fails on a sampled database, the error should say on which one. But an error
+on a private database must reveal nothing about it. A compiled program does not know by which code
+it is called. So programs that call the host have an additional first input, the origin of the
+database.
 """
 
 import atexit
@@ -32,8 +33,8 @@ from jax.typing import ArrayLike
 
 T = TypeVar("T")
 
-# A signal may arrive at another thread, so the main thread looks for it at this interval, in
-# seconds.
+# The interval, in seconds, at which the main thread checks for signals. A signal may arrive at
+# another thread.
 _NAP = 0.05
 _LOCK = threading.RLock()
 _ends: set[Callable[[], object]] = set()
@@ -48,22 +49,22 @@ class FailedElsewhereError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """The awaited call was stopped."""
+    """Raised if a call on the host was stopped."""
 
 
 def aside(function: Callable[[Callable[[], bool]], T]) -> T:
     """Calls a function in a separate thread, and returns its value.
 
-    An interruption ends the wait at once. The thread continues after that, but its result is
-    ignored.
+    An interruption ends the wait at once. The thread then continues, but its result is ignored.
 
     Args:
-        function: takes a function that returns whether the result is still wanted.
+        function: a function with one argument, `wanted`. The call `wanted()` returns whether the
+            result is still needed.
 
     Raises:
         BaseException: the error of the function, or the interruption of the wait.
-        StoppedError: if an interruption elsewhere stopped all calls, including calls that had
-            finished.
+        StoppedError: if an interruption of another call stopped all calls, including those that had
+        finished.
     """
     began, result = _stops, futures.Future[T]()
 
@@ -97,9 +98,9 @@ def aside(function: Callable[[Callable[[], bool]], T]) -> T:
 def heeding_ctrl_c() -> Generator[None, None, None]:
     """Lets Ctrl-C stop host calls while the main thread waits in XLA.
 
-    Python cannot handle signals while the main thread waits in XLA. KeyboardInterrupt is raised as
-    soon as XLA returns. This context has no effect if the signal already has another handler or
-    wakeup file descriptor.
+    While the main thread waits in XLA, Python cannot handle signals. KeyboardInterrupt is raised as
+    soon as XLA returns. This context has no effect if SIGINT already has another handler, or if
+    there is another wakeup file descriptor.
     """
     global _ear
     on_main_thread = threading.current_thread() is threading.main_thread()
@@ -125,7 +126,7 @@ def heeding_ctrl_c() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def watching(look: Callable[[], object]) -> Generator[None, None, None]:
-    """Calls a function repeatedly during host calls, and stops all host calls if it raises."""
+    """Calls `look` repeatedly during host calls, and stops all host calls if it raises an error."""
     _looks.append(look)
     try:
         yield
@@ -142,7 +143,7 @@ def _raises(look: Callable[[], object]) -> bool:
 
 
 def _heard_ctrl_c() -> bool:
-    # The call raises OSError if no signal has arrived, or if the socket is closed.
+    # `recv` raises OSError if no signal has arrived, or if the socket is closed.
     with contextlib.suppress(OSError):
         return _ear is not None and signal.SIGINT in _ear.recv(_MOST_SIGNALS)
     return False
@@ -150,7 +151,7 @@ def _heard_ctrl_c() -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Generator[None, None, None]:
-    """Stops all host calls, including calls that begin inside the `with` block."""
+    """Stops all host calls, and those that begin inside the `with` block."""
     global _stopping
     _stopping += 1
     try:
@@ -164,7 +165,7 @@ def stopping() -> Generator[None, None, None]:
 def ended_when_stopped(
     start: Callable[[], subprocess.Popen[bytes]], end: Callable[[subprocess.Popen[bytes]], object]
 ) -> Generator[subprocess.Popen[bytes], None, None]:
-    """Starts a subprocess, and ends it with the block, at a stop, or with this process."""
+    """Starts a subprocess that ends with the block, when host calls stop, or with this process."""
     with _LOCK:
         program = start()
         _ends.add(at_stop := functools.partial(end, program))
@@ -182,19 +183,19 @@ def _stop() -> None:
     global _stops
     with _LOCK:
         # The counter is increased before any subprocess is ended. So when a subprocess ends, the
-        # call that waits for it can tell that it was stopped.
+        # call that waits for it knows that it was stopped.
         _stops += 1
         for end in tuple(_ends):
             end()
 
 
-# Origins of databases.
+# The origin of a database: two numbers, its role and its pair.
 
 SPEC = jax.ShapeDtypeStruct((2,), np.uint32)
 
 
 class Role(enum.IntEnum):
-    """The role of a database in the sampler. PRIVATE is 0, so a missing role counts as private."""
+    """The role of a database in the sampler. It is PRIVATE (0) if no role is given."""
 
     PRIVATE = 0
     DATABASE = 1
@@ -211,22 +212,22 @@ _DESCRIPTIONS = {
 }
 
 
-# The origin of a private database.
+# The origin of every private database.
 PRIVATE = np.zeros(SPEC.shape, SPEC.dtype)
 
 
 def sampled(role: Role, pair: jax.Array) -> jax.Array:
-    """The origin of a database that the sampler drew."""
+    """Returns the origin of a database that the sampler drew, from its role and its pair."""
     return jnp.stack([jnp.asarray(role, SPEC.dtype), pair.astype(SPEC.dtype)])
 
 
 def is_private(origin: np.ndarray) -> bool:
-    """Whether a database is private, so that errors must not describe it."""
+    """Whether an origin belongs to a private database, so that errors must not describe it."""
     return int(origin[0]) == Role.PRIVATE
 
 
 class HostError(RuntimeError):
-    """An error of a call to the host. XLA passes on only the text of the error."""
+    """An error in a call to the host. XLA passes on only the text of the error."""
 
 
 def fail(origins: np.ndarray, reason: str) -> NoReturn:
@@ -237,12 +238,12 @@ def fail(origins: np.ndarray, reason: str) -> NoReturn:
     raise HostError(f"target on the host failed on {pairs} ({_DESCRIPTIONS[Role(role)]}): {reason}")
 
 
-# The last interruption: the text that XLA passes on, and the exception itself.
+# The last interruption: the text that XLA passes on, and the exception that caused it.
 _interruption: tuple[str, BaseException | None] = "", None
 
 
 def interrupted(error: BaseException) -> NoReturn:
-    """Raises a `HostError` in place of an interruption; `host_errors` converts it back."""
+    """Raises a `HostError` in place of an interruption; `host_errors` restores the interruption."""
     global _interruption
     text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
@@ -251,11 +252,11 @@ def interrupted(error: BaseException) -> NoReturn:
 
 @contextlib.contextmanager
 def host_errors() -> Generator[None, None, None]:
-    """Raises errors of host calls again, without the traceback of JAX."""
+    """A context that raises errors of host calls again, without JAX's traceback."""
     try:
         with heeding_ctrl_c():
             yield
-    # This error is not examined, because its text may contain one of the phrases below.
+    # The text of this error may contain one of the phrases below, so it must not be examined.
     except FailedElsewhereError:
         raise
     except Exception as error:
@@ -270,7 +271,7 @@ def host_errors() -> Generator[None, None, None]:
 
 
 def _is_unknown(record: logging.LogRecord) -> bool:
-    """Whether to log a record. JAX logs all errors of callbacks; this omits dpjax's errors."""
+    """Whether to log a record. JAX logs all errors of callbacks; dpjax's own are left out."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HostError)
 
 
@@ -279,22 +280,22 @@ logging.getLogger("jax._src.callback").addFilter(_is_unknown)
 
 @dataclasses.dataclass(eq=False)
 class Tracing:
-    """A program that is being traced.
+    """Information about a program while it is being traced.
 
     Attributes:
-        origin: the program's input for the origin of its database.
-        settings: values that determine where host calls run, without an effect on their outputs.
+        origin: the input of the program that has the origin of its database.
+        settings: values that determine where host calls run, but have no effect on their outputs.
     """
 
     origin: ArrayLike | None
     settings: list[object]
 
 
-# A user context is part of the key of JAX's caches. Without it, JAX would reuse the trace of an
-# inner `jit` function of a target, together with the origin of the first program.
+# A user context is part of the key of JAX's caches. Otherwise, JAX would reuse the trace of an
+# inner `jit` function of a target, together with the origin from another program.
 TRACING = jax.make_user_context(None)
 
 
 def current() -> Tracing:
-    """The program that is being traced. Outside of tracing, databases count as private."""
+    """Returns the program that is being traced. Outside of tracing, databases count as private."""
     return TRACING.value or Tracing(PRIVATE, [])

@@ -1,14 +1,14 @@
-"""`HostCode`: a copy of a Python function, and a fingerprint of everything that it can reach.
+"""`HostCode`: a copy of a Python function, and a fingerprint of everything it can reach.
 
 A Python function depends on closures, defaults, globals, modules, classes and objects. All of these
 may change, and may differ between processes. So when a target is traced, its host function is
-pickled by value, together with all code and values of the user that it can reach. Every call, in
-any process, starts from a fresh copy. Python and installed packages are not copied, but identified
+pickled by value, together with all user code and values that it can reach. Every call, in any
+process, starts from a fresh copy. Python and installed packages are not copied. They are identified
 by name and version.
 
-The fingerprint is a hash of the parts into which pickle reduces the values. Values that pickle
-cannot reduce are refused, such as locks, generators and weak references. Values that pickle reduces
-wrongly are refused, too, such as open files and pointers.
+To compute the fingerprint, values are reduced to their parts as in pickling, and the parts are
+hashed. Values that pickle cannot reduce, such as locks, generators and weak references, are
+refused. Values that pickle would reduce wrongly, such as open files and pointers, are refused, too.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ from dpjax._core._types import PyTree
 
 PROTOCOL = 4
 _PYTHON = pathlib.PurePath(os.__file__).parent
-# Entries in the namespace of a class that do not affect its behavior. They serve documentation,
-# debuggers and pickle.
+# Entries in the namespace of a class that do not affect its behavior. They are used for
+# documentation, debugging and pickling only.
 _NO_BEHAVIOR = frozenset(
     (
         *("__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -51,20 +51,20 @@ Cached: Any = type(functools.cache(len))
 
 
 class UnknownCodeError(TypeError):
-    """Raised for code on the host that has no fingerprint."""
+    """Raised for code on the host that cannot have a fingerprint."""
 
 
 @functools.cache
 def _distributions(package: str) -> list[str]:
-    """The installed distributions that contain a package."""
+    """Returns the names of the installed distributions that contain a package."""
     return sorted(set(metadata.packages_distributions().get(package, ())))
 
 
 class HostCode:
-    """A function on the host, and its copy at the time of tracing.
+    """A function on the host, with a copy of it from the time of tracing.
 
     Attributes:
-        fingerprint: a hash. Functions with equal fingerprints compute the same.
+        fingerprint: a hash. Functions with equal fingerprints compute the same results.
         run: the function that is called, in any process: the copy, or the original function if the
             user gave a version.
     """
@@ -81,8 +81,8 @@ class HostCode:
             function: the user's function.
             version: a string that the user changes whenever the function changes. It replaces the
                 fingerprint of the code.
-            facts: a function that returns other values on which the user's function depends. It may
-                raise an error to refuse the function.
+            facts: returns other values on which the function depends. It may raise an error to
+                refuse the function.
         """
         self._function, self._version, self._facts = function, version, facts
         encoded = self._encoded()
@@ -104,7 +104,9 @@ class HostCode:
 
 
 class HostCall:
-    """A JAX callback that runs a target on the host. No other callback has this class.
+    """The Python function of a JAX callback that runs a target on the host.
+
+    dpjax recognizes its own callbacks by this class.
 
     Attributes:
         code: the function that the callback runs.
@@ -114,13 +116,13 @@ class HostCall:
 
 
 class _Frozen:
-    """A pickled function. Every call runs a fresh copy, after a check of package versions."""
+    """A pickled function. Every call checks package versions, and runs a fresh copy."""
 
     def __init__(self, function: Callable[[PyTree], PyTree], packages: dict[str, str]):
         file = io.BytesIO()
         pickler()(file, protocol=PROTOCOL).dump(function)
-        # The bytes are in an array, because joblib passes large arrays to processes by a shared
-        # file.
+        # The bytes are stored in an array, because joblib passes large arrays to its processes by a
+        # shared file.
         self._pickled = np.frombuffer(file.getvalue(), np.uint8)
         self._packages = packages
 
@@ -136,7 +138,7 @@ class _Frozen:
 
 
 def fingerprint(value: object) -> str:
-    """A 128-bit hash of a value and everything that it can reach, the same in every process."""
+    """Returns a 128-bit hash of a value and everything it can reach, equal in every process."""
     return _encoded(value).digest()
 
 
@@ -146,13 +148,13 @@ def _encoded(value: object) -> "_Encoder":
         encoder.encode(value)
     except UnknownCodeError:
         raise
-    except Exception as error:  # Reducing a user's object may raise any error.
+    except Exception as error:  # Reducing a user's object to its parts may raise any error.
         encoder.refuse(f"{type(error).__name__}: {error}")
     return encoder
 
 
 def _version_of(package: str) -> str:
-    """The version of a package, or of its distributions if the package does not name one."""
+    """Returns the version of a package, or the versions of its distributions if it has none."""
     if package == "python":
         return platform.python_version()
     version = getattr(importlib.import_module(package), "__version__", None)
@@ -163,17 +165,18 @@ def _version_of(package: str) -> str:
 
 @dataclasses.dataclass(eq=False)
 class _Encoder:
-    """Hashes values, after reducing them to parts as pickle does.
+    """Hashes values, after reducing them to their parts as pickle does.
 
-    A mutable object gets a number when it first occurs, and later occurrences are encoded by this
-    number. So recursion ends, and two references to one list differ from two equal lists.
+    A mutable object gets a number when it first occurs. Later occurrences are encoded by this
+    number. So recursive objects can be hashed, and two references to one list differ from two equal
+    lists.
 
     Attributes:
         numbers: the numbers of mutable objects, by `id`.
         path: the path to the current value, for messages.
-        packages: the installed packages that occurred, with their versions.
-        kept: the objects that have numbers. They must stay alive, because otherwise a new object
-            could have the same `id`.
+        packages: the installed packages that have occurred, with their versions.
+        kept: the objects that have numbers. They are kept alive, so that no new object gets the
+            same `id`.
     """
 
     numbers: dict[int, int]
@@ -183,13 +186,13 @@ class _Encoder:
     sha256: "hashlib._Hash" = dataclasses.field(default_factory=hashlib.sha256)
 
     def digest(self) -> str:
-        """The hash of all values so far, and of the packages that occurred in them."""
+        """Returns the hash of all values so far, and of the packages that occurred in them."""
         sha256 = self.sha256.copy()
         sha256.update(repr(sorted(self.packages.items())).encode())
         return sha256.hexdigest()[:32]
 
     def encode(self, value: Any) -> None:
-        """Hashes a value, with a tag for its kind, and its length if it has one."""
+        """Hashes a value, with a tag for its type, and its length if it has one."""
         kind = type(value)
         if value is None or kind in (bool, float, complex):
             self._text("atom", repr(value))
@@ -250,7 +253,7 @@ class _Encoder:
         return value.__reduce_ex__(PROTOCOL) if known is None else known(value)
 
     def _name(self, module: str, name: str) -> None:
-        """Hashes a name in an installed module, which all processes can import."""
+        """Hashes a name in an installed module, which every process can import."""
         if not is_installed(module):
             self.refuse(f"{name} of the module {module}, which is not an installed package")
         package = module.partition(".")[0]
@@ -265,7 +268,7 @@ class _Encoder:
         self.encode((code.co_code, code.co_consts, code.co_exceptiontable, counts, names))
 
     def _dtype(self, dtype: np.dtype) -> None:
-        """Hashes a dtype by another encoder, because equal dtypes may be different objects."""
+        """Hashes a dtype in a separate encoder, because equal dtypes may be different objects."""
         part = _Encoder({}, self.path, self.packages)
         part._parts(dtype)
         self._bytes("dtype", part.sha256.digest())
@@ -279,7 +282,10 @@ class _Encoder:
             self.path.pop()
 
     def _set(self, value: Any) -> None:
-        """Hashes the items of a set in the order of their hashes; set order differs by process."""
+        """Hashes the items of a set in the order of their hashes.
+
+        Iteration would give an order that differs between processes.
+        """
         parts = []
         for item in value:
             part = _Encoder(dict(self.numbers), self.path, self.packages)
@@ -309,7 +315,7 @@ class _Encoder:
         self.sha256.update(data)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raises an error that names the value without a fingerprint, its path, and a remedy."""
+        """Raises an error that names a value without a fingerprint, its path, and a remedy."""
         where = ".".join(self.path)
         raise UnknownCodeError(
             "code on the host must have a fingerprint, so that a release runs the code that was "
@@ -321,12 +327,12 @@ class _Encoder:
 
 # Pickling by value.
 #
-# cloudpickle pickles functions of a module by reference. Another process then imports the module,
-# and does not see values that were assigned after the import. So here only functions of Python and
-# of installed packages are pickled by reference.
+# cloudpickle pickles functions of a module by reference. Another process would then import the
+# module, and would not see values that were assigned after the import. So here only functions of
+# Python and of installed packages are pickled by reference.
 #
-# The public `register_pickle_by_value` of cloudpickle is not enough, and pickled bytes cannot serve
-# as a fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
+# cloudpickle's public `register_pickle_by_value` is not enough, and pickled bytes cannot serve as a
+# fingerprint. `tests/tracing/test_public_cloudpickle.py` has an example for each reason:
 #
 # - A pickled class contains a random number, and a pickled set has no defined order.
 # - Pickled code includes its file and line numbers, so comments would change the fingerprint.
@@ -337,7 +343,7 @@ class _Encoder:
 
 @functools.cache
 def pickler() -> Any:
-    """The pickler of cloudpickle, with other reductions for some values."""
+    """Returns a subclass of cloudpickle's pickler that reduces some values in other ways."""
     cloudpickle = _checks.extra("cloudpickle", "host")
 
     class Pickler(cloudpickle.Pickler):
@@ -348,8 +354,8 @@ def pickler() -> Any:
                     "object itself"
                 )
             if isinstance(obj, types.FunctionType):
-                # If this returns NotImplemented, pickle stores the module and the name of the
-                # function. cloudpickle might store its code instead.
+                # NotImplemented makes pickle store the module and the name of the function.
+                # cloudpickle might store its code instead.
                 return NotImplemented if _is_importable(obj) else _function_apart(obj)
             if isinstance(obj, type):
                 if obj.__module__ == "builtins" or _is_importable(obj):
@@ -360,7 +366,7 @@ def pickler() -> Any:
             if isinstance(obj, typing.TypeVar):
                 return typing.TypeVar, (obj.__name__,)
             if isinstance(obj, jax.Array):
-                # JAX arrays become NumPy arrays, because a callback of JAX must not use JAX.
+                # JAX arrays become NumPy arrays, because a JAX callback must not use JAX.
                 return np.asarray(obj).__reduce_ex__(PROTOCOL)
             if isinstance(obj, io.TextIOWrapper):
                 raise UnknownCodeError("an open file")
@@ -381,7 +387,7 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules of packages that the function may access by attributes with these names.
+    # Submodules of installed packages that the function may access by attributes with these names.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]
@@ -423,7 +429,7 @@ def _fill_function(function: types.FunctionType, state: dict[str, Any]) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Imports:
-    """Modules that a process must import before a call. Fingerprints ignore this list."""
+    """Modules that a process must import before a call. Fingerprints ignore them."""
 
     modules: list[str]
 
@@ -431,12 +437,12 @@ class Imports:
 def _contents(cell: types.CellType) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # The cell is still empty, because the variable has no value yet.
+    except ValueError:  # The cell is still empty, because its variable has no value yet.
         return ()
 
 
 def _class_apart(cls: type) -> tuple[object, ...]:
-    """Reduces a class as cloudpickle does, but the copy is always a new class."""
+    """Reduces a class to its parts like cloudpickle, but every copy is a new class."""
     cloudpickle = _checks.extra("cloudpickle.cloudpickle", "host")
     parts: Any = cloudpickle._dynamic_class_reduce(cls)
     make, arguments, (namespace, slots), *rest = parts
@@ -450,7 +456,7 @@ def _cached(function: Callable[..., object], parameters: dict[str, Any]) -> Call
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of the functions inside it."""
+    """Yields the code of a function, and of all functions defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -458,7 +464,7 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -> None:
-    """Refuses imports of user modules inside of a function, because they cannot be copied."""
+    """Refuses functions that import modules of the user: these cannot be copied."""
     for code in codes:
         operations = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
         for before, operation in zip(operations, operations[2:], strict=False):
@@ -473,7 +479,7 @@ def _refuse_imports(function: types.FunctionType, codes: list[types.CodeType]) -
 
 
 def _excerpt(value: object, names: set[str], made: dict[int, object]) -> object:
-    """Replaces a module of the user by a namespace of its entries with these names."""
+    """Replaces a module of the user by a namespace with only the entries in `names`."""
     if not isinstance(value, types.ModuleType) or is_installed(value.__name__):
         return value
     if id(value) not in made:
@@ -498,8 +504,8 @@ def _is_importable(value: object) -> bool:
 def _is_recorded(file: str) -> bool:
     """Whether a file is listed in the RECORD of an installed package.
 
-    This also recognizes packages that `pip install --target` has put into any folder. The RECORD of
-    an editable package does not list its files, so they do not count as installed.
+    This also recognizes packages that `pip install --target` has installed in any folder. The
+    RECORD of an editable package does not list its files, so these files do not count as installed.
     """
     path = pathlib.PurePath(file)
     return any(

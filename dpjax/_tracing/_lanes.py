@@ -1,10 +1,10 @@
-"""Checks that the lanes of a `vmap` do not *touch*: no lane depends on the data of another lane.
+"""Checks that the lanes of a `vmap` do not *touch*: no lane depends on another lane's data.
 
-Some bounds on the effect of one record assume that lanes do not touch, because each record is a
-lane: in per-example gradients, predicates of queries, records of an oracle, and statistics of a
-sum. With nearly all primitives of JAX, a lane computes the same result as without `vmap`, up to
-rounding. This file lists the exceptions and refuses them. Convolutions with several kernels are
-another exception, but `_evaluate.py` runs these one by one.
+Some bounds on the effect of one record assume that lanes do not touch, because each record is one
+lane. This concerns per-example gradients, predicates of queries, records of an oracle, and
+statistics of a sum. With nearly all primitives of JAX, a lane computes the same result as without
+`vmap`, up to rounding. This file lists the exceptions and refuses them. Convolutions with several
+kernels are another exception, but `_evaluate.py` runs these one by one.
 """
 
 import itertools
@@ -23,38 +23,39 @@ from dpjax._tracing._foreign import is_own, key_implementations
 from dpjax._tracing._programs import Program, refuse_outside_code
 from dpjax._tracing._walks import JITS, Equation, aval, equations, names
 
-# Under `vmap`, these operations draw the bits of all lanes from the first lane's key.
+# Under `vmap`, these primitives draw the bits of all lanes from the key of the first lane.
 _FIRST_KEY_FOR_ALL = frozenset(("rng_bit_generator", "rng_uniform"))
 _DRAWN_BY_THEM = frozenset(("rbg", "unsafe_rbg"))
-# These primitives run code that does not consist of JAX primitives. A kernel may read memory beyond
-# its own block, and other opaque code may compute something different under `vmap`.
+# These primitives run code that does not consist of JAX primitives. A Pallas or Triton kernel may
+# read memory beyond its own block, and other opaque code may compute something different under
+# `vmap`.
 _OPAQUE = names(
     "pallas_call core_map mpmd_map triton_kernel_call tpu_custom_call custom_partitioning",
     "call_exported call_hi_primitive",
 )
 
 
-# Primitives whose results do not depend on vectorization, because they only move numbers, compare
-# them, or compute bitwise.
+# Primitives whose results are the same bits with and without `vmap`, because they only move
+# numbers, compare them, or operate on bits.
 _EXACT = JITS | names(
     "eq ne lt le gt ge and or not xor reduce_and reduce_or broadcast_in_dim reshape squeeze slice",
     "transpose concatenate",
 )
-# Primitives whose results do not depend on vectorization for integers. For floats they may depend
-# on it, because sums are rounded, and a minimum may treat NaN differently. Division is not in the
-# list, because the result of dividing an integer by 0 depends on the machine.
+# Primitives whose results on integers are the same with and without `vmap`. On floats, the results
+# may differ, because sums are rounded, and a minimum may treat NaN differently. Division is not in
+# the list, because the result of dividing an integer by 0 depends on the machine.
 _EXACT_FOR_INTEGERS = names(
     "add sub mul neg abs sign min max clamp reduce_sum reduce_max reduce_min convert_element_type"
 )
 
 
-# A cache of programs whose lanes do not touch. Without it, the check would take longer than a warm
-# sampling.
+# Caches programs whose lanes do not touch. Without this cache, the check would take longer than
+# drawing samples with a compiled program.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
 
 def touching(traced: jex.ClosedJaxpr) -> str | None:
-    """Describes the first operation by which lanes may touch; None if there is none."""
+    """Describes the first operation by which lanes may touch; None if no lanes touch."""
     if traced.jaxpr in _SEPARATE:
         return None
     if found := _touching(traced):
@@ -65,7 +66,7 @@ def touching(traced: jex.ClosedJaxpr) -> str | None:
 
 def _touching(traced: jex.ClosedJaxpr) -> str | None:
     for effect in traced.effects:
-        # The effect is present only if an axis is bound outside of the program.
+        # A program has this effect only if the named axis is bound outside of the program.
         if type(effect).__name__ == "NamedAxisEffect":
             return f"look across a named axis, {effect.name!r}"
     for equation in equations(traced.jaxpr):
@@ -98,9 +99,10 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
     """Traces a user's function that returns one number, for use under `vmap`.
 
     Args:
-        name: the name in messages.
+        name: the name of the function in messages.
         function: returns one number.
-        example: arrays or shapes like those of the example.
+        example: arrays, or their shapes and dtypes, like those to which the function will be
+            applied.
 
     Raises:
         TypeError: if the function closes over a traced value.
@@ -118,10 +120,11 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 
 
 def is_exact(traced: jex.ClosedJaxpr) -> bool:
-    """Whether a lane has the same bits with and without `vmap`, unless an input is subnormal.
+    """Whether a lane has the same bits with and without `vmap`, unless inputs are subnormal.
 
-    This is true if floats are only moved and compared, so that nothing is rounded. No constant may
-    be subnormal, because a machine may flush it to 0 in one lane but not in another.
+    This is true if floats are only moved and compared, so that nothing is rounded. Constants must
+    not be subnormal either, because a machine may flush a subnormal number to 0 in one lane but not
+    in another.
     """
     found = list(equations(traced.jaxpr))
     inner = [x.params["jaxpr"] for x in found if x.primitive.name in JITS]
@@ -137,7 +140,7 @@ def is_exact(traced: jex.ClosedJaxpr) -> bool:
 
 def _is_exact(equation: Equation) -> bool:
     operation = equation.primitive.name
-    # With more than two cases, the result for an index out of range depends on the machine.
+    # If there are more than two cases, the result for an index out of range depends on the machine.
     if operation == "select_n":
         return aval(equation.invars[0]).dtype == bool
     if operation in _EXACT:
@@ -160,14 +163,16 @@ def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
 def check_lanes(
     name: str, function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """Refuses a function of one example whose lanes may touch, given arrays of many examples.
+    """Refuses a function of one example whose lanes may touch under `vmap`.
+
+    `batched` are arrays of many examples.
 
     Returns:
-        A function that runs the checked program, and the program.
+        A function that runs the checked program on one example, and the traced program.
     """
     checked, traced = traced_lane(function, *batched)
     refuse_touching(name, traced)
-    # Code outside of JAX, and mutable references, may store data of one example and use it for the
-    # next example.
+    # Code outside of JAX, or a mutable reference, could store data of one example and use it for
+    # the next one.
     refuse_outside_code(name, traced)
     return checked, traced

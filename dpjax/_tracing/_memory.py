@@ -1,8 +1,8 @@
-"""Estimates the memory of a traced program by its largest array.
+"""Estimates how much memory a traced program needs, by the size of its largest array.
 
 XLA fuses elementwise operations into the loop of the reduction that uses their results. So the
-terms of a sum take no memory, unless another operation needs them, too. Accelerators differ: on an
-H200, XLA stores the terms of a kernel density, and on an H100 it does not.
+terms of a sum take no memory, unless another operation also needs them. Accelerators differ in this
+respect: for a kernel density, XLA stores the terms on an H200, but not on an H100.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax.extend.core as jex
 
 from dpjax._tracing._walks import Equation, aval, called, names, passed, reached_from, run
 
-# Elementwise primitives: each element of a result depends on one element of every operand.
+# Elementwise primitives: each element of a result depends on one element of each operand.
 _BY_ELEMENT = names(
     "add add_any sub mul div rem neg abs square sqrt rsqrt integer_pow pow exp exp2 expm1 log",
     "log1p logistic tanh sin cos erf max min clamp floor ceil round sign eq ne lt le gt ge and or",
@@ -20,18 +20,18 @@ _BY_ELEMENT = names(
     "stop_gradient convert_element_type bitcast_convert_type broadcast_in_dim squeeze",
 )
 _REDUCTIONS = names("reduce reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or")
-_WHOLE = object()  # A marker for an operation that needs the whole array in memory.
+_WHOLE = object()  # A marker in `uses`: some operation needs the whole array in memory.
 
 
 @dataclasses.dataclass(eq=False)
 class _Array:
-    """An array that depends on the inputs.
+    """An array of the program that depends on the inputs.
 
     Attributes:
         size: the size in bytes.
         fusible: whether the array is the result of an elementwise operation.
-        uses: the reductions into whose loops the array can be fused, and `_WHOLE` if an operation
-            needs the whole array.
+        uses: the reductions into whose loops the array can be fused; also `_WHOLE`, if an operation
+            needs the whole array in memory.
     """
 
     size: int
@@ -40,16 +40,16 @@ class _Array:
 
     @property
     def is_written(self) -> bool:
-        # If two loops need an array, XLA may compute the array in both loops, or store it. The
+        # If two loops need the same array, XLA may compute it in both loops, or store it. The
         # estimate assumes that XLA stores it.
         return not self.fusible or _WHOLE in self.uses or len(self.uses) > 1
 
 
 def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused: bool) -> int:
-    """The bytes of the largest array that depends on the given inputs.
+    """Returns the size in bytes of the largest array that depends on the given inputs.
 
-    If `fused`, arrays that XLA does not write to memory are ignored. In the bodies of loops, all
-    arrays count.
+    If `fused` is true, arrays that XLA does not write to memory are ignored, except in the bodies
+    of loops, where all arrays count.
     """
     arrays, inside = list[_Array](), list[int]()
     steps = list[tuple[str, list[_Array], list[_Array]]]()
@@ -58,7 +58,7 @@ def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused:
         arrays.append(_Array(_bytes(variable), fusible))
         return arrays[-1]
 
-    # None stands for an array that does not depend on the given inputs.
+    # An operand of None is an array that does not depend on the given inputs.
     def operation(equation: Equation, operands: list[_Array | None]) -> Sequence[_Array | None]:
         if (inner := called(equation)) is not None:
             return run(inner, operands, operation, _unreached)
@@ -91,7 +91,10 @@ def _unreached(constant: object) -> None:
 
 
 def _sizes_inside(equation: Equation, reached: set[jex.Var]) -> list[int]:
-    """Bytes of the arrays in the inner programs of an operation, such as the body of a loop."""
+    """Returns the sizes in bytes of the arrays in an operation's inner jaxprs, such as loop bodies.
+
+    Only arrays that depend on `reached` are included.
+    """
     sizes = list[int]()
     for inner in jex.jaxprs_in_params(equation.params):
         found = reached_from(inner, passed(inner, equation, reached))
@@ -103,4 +106,4 @@ def _sizes_inside(equation: Equation, reached: set[jex.Var]) -> list[int]:
 
 def _bytes(variable: jex.Var) -> int:
     found = aval(variable)
-    return found.size * getattr(found.dtype, "itemsize", 16)  # A key has no itemsize.
+    return found.size * getattr(found.dtype, "itemsize", 16)  # The dtype of keys has no itemsize.

@@ -1,4 +1,4 @@
-"""`Program`: a traced function with a fingerprint, and caches of traced and compiled programs."""
+"""`Program`: a traced function with a fingerprint; caches of traced and compiled programs."""
 
 import contextlib
 import dataclasses
@@ -31,13 +31,12 @@ from dpjax._tracing._walks import Atom, Equation, aval, equations, parts, primit
 
 T = TypeVar("T")
 
-# The largest number of compiled functions, and of programs of one function (one program for each
-# shape of its arguments).
+# The largest number of compiled functions in a cache, and of programs of one function (one for each
+# combination of argument shapes).
 _MOST_KEPT = 64
-# Primitives that run code outside of JAX, in addition to all primitives with "callback" in their
-# names.
+# Primitives that run code outside of JAX. Primitives with "callback" in their names do so, too.
 _OUTSIDE = frozenset(("check", "custom_call", "debug_print", "ffi_call", "infeed", "outfeed"))
-# Errors that JAX raises if Python code asks for the value of a tracer.
+# Errors that JAX raises if Python code needs the value of a tracer.
 _ASKED_FOR_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
@@ -52,24 +51,25 @@ _OTHER_WAYS = {
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Program:
-    """A function traced for given shapes and dtypes. Programs with equal fingerprints are equal.
+    """A function, traced for given shapes and dtypes, with a fingerprint.
+
+    Programs with equal fingerprints and shapes are equal.
 
     A program can be a static argument of `jit`: if the same function is traced again, the compiled
-    program is reused. A program that calls the host has an additional first input, the origin of
-    its database (see `dpjax._tracing._host_calls`).
+    code is reused. A program that calls the host has an additional first input, the origin of its
+    database (see `dpjax._tracing._host_calls`).
 
-    No other code can write to the arrays of a program. So a program always computes the same
-    function, also on other devices and inside of other programs. Users' rules for `vmap` are
-    removed.
+    No other code can write to the arrays in a program. So a program always computes the same
+    results, also on other devices and inside other programs. Users' rules for `vmap` are removed.
 
     Attributes:
-        traced: the jaxpr with views of the caller's arrays, which show whether the caller has
-            changed an array.
+        traced: the jaxpr with views of the caller's arrays. Comparing it with `jaxpr` shows whether
+            the caller has changed an array.
         jaxpr: the jaxpr with copies of these arrays. This is the jaxpr that runs.
         inputs: structure, shapes and dtypes of the arguments.
         outputs: structure, shapes and dtypes of the results.
         configuration: the settings of JAX that affect the results.
-        settings: where code on the host runs; not part of the fingerprint.
+        settings: where code on the host runs; this is not part of the fingerprint.
     """
 
     traced: jex.ClosedJaxpr
@@ -81,10 +81,11 @@ class Program:
 
     @classmethod
     def trace(cls, name: str, function: Callable[..., PyTree], *arguments: PyTree) -> "Program":
-        """Traces `function` on shape structs; `name` is for messages.
+        """Traces `function` on arguments of type `jax.ShapeDtypeStruct`; `name` is for messages.
 
-        Matrix products run at precision "highest". With a GPU's default precision, a product may
-        have only 10 correct bits, which is too few for small differences between neighbors.
+        Matrix products are computed at precision "highest". At the default precision of a GPU, a
+        product may have only 10 correct bits, which is not enough for small differences between
+        neighbors.
         """
         function = _uncached(function)
         kept = _unchanging(name, function, arguments)
@@ -97,7 +98,7 @@ class Program:
                 with _host_calls.TRACING(tracing):
                     return fresh(*args)
             finally:
-                # JAX's caches keep `tracing` alive, but they must not keep this tracer alive.
+                # JAX's caches keep `tracing` alive, but they must not keep the tracer in it alive.
                 tracing.origin = None
 
         precision = jax.default_matmul_precision("highest")
@@ -122,7 +123,7 @@ class Program:
         return program
 
     def followed_by(self, function: Callable[[PyTree], PyTree]) -> "Program":
-        """The program composed with a function of its results."""
+        """Returns a program that computes `function` of the results of this program."""
 
         def whole(*arguments: PyTree) -> PyTree:
             return function(self(*arguments, origin=_host_calls.current().origin))
@@ -131,12 +132,12 @@ class Program:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of operations, constants and configuration. Constants must be concrete."""
+        """A hash of operations, constants and configuration. Constants must not be tracers."""
         return digest(self.jaxpr, self.configuration)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the caller's arrays and JAX's configuration are the same as at the trace."""
+        """Whether the caller's arrays and JAX's configuration are the same as during tracing."""
         return digest(self.traced, configuration()) == self.fingerprint
 
     def check_unchanged(self, name: str) -> None:
@@ -152,9 +153,9 @@ class Program:
             )
 
     def __call__(self, *arguments: PyTree, origin: ArrayLike | None = None) -> PyTree:
-        """Runs the program on arguments of the traced structure and shapes.
+        """Runs the program on arguments with the structure and shapes for which it was traced.
 
-        Databases count as private unless their origin is given.
+        The database counts as private unless its origin is given.
         """
         operands = jax.tree.leaves(arguments)
         if len(self.inputs.leaves) < len(self.jaxpr.jaxpr.invars):
@@ -162,7 +163,7 @@ class Program:
         return jax.tree.unflatten(self.outputs.structure, evaluate(self.jaxpr, *operands))
 
     def __eq__(self, other: object) -> bool:
-        if self is other:  # This is the usual case when JAX looks up its caches.
+        if self is other:  # This is the usual case when JAX looks up a program in its caches.
             return True
         return isinstance(other, Program) and (
             (self.fingerprint, self.inputs, self.outputs, self.settings)
@@ -174,12 +175,12 @@ class Program:
 
     def __repr__(self) -> str:
         # JAX calls `repr` whenever `vmap` maps over a program. Printing all operations would take
-        # .1 s.
+        # 0.1 s.
         return f"Program({self.inputs} -> {self.outputs})"
 
     @property
     def is_concrete(self) -> bool:
-        """Whether no constant is a tracer, as it is if `vmap` maps over a closed-over value."""
+        """Whether no constant is a tracer. Under `vmap`, closed-over values may be tracers."""
         return not any(_checks.is_traced(constant) for constant in self.jaxpr.consts)
 
     @functools.cached_property
@@ -189,7 +190,7 @@ class Program:
 
     @functools.cached_property
     def library_calls(self) -> frozenset[str]:
-        """The names of primitives for which XLA calls other libraries on a CPU."""
+        """The names of primitives for which XLA calls external libraries on a CPU."""
         return (NAMES | {"fft"}) & primitives(self.jaxpr.jaxpr)
 
     @functools.cached_property
@@ -199,7 +200,7 @@ class Program:
 
     @functools.cached_property
     def has_loops(self) -> bool:
-        """Whether the program has loops. A GPU launches kernels in every step of a loop."""
+        """Whether the program has loops. On a GPU, every step of a loop launches kernels."""
         return bool({"scan", "while"} & primitives(self.jaxpr.jaxpr))
 
     @functools.cached_property
@@ -210,73 +211,76 @@ class Program:
 
     @functools.cached_property
     def largest_array(self) -> int:
-        """The bytes of the largest array that depends on an argument."""
+        """The size in bytes of the largest array that depends on an argument."""
         return largest_array(self.jaxpr, self._inputs, fused=False)
 
     @functools.cached_property
     def largest_array_on_cpu(self) -> int:
-        """Like `largest_array`, without arrays that XLA does not write to memory on a CPU."""
+        """Like `largest_array`, but without arrays that XLA does not write to memory on a CPU."""
         return largest_array(self.jaxpr, self._inputs, fused=True)
 
     @property
     def _inputs(self) -> list[jex.Var]:
-        """The variables of the arguments, without the origin."""
+        """The input variables of the jaxpr, except the origin."""
         invars = self.jaxpr.jaxpr.invars
         return invars[len(invars) - len(self.inputs.leaves) :]
 
 
 class Unchanging:
-    """A function that always computes the same, so its traces and programs can be cached.
+    """A function that always computes the same results, so its programs can be cached.
 
-    It must consist of dpjax's code and numbers, or have known contents (see `contents_of`).
+    It must consist of dpjax's own code and of numbers, or have known contents (see `contents_of`).
     """
 
     def __init__(self, name: str, function: Callable[..., PyTree]):
-        """`name` is for messages and for the history of ledgers."""
+        """Wraps `function`; `name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        # JAX's configuration is part of the keys, because JAX's own caches ignore some settings.
+        # JAX's configuration is part of the keys, because JAX's own caches ignore some of its
+        # settings.
         self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
     def traced(self, *arguments: PyTree) -> tuple[jex.ClosedJaxpr, PyTree]:
-        """The function traced on shape structs, and the shapes of its results."""
+        """Traces the function on shapes, and returns the jaxpr and the shapes of the results."""
         settings = configuration()
         compiled = self._compiled.get(settings)
         if compiled is None:  # `jax.make_jaxpr` would not cache traces between calls.
             compiled = self._compiled[settings] = jax.jit(_checked(self.__name__, self))
         found = compiled.trace(*arguments)
         if len(found.jaxpr.in_avals) > len(jax.tree.leaves(arguments)):
-            # The function closes over tracers, and `trace` has made them additional inputs.
+            # The function closes over tracers, which `trace` has turned into additional inputs. So
+            # the function is traced by `jax.make_jaxpr` instead.
             return _traced(_checked(self.__name__, self))(*arguments)
         return found.jaxpr, found.out_info
 
     def __call__(self, *arguments: PyTree) -> PyTree:
-        """The value of the function."""
+        """Calls the function."""
         return self.function(*arguments)
 
 
-# A cache of functions with their programs, by name, contents and JAX's settings.
+# Caches functions with their programs, by name, contents and JAX's settings.
 _UNCHANGING: dict[Hashable, Unchanging] = {}
 _MOST_UNCHANGING = 256
 
 
 def _uncached(function: Any) -> Callable[..., PyTree]:
-    """Unwraps `functools.cache`, because tracers cannot be keys of a cache."""
+    """Unwraps `functools.cache`, because tracers cannot be the keys of a cache."""
     while isinstance(function, Cached):
         function = function.__wrapped__
     return function
 
 
 def _traced(function: Callable[..., PyTree]) -> Callable[..., tuple[jex.ClosedJaxpr, PyTree]]:
-    """A function that maps shape structs to the traced function and the shapes of its results."""
+    """Returns a function that maps shapes to the jaxpr of `function` and the results' shapes."""
     return jax.make_jaxpr(function, return_shape=True)
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a pytree of shapes contains only containers of Python and dpjax.
+    """Whether a pytree of shapes consists only of containers that Python or dpjax defines.
 
-    Containers of users may compare equal although they differ, and their methods may change.
+    Containers of a user's class may compare as equal although they differ, and their methods may
+    change.
     """
     if type(tree) is dict:
         return all(type(key) is str and is_plain(item) for key, item in tree.items())
@@ -284,7 +288,7 @@ def is_plain(tree: Any) -> bool:
         return all(map(is_plain, tree))
     if type(tree) in (Numbers, PaddedRecords, Texts):
         return all(map(is_plain, vars(tree).values()))
-    if isinstance(tree, np.dtype):  # `Numbers` has a field with a dtype.
+    if isinstance(tree, np.dtype):  # `Numbers` has a field that is a dtype.
         return True
     return tree is None or type(tree) is jax.ShapeDtypeStruct
 
@@ -292,13 +296,17 @@ def is_plain(tree: Any) -> bool:
 def _unchanging(
     name: str, function: Callable[..., PyTree], arguments: tuple[PyTree, ...]
 ) -> Unchanging | None:
-    """The cached programs of a function; None if its contents are unknown."""
+    """Returns the `Unchanging` that caches a function's programs.
+
+    The result is None if the contents of the function are unknown.
+    """
     if isinstance(function, Unchanging):
         return function if is_plain(arguments) else None
     contents = contents_of(function)
     if contents is None or not is_plain(arguments):
         return None
-    # All settings of JAX are in the key. JAX's own caches ignore some, such as how keys are made.
+    # All settings of JAX are part of the key. JAX's own caches ignore some settings, such as how
+    # keys are made.
     key = name, contents, tuple(jax.config.values.values())
     try:
         kept = _UNCHANGING.get(key)
@@ -308,16 +316,16 @@ def _unchanging(
         if len(_UNCHANGING) >= _MOST_UNCHANGING:
             _UNCHANGING.clear()
         kept = _UNCHANGING.setdefault(key, Unchanging(name, function))
-    # Someone may have assigned other code to the cached function object. The new function has the
-    # contents that were just read.
+    # Someone may have assigned other code to the function object in the cache. `function` certainly
+    # has the contents that were just read.
     kept.function = function
     return kept
 
 
 def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Wraps a function in a new function, which checks that the value has real arrays.
+    """Wraps a function in a new function, which checks that its value consists of real arrays.
 
-    JAX caches traces by the function object. So if the same function object were traced again, JAX
+    JAX caches traces under the function object. If the same function object were traced again, JAX
     would not notice that a closed-over array has changed.
     """
 
@@ -332,7 +340,7 @@ def _checked(name: str, function: Callable[..., PyTree]) -> Callable[..., PyTree
 
 
 class KeptJit(Generic[T]):
-    """A compiled function, some of whose arguments by keyword are static."""
+    """A compiled function, some of whose keyword arguments are static."""
 
     def __init__(
         self,
@@ -341,7 +349,11 @@ class KeptJit(Generic[T]):
         donate: tuple[int, ...],
         most: int,
     ):
-        """Compiles a function; `donate` has the positions of arguments whose buffers are reused."""
+        """Wraps `function`.
+
+        `static` names the static keyword arguments. `donate` has the positions of arguments whose
+        buffers may be reused. `most` is the largest number of cached programs.
+        """
         self._static = static
 
         @functools.lru_cache(most)
@@ -361,39 +373,40 @@ class KeptJit(Generic[T]):
         return self._compiled(tuple(map(named.pop, self._static)))
 
     def __call__(self, *arguments: Any, **named: Any) -> T:
-        """The value of the function."""
+        """Calls the compiled function."""
         values = tuple(map(named.pop, self._static))
         known, run = self._last
-        # If the static arguments are the same objects as in the last call, hashing is skipped.
+        # If the static arguments are the same objects as in the previous call, they need not be
+        # hashed.
         if run is None or not all(map(operator.is_, known, values)):
             run = self._compiled(values)
             self._last = values, run
         return run(*arguments, **named)
 
     def trace(self, *arguments: Any, **named: Any) -> jax.stages.Traced:
-        """Traces the function for arguments of these shapes, as `jax.jit(...).trace` does."""
+        """Traces the function for these arguments, as `jax.jit(...).trace` does."""
         return self._of(named).trace(*arguments, **named)
 
     def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
-        """Lowers the function for arguments of these shapes, as `jax.jit(...).lower` does."""
+        """Lowers the function for these arguments, as `jax.jit(...).lower` does."""
         return self._of(named).lower(*arguments, **named)
 
 
 def kept_jit(
     *static: str, donate: tuple[int, ...] = (), most: int = _MOST_KEPT
 ) -> Callable[[Callable[..., T]], KeptJit[T]]:
-    """Like `jax.jit`, with a cache of only `most` programs, one per value of static arguments."""
+    """Like `jax.jit`, but caches at most `most` functions, one for each set of static values."""
     return lambda function: KeptJit(function, static, donate, most)
 
 
 def quick_options(version: tuple[int, ...]) -> dict[str, bool | int]:
-    """Options of XLA for CPUs that halve the compile time of integer programs.
+    """Returns XLA options for CPUs that halve the compile time of integer programs.
 
-    Programs that draw noise run as fast without fusion emitters and without LLVM's highest
+    Programs that draw noise are as fast without fusion emitters and without LLVM's highest
     optimization level. Integer arithmetic has the same results under all options.
     """
-    # jaxlib raises an error for unknown options. Since version 0.11.1, there is no option to turn
-    # off fusion emitters.
+    # jaxlib raises an error for options that it does not have. Since version 0.11.1, it has no
+    # option to turn off fusion emitters.
     emitters = {"xla_cpu_use_fusion_emitters": False} if version < (0, 11, 1) else {}
     return {"xla_backend_optimization_level": 1, **emitters}
 
@@ -401,12 +414,12 @@ def quick_options(version: tuple[int, ...]) -> dict[str, bool | int]:
 class QuickJit:
     """Like `jax.jit`, with options that halve the compile time of integer programs on a CPU.
 
-    Inside of another traced function, the options have no effect.
+    The options have no effect inside another traced function.
     """
 
     def __init__(self, function: Callable[..., Any], *, static: tuple[str, ...] = ()):
-        """Compiles a function; `static` names keyword arguments that are static."""
-        # `_quick` wraps `_inside`, so that JAX traces the function once for both.
+        """Wraps `function`; `static` names the static keyword arguments."""
+        # `_quick` wraps `_inside`, so that JAX traces `function` only once for both.
         self._inside = jax.jit(function, static_argnames=static)
         self._quick = jax.jit(
             self._inside,
@@ -415,42 +428,41 @@ class QuickJit:
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The value of the function."""
-        # Under `grad` or `vmap` without `jit`, `is_staging` is false. But then the function is not
-        # a whole program, either, so traced arguments are recognized here.
+        """Calls the compiled function."""
+        # Under `grad` or `vmap` without `jit`, `is_staging` is false, but the function is still not
+        # the whole program. So traced arguments are detected here.
         traced = _checks.any_traced(arguments, named)
         return (self._inside if traced else self._chosen())(*arguments, **named)
 
     def lower(self, *arguments: Any, **named: Any) -> jax.stages.Lowered:
-        """Lowers the function for arguments of these shapes, as `jax.jit(...).lower` does."""
+        """Lowers the function for these arguments, as `jax.jit(...).lower` does."""
         return self._chosen().lower(*arguments, **named)
 
     def _chosen(self) -> Any:
-        # JAX accepts compiler options only for whole programs, and these options exist only on a
-        # CPU.
+        # JAX accepts compiler options only for whole programs, and only CPUs have these options.
         is_whole = jax.default_backend() == "cpu" and not _checks.is_staging()
         return self._quick if is_whole else self._inside
 
 
 @kept_jit("program")
 def evaluate_alone(database: Database, *, program: Program) -> Value:
-    """The value of one database, evaluated alone, as a release evaluates it."""
+    """Evaluates a program on one database, in a separate compiled program, as a release does."""
     return apart(program, database)
 
 
 def apart(program: Program, database: Database) -> Value:
-    """Runs a program between optimization barriers, so that it is rounded as in sampling.
+    """Runs a program between optimization barriers, so that it rounds as it does in sampling.
 
-    Without barriers, XLA could fuse operations of the target with operations that make the database
-    or use the value. For a constant database, XLA would evaluate the target at compile time, one
-    operation at a time.
+    Without barriers, XLA could fuse operations of the target with operations that create the
+    database or use the value. If the database is a constant, XLA would evaluate the target at
+    compile time, one operation at a time.
     """
     return lax.optimization_barrier(program(lax.optimization_barrier(database)))
 
 
 @contextlib.contextmanager
 def needs_no_values(name: str) -> Generator[None, None, None]:
-    """Explains errors of functions that need the values of tracers."""
+    """A context that explains errors of functions that need the values of tracers."""
     try:
         yield
     except (TypeError, IndexError) as error:
@@ -460,7 +472,7 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
                 " decorated with functools.lru_cache, because arrays are not hashable. Remove the"
                 " decorator"
             ) from error
-        # If a shape is traced, JAX raises a plain TypeError with these words.
+        # JAX raises a plain TypeError with these words if a shape is traced.
         if not isinstance(error, _ASKED_FOR_VALUES) and "concrete values" not in str(error):
             raise
         asked, *_ = str(error).splitlines()
@@ -472,7 +484,7 @@ def needs_no_values(name: str) -> Generator[None, None, None]:
 
 
 def _host_call(equation: Equation) -> HostCall | None:
-    """The host call of an operation if `targets.host` made it, otherwise None."""
+    """Returns the host call of an operation that `targets.host` made; otherwise None."""
     if equation.primitive.name != "pure_callback":
         return None
     called = getattr(equation.params["callback"], "callback_func", None)
@@ -497,8 +509,8 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 
 def configuration() -> tuple[object, ...]:
-    """The settings of JAX that affect the results of a traced program."""
-    # With `disable_jit`, every operation is compiled and rounded separately.
+    """Returns the settings of JAX that affect the results of a traced program."""
+    # `disable_jit` matters because each operation is then compiled and rounded separately.
     of_values = ("jax_enable_x64", "jax_disable_jit")
     of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
     return tuple(getattr(jax.config, name) for name in (*of_values, *of_keys))
@@ -510,39 +522,42 @@ def configuration() -> tuple[object, ...]:
 # an array, the program would compute something else, but its fingerprint would stay the same. So a
 # `Program` has copies of these arrays.
 #
-# Without x64, JAX converts NumPy arrays of 64 bits. It caches the result by the `id` of the array,
-# as long as a jaxpr refers to the array. So if the caller changed the array, later traces would get
-# the old numbers from this cache. To prevent this, no `Program` refers to the caller's array
-# itself, but to a view.
+# Without x64, JAX converts 64-bit NumPy arrays. It caches the result by the `id` of the array, as
+# long as a jaxpr refers to the array. So if the caller changed the array, later traces would use
+# the old numbers from this cache. To prevent this, a `Program` refers to a view of the caller's
+# array, not to the array itself.
 
 
 def with_own_arrays(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same jaxpr with copies of all arrays in it, which no other code can change.
+    """Returns the jaxpr with copies of all its arrays, which no other code can change.
 
-    Jaxprs and inner jaxprs without arrays remain the same objects, because JAX's caches use the
-    objects as keys.
+    A jaxpr or inner jaxpr without arrays is returned as the same object, because JAX's caches use
+    jaxprs as keys.
     """
     return _Copies(_copy).of(program)
 
 
 def with_views(program: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """The same jaxpr with views of the NumPy arrays in it, which show later changes.
+    """Returns the jaxpr with views of its NumPy arrays, which show later changes of the arrays.
 
-    A view shares the memory of an array. But a view is another object, so JAX's cache of converted
+    A view shares the memory of the array. But it is a different object, so JAX's cache of converted
     arrays has no entry for it.
     """
     return _Copies(_view).of(program)
 
 
 class _Copies:
-    """Copies the arrays in a jaxpr. An array that occurs several times is copied once."""
+    """Copies the arrays in a jaxpr. An array that occurs several times is copied only once."""
 
     def __init__(self, copy: Callable[[Any], Any]):
         self._copy = copy
         self._made = dict[int, tuple[Any, Any]]()
 
     def of(self, value: Any) -> Any:
-        """A jaxpr, a parameter of an operation or an array, with copies of all arrays in it."""
+        """Returns `value`, with copies of all arrays in it.
+
+        It is a jaxpr, a parameter of an operation, or an array.
+        """
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
             return self._once(value, self._program)
         if isinstance(value, tuple):
@@ -556,7 +571,8 @@ class _Copies:
 
     def _once(self, value: Any, copy: Callable[[Any], Any]) -> Any:
         if id(value) not in self._made:
-            # A reference keeps the value alive, so that no other object can get the same `id`.
+            # A reference to the value keeps it alive, so that no other object can get the same
+            # `id`.
             self._made[id(value)] = value, copy(value)
         return self._made[id(value)][1]
 
@@ -595,7 +611,7 @@ def _copy(array: Any) -> Any:
         own = array.copy()
         own.flags.writeable = False
         return own
-    # Key arrays need no copy, because they cannot be changed in place.
+    # Arrays of keys need no copy, because they cannot be changed in place.
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return array
     with jax.ensure_compile_time_eval():

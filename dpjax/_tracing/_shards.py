@@ -14,9 +14,9 @@ Axes: TypeAlias = frozenset[str]
 
 
 def varying_axes(tree: PyTree) -> Axes:
-    """The mesh axes over which some array of a pytree may vary.
+    """Returns the mesh axes over which at least one array of a pytree may vary.
 
-    The set is empty outside of `jax.shard_map`, and inside of `jax.shard_map` with check_vma=False.
+    The set is empty outside `jax.shard_map`, and inside `jax.shard_map` with check_vma=False.
     """
     return Axes().union(*map(_axes, jax.tree.leaves(tree)))
 
@@ -33,7 +33,7 @@ def refuse_unchecked() -> None:
 
 
 def refuse_inside(what: str, instead: str) -> None:
-    """Refuses a call inside of `jax.shard_map`, where it would run once on every device."""
+    """Refuses a call inside `jax.shard_map`, where it would run once on every device."""
     if manual := jax.sharding.get_abstract_mesh().manual_axes:
         raise ValueError(
             f"{what} must be outside of jax.shard_map and jax.pmap, got shards over"
@@ -42,11 +42,11 @@ def refuse_inside(what: str, instead: str) -> None:
 
 
 def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """Calls a function on each shard, such that gradients inside of it are per shard.
+    """Calls a function on each shard, such that gradients computed in it are those of the shard.
 
-    Inside of `jax.shard_map`, a gradient with respect to a replicated array is summed over all
-    shards. So the function is first traced on plain shapes, where no array is replicated. Then the
-    traced function runs on the arrays of the shard.
+    Inside `jax.shard_map`, a gradient with respect to a replicated array is summed over all shards.
+    To prevent this, the function is first traced on plain shapes, where no array is replicated.
+    Then the traced function runs on the arrays of the shard.
     """
     if not axes:
         return function(*arguments)
@@ -66,7 +66,7 @@ def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> 
 
 
 def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Wraps a function such that mesh axes of type `Explicit` are treated as `Auto`.
+    """Wraps a function so that mesh axes of type `Explicit` are treated as `Auto` inside it.
 
     The outputs are replicated over these axes.
     """
@@ -86,7 +86,7 @@ def placed_by_xla(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def shard_count(axes: Axes) -> int:
-    """The number of shards along all axes together."""
+    """Returns the number of shards along all given mesh axes together."""
     return lax.axis_size(tuple(sorted(axes))) if axes else 1
 
 

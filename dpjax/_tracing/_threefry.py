@@ -1,12 +1,12 @@
-"""Faster draws with threefry2x32 keys on a CPU, with the same bits as in JAX.
+"""Faster draws with threefry2x32 keys on a CPU, with the same bits as JAX.
 
 On a CPU, JAX runs the 20 rounds of threefry2x32 as a loop over arrays, and each round writes the
 arrays to memory. Here the rounds are unrolled, so that a number stays in registers until the last
-round. This reduces the time of a draw to a quarter, and the time of compilation to a half.
+round. A draw then takes a quarter of the time, and its compilation takes half the time.
 
-XLA would fuse the unrolled rounds into every loop that uses them, and so repeat them. To prevent
-that, the two words of a draw are results of one reduction, which XLA does not fuse into later loops
-(`dpjax/_exact/_kernels.py`).
+XLA would fuse the unrolled rounds into every loop that uses their results, and so repeat them. To
+prevent this, the two words of a draw are computed as results of one reduction, which XLA does not
+fuse into later loops (`dpjax/_exact/_kernels.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ from dpjax._core._types import PyTree
 from dpjax._exact._kernels import at_once
 from dpjax._tracing._walks import Equation, aval, bind, replaced, specs
 
-_THREEFRY = "threefry2x32"  # The name of these keys, and of the operation with all rounds.
+_THREEFRY = "threefry2x32"  # The name of these keys, and of the primitive that computes all rounds.
 _ROTATIONS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
 
 
 def drawn(draw: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """`draw(*arguments)` with the same bits, but with unrolled rounds of threefry on a CPU."""
-    # This is a new function at each call. JAX would reuse the trace of an old one, even if a
-    # closed-over value has changed.
+    """Returns `draw(*arguments)`, with the same bits, but with unrolled rounds on a CPU."""
+    # A new function is defined at each call. If the same function object were traced again, JAX
+    # would reuse its old trace, even if a closed-over value has changed.
     traced, shapes = jax.make_jaxpr(lambda *xs: draw(*xs), return_shape=True)(*arguments)
     found = replaced(traced, jax.tree.leaves(arguments), _written_out)
     return jax.tree.unflatten(jax.tree.structure(shapes), found)
@@ -44,7 +44,8 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
     if name not in ("random_bits", "random_fold_in", "random_split"):
         return None
     keys, *others = operands
-    # `Program.trace` has refused users' key implementations, even if they are called threefry2x32.
+    # `Program.trace` refuses users' key implementations, so this name certainly means JAX's own
+    # implementation.
     if jax.random.key_impl(keys) != _THREEFRY:
         return None
     words = jax.random.key_data(keys)
@@ -53,7 +54,10 @@ def _written_out(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.
 
 
 def _of_words(equation: Equation) -> jex.ClosedJaxpr:
-    """The jaxpr of a draw from the words of its keys. JAX itself makes it only at compile time."""
+    """Returns the jaxpr of a draw, as a function of the words of its keys.
+
+    JAX itself would create this jaxpr only at compile time.
+    """
     keys, *numbers = map(aval, equation.invars)
     shape = np.broadcast_shapes(keys.shape, *(x.shape for x in numbers))
     given, of_key = equation.params, threefry_prng_impl.key_shape
@@ -77,9 +81,9 @@ def _of_words(equation: Equation) -> jex.ClosedJaxpr:
 
 
 def _rounds(*operands: jax.Array) -> Sequence[jax.Array]:
-    """All 20 rounds of threefry2x32; words of the key are added after every fourth round.
+    """Computes all 20 rounds of threefry2x32 (Salmon et al. 2011).
 
-    Salmon et al. (2011).
+    After every fourth round, words of the key are added.
     """
     one, two, x, y = jnp.broadcast_arrays(*operands)
     key = one, two, one ^ two ^ jnp.uint32(_PARITY)

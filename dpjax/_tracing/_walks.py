@@ -1,4 +1,4 @@
-"""Helpers for jaxprs: listing operations, following dependencies, and interpreting operations."""
+"""Helpers for jaxprs: listing operations, following dependencies, and interpreting jaxprs."""
 
 import collections
 import contextlib
@@ -18,7 +18,7 @@ V = TypeVar("V")
 
 
 def names(*lines: str) -> frozenset[str]:
-    """The set of words in some strings."""
+    """Returns the set of all words in some strings."""
     return frozenset(" ".join(lines).split())
 
 
@@ -26,16 +26,17 @@ def names(*lines: str) -> frozenset[str]:
 # differentiates a traced program.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
-# Maps an operation and its operands to its outputs, or to None to leave the operation as it is.
+# Maps an operation and its operands to its outputs, or to None, which leaves the operation as it
+# is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
-# A cache of inner jaxprs after replacement, by the original jaxpr. Equal calls return the same
-# object, so that JAX neither traces nor compiles the jaxpr again. The mesh is in the key because
-# types contain it.
+# Caches inner jaxprs after replacement, by the original jaxpr. So equal calls return the same
+# object, and JAX neither traces nor compiles it again. The mesh is part of the key, because the
+# types in a jaxpr contain it.
 _Kept: TypeAlias = weakref.WeakKeyDictionary[Program, Program]
 _REPLACED: dict[tuple[Replacement, AbstractMesh], _Kept] = collections.defaultdict(
     weakref.WeakKeyDictionary
 )
-# A cache of the results of `equations`.
+# Caches the results of `equations`.
 _EQUATIONS: weakref.WeakKeyDictionary[jex.Jaxpr, list[Equation]] = weakref.WeakKeyDictionary()
 
 
@@ -44,17 +45,18 @@ aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 
 def called(equation: Equation) -> Any:
-    """The inner jaxpr of an operation that only calls it; None for other operations."""
+    """Returns the inner jaxpr of an operation that only calls it; None for other operations."""
     if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
 
 
 def sizes_of_scan(parameters: dict[str, Any]) -> tuple[int, int]:
-    """The number of constant operands of a `scan`, and the number of carries."""
+    """Returns how many operands of a `scan` are constants, and how many are carries."""
     if "num_consts" in parameters:
         return parameters["num_consts"], parameters["num_carry"]
-    fixed, carried, _ = parameters["ft_in"].unpack()  # From jax 0.11 on.
+    # JAX 0.11 and later store the operands in groups.
+    fixed, carried, _ = parameters["ft_in"].unpack()
     return len(fixed), len(carried)
 
 
@@ -73,13 +75,13 @@ def run(
     operation: Callable[[Equation, list[V]], Sequence[V]],
     known: Callable[[Any], V] = lambda value: value,
 ) -> list[V]:
-    """Interprets a program, one operation after the other, on values of any kind.
+    """Interprets a program, one operation after the other, on values of any type.
 
     Args:
         program: a jaxpr with or without constants.
         inputs: a value for each input of the jaxpr.
         operation: `operation(equation, operands)` returns the outputs of an operation.
-        known: maps a constant or a literal to a value.
+        known: converts a constant or a literal to a value.
     """
     jaxpr, constants = parts(program)
     values = dict(zip(jaxpr.constvars, map(known, constants), strict=True))
@@ -95,7 +97,7 @@ def run(
 
 
 def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """Splits a jaxpr into the jaxpr without constants, and the constants."""
+    """Splits a program into a jaxpr without constants, and its constants."""
     if isinstance(program, jex.ClosedJaxpr):
         return program.jaxpr, program.consts
     return program, ()
@@ -104,14 +106,14 @@ def parts(program: Program) -> tuple[jex.Jaxpr, Sequence[Any]]:
 def replaced(
     program: Program, operands: Sequence[jax.Array], replacement: Replacement
 ) -> list[jax.Array]:
-    """Runs a jaxpr with some of its operations replaced, also in inner jaxprs.
+    """Runs a jaxpr with some of its operations replaced, including those in inner jaxprs.
 
-    Derivative rules are omitted, because dpjax never differentiates a traced program.
+    Derivative rules are dropped, because dpjax never differentiates a traced program.
 
     Args:
         program: a jaxpr with or without constants.
-        operands: arrays.
-        replacement: a module-level function, because it is a key in the cache of inner jaxprs.
+        operands: the arrays to run it on.
+        replacement: a function of a module, because it is a key in the cache of inner jaxprs.
     """
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
@@ -123,7 +125,7 @@ def replaced(
             if name in _CALLS and name not in JITS:
                 return replaced(called(equation), operands, replacement)
             if name == "shard_map":
-                # The inner jaxpr can only be traced inside of a `shard_map` that binds its axes.
+                # The inner jaxpr can only be traced inside a `shard_map` that binds its axes.
                 given = equation.params
                 return jax.shard_map(
                     lambda *operands: replaced(given["jaxpr"], operands, replacement),
@@ -133,7 +135,7 @@ def replaced(
                     axis_names=given["newly_manual_axes"],
                     check_vma=given["check_vma"],
                 )(*operands)
-            # All remaining rules for `vmap` are rules of dpjax, because `without_rules` has removed
+            # All remaining rules for `vmap` belong to dpjax, because `without_rules` has removed
             # users' rules.
             if name == "custom_vmap_call":
                 return bind(equation, equation.params, operands)
@@ -147,9 +149,11 @@ def replaced(
 
 
 def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
-    """A context that enables x64 for operations on 64-bit numbers, which some queries use.
+    """Returns a context that enables x64 if an operation has 64-bit numbers.
 
-    Without it, inner jaxprs would be traced again with 32-bit numbers.
+    Some queries use such operations even without x64.
+
+    Otherwise, inner jaxprs would be traced again with 32-bit numbers.
     """
     kinds = (jax.numpy.integer, jax.numpy.floating)
     dtypes = {aval(x).dtype for x in (*equation.invars, *equation.outvars) if hasattr(x, "aval")}
@@ -158,7 +162,7 @@ def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
 
 
 def _replaced_inside(value: Any, replacement: Replacement) -> Any:
-    """A parameter of an operation, with replacements in the jaxprs that it contains."""
+    """Returns a parameter of an operation, with replacements in the jaxprs that it contains."""
     if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
         kept = _REPLACED[replacement, jax.sharding.get_abstract_mesh()]
         if value not in kept:
@@ -173,7 +177,7 @@ def _replaced_inside(value: Any, replacement: Replacement) -> Any:
 
 
 def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
-    """Shape structs for tracing a program again, with the shardings of its inputs."""
+    """Returns `ShapeDtypeStruct`s for tracing a program again, with the inputs' shardings."""
     return [
         jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, **_placement(x))
         for x in avals
@@ -181,7 +185,7 @@ def specs(avals: Iterable[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _placement(shaped: Any) -> dict[str, Any]:
-    """The sharding of an array, and the mesh axes over which it varies inside `shard_map`."""
+    """Returns the sharding of an array and the mesh axes over which it varies, if any."""
     sharding = getattr(shaped, "sharding", None)
     kind = getattr(shaped, "manual_axis_type", None)
     varies = kind is not None and kind.varying
@@ -191,7 +195,7 @@ def _placement(shaped: Any) -> dict[str, Any]:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
-    """All operations of a jaxpr and its inner jaxprs."""
+    """Returns all operations of a jaxpr and of its inner jaxprs."""
     if (kept := _EQUATIONS.get(jaxpr)) is not None:
         return kept
     found = list[Equation]()
@@ -204,7 +208,7 @@ def equations(jaxpr: jex.Jaxpr) -> Sequence[Equation]:
 
 
 def live(jaxpr: jex.Jaxpr) -> list[Equation]:
-    """The operations on which outputs depend. A jaxpr may contain other operations."""
+    """Returns the operations on which an output depends, or which have effects."""
     needed, found = _variables(jaxpr.outvars), list[Equation]()
     for equation in reversed(jaxpr.eqns):
         if equation.effects or not needed.isdisjoint(equation.outvars):
@@ -214,17 +218,17 @@ def live(jaxpr: jex.Jaxpr) -> list[Equation]:
 
 
 def primitives(jaxpr: jex.Jaxpr) -> set[str]:
-    """The names of all primitives in a jaxpr and its inner jaxprs."""
+    """Returns the names of all primitives in a jaxpr and in its inner jaxprs."""
     return {equation.primitive.name for equation in equations(jaxpr)}
 
 
 def _variables(atoms: Iterable[Atom]) -> set[jex.Var]:
-    """The variables among atoms, without literals, which are not hashable."""
+    """Returns the variables among some atoms. The others are literals, which are not hashable."""
     return {atom for atom in atoms if isinstance(atom, jex.Var)}
 
 
 def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
-    """The variables of a jaxpr that depend on the given inputs."""
+    """Returns the variables of a jaxpr that depend on the given inputs."""
     reached = set(inputs)
     for equation in jaxpr.eqns:
         if reached.isdisjoint(_variables(equation.invars)):
@@ -240,8 +244,8 @@ def reached_from(jaxpr: jex.Jaxpr, inputs: set[jex.Var]) -> set[jex.Var]:
 
 
 def passed(inner: jex.Jaxpr, equation: Equation, reached: set[jex.Var]) -> set[jex.Var]:
-    """The inputs of an inner jaxpr that depend on reached variables."""
-    # Inputs are matched from the last to the first, because the first operand of a `cond` is its
-    # predicate.
+    """Returns the inputs of an inner jaxpr that depend on the variables in `reached`."""
+    # Inputs are matched from the last to the first, because a `cond` has an additional first
+    # operand, its predicate.
     pairs = zip(reversed(inner.invars), reversed(equation.invars), strict=False)
     return {v for v, atom in pairs if isinstance(atom, jex.Var) and atom in reached}
