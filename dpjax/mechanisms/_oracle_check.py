@@ -333,8 +333,8 @@ def plausibility(
         off = counts.astype(jnp.float32) - expected["mean"]
         return jnp.sum(jnp.square(off) / variance)
 
-    # XLA may round a sum differently inside a batch than outside. With this factor, equal counts
-    # are still at least as deviant as each other.
+    # XLA may round a sum differently inside a batch than outside. This factor ensures that
+    # equal counts are counted as deviating at least as much.
     least = deviation(counts) * (1 - (counts.size + 8) * float(np.finfo(np.float32).eps))
     as_much = jnp.sum(jax.vmap(deviation)(noisy) >= least, dtype=jnp.float32)
     p_value = (1 + as_much) / float(1 + len(simulated))

@@ -16,12 +16,12 @@ from dpjax.oracles._independent import IndependentRecords, WeightedChoice, weigh
 
 @frozen_pytree
 class ClassGaussians(IndependentRecords):
-    """Draws records {"x", "y"}: a label by its frequency, then Gaussian features of its class."""
+    """Draws records {"x", "y"}: a label y by its frequency, then Gaussian features x given y."""
 
     labels: jax.Array
     choice: WeightedChoice
-    means: jax.Array  # Means of the features, shape (classes, d).
-    deviations: jax.Array  # The same shape.
+    means: jax.Array  # Means of the features in each class, shape (classes, d).
+    deviations: jax.Array  # Their standard deviations, of the same shape.
     # Cholesky factors of the correlations, lower triangular, shape (classes, d, d).
     factors: jax.Array
 
@@ -30,7 +30,8 @@ class ClassGaussians(IndependentRecords):
         chosen = self.choice.draw(key_class)
         classes, d = self.means.shape
         noise = jax.random.normal(key_noise, (d,), self.means.dtype)
-        # One product with all factors is faster than gathering the factor of each record.
+        # One product with the factors of all classes is faster than gathering the factor of each
+        # record's class.
         in_class = jax.nn.one_hot(chosen, classes, dtype=noise.dtype)[:, None] * noise[None]
         correlated = jnp.einsum("cj,cij->i", in_class, self.factors)
         x = self.means[chosen] + self.deviations[chosen] * correlated
@@ -139,7 +140,7 @@ def _labeled(records: Database) -> tuple[jax.Array, jax.Array]:
 def _fit(
     x: np.ndarray, least: np.ndarray, shrinkage: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, standard deviations and the factor of the shrunk correlations, for one class."""
+    """Returns mean, standard deviations and Cholesky factor of shrunk correlations of one class."""
     count, d = x.shape
     spread = _spread(x)
     mean = np.where(spread > 0, x.mean(axis=0), x[0])
@@ -153,12 +154,12 @@ def _fit(
 
 
 def _spread(x: np.ndarray) -> np.ndarray:
-    """Standard deviations, exactly 0 for equal numbers, even if their mean is rounded."""
+    """Returns standard deviations, which are exactly 0 if all numbers of a column are equal."""
     return np.where(np.ptp(x, axis=0) > 0, x.std(axis=0, ddof=1), 0)
 
 
 def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> float:
-    """Equation (23) of the source, for a matrix with trace d."""
+    """Returns the shrinkage of equation (23) of the source, for a matrix with trace d."""
     d = len(correlation)
     squares = float(np.sum(correlation**2))
     excess = squares - d  # The sum of squared correlations between different features.
@@ -170,7 +171,7 @@ def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> floa
 def _log_density(
     x: jax.Array, mean: jax.Array, deviation: jax.Array, factor: jax.Array
 ) -> jax.Array:
-    """The log density of the features that vary; minus infinity if a constant one differs."""
+    """Returns the log density of features that vary; -inf if a constant feature differs."""
     varies = deviation > 0
     standard = (x - mean) / jnp.where(varies, deviation, 1)
     white = jax.scipy.linalg.solve_triangular(factor, jnp.where(varies, standard, 0), lower=True)

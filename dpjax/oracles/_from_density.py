@@ -1,4 +1,4 @@
-"""`from_density`: an oracle of points in the unit cube, drawn by a density."""
+"""`from_density`: an oracle of points in the unit cube, drawn by a piecewise constant density."""
 
 from collections.abc import Callable
 
@@ -19,9 +19,9 @@ _DEFAULT_BITS = 14
 
 @frozen_pytree
 class PiecewiseUniform(IndependentRecords):
-    """Points of the unit cube: first one of many equal cells, then a uniform point in it."""
+    """Draws points in the unit cube: first chooses one of many equal cells, then a point in it."""
 
-    places: jax.Array  # The numbers of the cells above mass 0, in row-major order.
+    places: jax.Array  # The indices of the cells with positive mass, in row-major order.
     choice: WeightedChoice  # Chooses one of these cells.
     log_densities: jax.Array  # The log densities of all cells, with an axis for each coordinate.
 
@@ -124,7 +124,7 @@ def _cells(cells: int | None, dims: int) -> int:
 
 
 def _masses(density: Callable[[jax.Array], ArrayLike], dims: int, cells: int) -> np.ndarray:
-    """The density at the centers of all cells, flat, clipped at 0."""
+    """Returns the density at the centers of all cells as a flat array, clipped at 0."""
     axis = (np.arange(cells) + 0.5) / cells
     centers = np.stack(np.meshgrid(*[axis] * dims, indexing="ij"), axis=-1).reshape(-1, dims)
     found = density(jnp.asarray(centers, jnp.result_type(float)))

@@ -21,7 +21,7 @@ _WORDS = 2**32
 
 @frozen_pytree
 class UniformChoice:
-    """Chooses each index with the same probability, up to a relative error of count / 2^32."""
+    """Chooses each index with equal probability, up to a relative error of count / 2^32."""
 
     count: int = static()
 
@@ -30,7 +30,7 @@ class UniformChoice:
         return jnp.full(self.count, -math.log(self.count))
 
     def draw(self, key: jax.Array) -> jax.Array:
-        # `randint` would take twice as many random words.
+        # `randint` would need twice as many random bits.
         return jax.random.bits(key, (), jnp.uint32) % jnp.uint32(self.count)
 
 
@@ -47,7 +47,7 @@ class WeightedChoice:
 
     @classmethod
     def of(cls, words: np.ndarray) -> "WeightedChoice":
-        """Makes a `WeightedChoice` from the number of 32-bit words for each index."""
+        """Makes a `WeightedChoice` from the number of 32-bit words that choose each index."""
         ends = jnp.asarray(np.cumsum(words)[:-1].astype(np.uint32))
         return cls(ends, jnp.asarray(np.log(words / _WORDS), jnp.result_type(float)))
 
@@ -57,7 +57,7 @@ class WeightedChoice:
 
 
 def words_of(weights: np.ndarray) -> np.ndarray:
-    """The number of 32-bit words that choose each index: 2^32 times its share of all weights."""
+    """Returns how many 32-bit words choose each index: 2^32 times its fraction of all weights."""
     ends = np.cumsum(weights / weights.max())
     return np.diff(np.rint(ends / ends[-1] * _WORDS).astype(np.int64), prepend=0)
 
@@ -138,7 +138,7 @@ class IndependentRecords(abc.ABC):
 
 @frozen_pytree
 class _FromSampler(IndependentRecords):
-    """Records drawn by a caller's function."""
+    """Draws each record independently by a caller's function."""
 
     sampler: Callable[[Key], PyTree] = static()
     log_density: Callable[[PyTree], jax.Array] | None = static(default=None)
@@ -201,7 +201,7 @@ def independent(
 
 @frozen_pytree
 class Mixture(IndependentRecords):
-    """Each record is drawn by one of several oracles, which `choice` picks."""
+    """Draws each record by one of several oracles, which `choice` selects."""
 
     components: tuple[IndependentRecords, ...]
     choice: WeightedChoice

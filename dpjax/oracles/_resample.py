@@ -82,13 +82,16 @@ def resample(
 
 
 def public_records(records: Database) -> tuple[Database, int]:
-    """A copy of public records, and their number. Without a copy, JAX may share NumPy's memory."""
+    """Returns a copy of public records, and their number.
+
+    Without it, JAX may share NumPy's memory.
+    """
     public, count = public_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
 
 
 def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
-    """Whether each entry of p public records equals that entry of a record, shape (p, entries)."""
+    """Whether entries of p public records equal the entries of a record, shape (p, entries)."""
     record = jnp.asarray(record)
     if record.shape != public.shape[1:]:
         raise ValueError(
@@ -100,7 +103,7 @@ def equal_entries(public: jax.Array, record: jax.Array) -> jax.Array:
 
 @frozen_pytree
 class SmoothedResample(IndependentRecords):
-    """Public records with Gaussian noise; `spread` is its standard deviation, per coordinate."""
+    """Draws public records with Gaussian noise of standard deviation `spread` per coordinate."""
 
     resampled: Resampled
     spread: PyTree
@@ -157,7 +160,7 @@ def smoothed_resample(records: Database, bandwidth: float | None = None) -> Inde
     def spread(leaf: jax.Array) -> jax.Array:
         if not is_float(leaf):
             return jnp.zeros(leaf.shape[1:])
-        # For equal numbers, `jnp.std` may be positive by rounding.
+        # If all numbers of a column are equal, rounding may make `jnp.std` positive.
         varies = jnp.any(leaf != leaf[:1], axis=0)
         return jnp.where(varies, width * jnp.std(leaf.astype(float), axis=0), 0).astype(leaf.dtype)
 
@@ -174,7 +177,7 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
-    """Log density of the noise between each public record and a record, shape (p, entries)."""
+    """Returns log densities of the noise between public records and a record, (p, entries)."""
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
     if not is_float(public):
         return equal

@@ -1,4 +1,4 @@
-"""Plots of attacks, and of the limits that a guarantee sets for attacks."""
+"""Plots of attacks, and of the bounds that a guarantee implies for attacks."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -67,7 +67,8 @@ def roc_curve(
     for index, (label, curve) in enumerate(curves.items()):
         look = style(index)
         false_positives, true_positives = curve.points()
-        # Among thresholds with the same false positive rate, the last one finds the most members.
+        # Among thresholds with the same false positive rate, the last one has the largest true
+        # positive rate.
         highest = true_positives[np.searchsorted(false_positives, rates, "right") - 1]
         ax.plot(rates, highest, label=label, markevery=_RATES // 8, markersize=4, **look)
         if curve.confidence is not None:

@@ -1,4 +1,4 @@
-"""Shared parts of all plots: axes, styles for color-blind readers, and labels with units."""
+"""Shared code of all plots: axes, styles for color-blind readers, and labels with units."""
 
 import textwrap
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.typing import LineStyleType
 
-# Okabe and Ito (2008), "Color Universal Design", without yellow, which is faint on white.
+# Colors of Okabe and Ito (2008), "Color Universal Design", without yellow, which is hardly visible
+# on white.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-# Curves also differ in line styles and markers, for readers and prints without color.
+# Curves also differ in line styles and markers, for readers who cannot see colors and for prints
+# without color.
 LINES: "tuple[LineStyleType, ...]" = (
     "-",
     "--",
@@ -23,13 +25,14 @@ LINES: "tuple[LineStyleType, ...]" = (
     (0, (8, 3)),
     (0, (1, 3)),
 )
-# Widths in a legend, in multiples of the font size: a letter, and a sample line with margins.
+# Widths in a legend, as multiples of the font size: the width of a letter, and of a sample line
+# with margins.
 _CHARACTER, _HANDLE = 0.56, 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Style(TypedDict):
-    """The color, line style and marker of a curve."""
+    """The color, line style and marker of a curve, as keyword arguments of matplotlib."""
 
     color: str
     linestyle: "LineStyleType"
@@ -37,26 +40,26 @@ class Style(TypedDict):
 
 
 def axes_or_new(ax: "Axes | None") -> "Axes":
-    """The given axes, or the axes of a new figure."""
+    """Returns the given axes, or the axes of a new figure."""
     if ax is not None:
         return ax
     return _checks.extra("matplotlib.pyplot", "plot").figure(layout="constrained").subplots()
 
 
 def ink() -> str:
-    """The color of text: black, or a light color in a dark style sheet."""
+    """Returns the color of text: black, or a light color in a dark style sheet."""
     return _checks.extra("matplotlib", "plot").rcParams["text.color"]
 
 
 def style(index: int) -> Style:
-    """The style of the curve with this index."""
+    """Returns the style of the curve with this index."""
     place = index % len(COLORS)
     color = ink() if COLORS[place] == BLACK else COLORS[place]
     return {"color": color, "linestyle": LINES[place], "marker": MARKERS[place]}
 
 
 def with_unit(label: str, unit: str) -> str:
-    """A label of an axis, with its unit in brackets."""
+    """Returns the label of an axis, with its unit in brackets."""
     return f"{label} [{unit}]" if unit else label
 
 
@@ -72,7 +75,7 @@ def legend_above(ax: "Axes", columns: int = 2, title: str = "") -> "Axes":
 
 
 def legend_within(width: float, labels: list[str], columns: int, title: str) -> dict[str, Any]:
-    """The arguments of a legend no wider than `width` points; long labels are wrapped."""
+    """Returns arguments of a legend no wider than `width` points; long labels are wrapped."""
     size = _points("legend.fontsize")
     most = max(8, int(width / size / _CHARACTER))
     beside_curve = max(8, int((width / size - _HANDLE) / _CHARACTER))
@@ -86,7 +89,7 @@ def legend_within(width: float, labels: list[str], columns: int, title: str) -> 
 
 
 def _points(name: str) -> float:
-    """The size of a font of matplotlib's settings, which may be a word such as "large"."""
+    """Returns a font size of matplotlib's settings in points. The setting may be "large", etc."""
     matplotlib = _checks.extra("matplotlib.font_manager", "plot")
     size = _checks.extra("matplotlib", "plot").rcParams[name]
     return matplotlib.FontProperties(size=size).get_size_in_points()

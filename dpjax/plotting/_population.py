@@ -65,7 +65,7 @@ def posterior(
     column = Draws(posterior._draws.columns[place])
     low, high = column.quantiles(posterior.weights, (left, 1 - left))
     mean = float(column.mean(posterior.weights))
-    # Most draws have a negligible weight. The axis covers only the other draws.
+    # Most draws have a negligible weight. The axis shows the range of the other draws.
     first, last = column.quantiles(posterior.weights, (1e-3, 1 - 1e-3))
     ends = (float(first), float(last)) if first < last else None
     drawn = axes_or_new(ax)
@@ -147,7 +147,7 @@ def confidence_set(
 
 
 def _number(draws: Draws, number: str | None) -> tuple[str, int]:
-    """The name of a number of theta, and its index."""
+    """Returns the name of a number of theta, and its index."""
     names = draws.names
     if number is None and len(names) == 1:
         return names[0], 0

@@ -1,4 +1,4 @@
-"""Audits, privacy profiles, gammas of records, and the spending of a ledger."""
+"""Plots of audits, privacy profiles, gammas of records, and the payments of a ledger."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -80,13 +80,14 @@ def audit_curve(results: Iterable[AuditResult], *, ax: "Axes | None" = None) -> 
     if (claimed := first.claimed) is not None:
         ax.axhline(claimed, color=VERMILION, linestyle="--", label=f"claimed, {claimed:g}")
     top = 1.1 * max(*bounds, claimed or 0.0, 1e-12)
-    ax.set_ylim(-0.04 * top, top)  # The margin separates a claim of 0 from the frame.
+    # The lower margin separates the line of a claim of 0 from the frame.
+    ax.set_ylim(-0.04 * top, top)
     ax.set(xscale="log", xlabel="samples of each value", ylabel=_question(first)[0])
     return legend_above(ax)
 
 
 def _question(result: AuditResult) -> tuple[str, float | None, float]:
-    """The quantity that an audit bounds, its claimed value, and the confidence."""
+    """Returns the quantity that an audit bounds, its claimed value, and the confidence."""
     at_delta = f"epsilon at delta = {result.delta:g}"
     bounded = at_delta if result.bounded == "epsilon" else f"delta at epsilon = {result.epsilon:g}"
     return bounded, result.claimed, result.confidence

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OFFSETS = 1_001
-_SHOWN = 0.995  # The plot is wide enough to show this probability of the widest noise.
+_SHOWN = 0.995  # The horizontal axis includes this probability of the widest noise.
 
 
 def noise(
@@ -98,7 +98,7 @@ def noise(
     ax = axes_or_new(ax)
     for index, (name, mechanism) in enumerate(mechanisms.items()):
         inside = scales[name] * mechanism.noise.tail_quantile(1 - probability)
-        # The markers must be at points of the curve.
+        # The curve is also evaluated at the markers, so that these are on the curve.
         at = np.union1d(offsets, [-inside, inside])
         log_density = mechanism.noise.log_density(jnp.asarray(at / scales[name], float))
         density = np.exp(np.asarray(log_density, np.float64)) / scales[name]
@@ -182,7 +182,7 @@ def release_with_error(
     try:
         low, high = map(_flat, release.interval(probability, simultaneous=simultaneous))
         reach, label = (values - low, high - values), f"{probability:.4g} interval{at_once}"
-    except ValueError:  # `interval` says why.
+    except ValueError:  # The error message of `interval` explains why there is no interval.
         reach, label = None, "no interval is known"
     look = {"color": BLUE, "marker": "o", "linestyle": "none", "capsize": 3}
     ax.errorbar(places, values, yerr=reach, label=f"release, {label}", **look)
@@ -196,12 +196,13 @@ def release_with_error(
 
 
 def _flat(tree: Any) -> np.ndarray:
-    """All numbers of a pytree as one vector of float64."""
+    """Returns all numbers of a pytree as one float64 vector."""
     leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)]
     return np.concatenate(leaves)
 
 
-_POINTS = {1: 201, 2: 65}  # Along each coordinate.
+# The number of points along each coordinate, by the number of coordinates.
+_POINTS = {1: 201, 2: 65}
 Interval = tuple[float, float]
 
 
@@ -307,15 +308,18 @@ def _scaled(unit: np.ndarray, interval: Interval) -> np.ndarray:
 def _draw_map(
     ax: "Axes", axes: list[np.ndarray], released: np.ndarray, raw: np.ndarray | None, label: str
 ) -> None:
-    """Draws coordinate 0 along the horizontal axis; larger values are lighter, even in gray."""
+    """Draws a map with coordinate 0 on the horizontal axis.
+
+    Larger values are lighter, also in gray.
+    """
     both = released if raw is None else np.stack([released, raw])
     low, high = float(both.min()), float(both.max())
     look = {"cmap": "cividis", "vmin": low, "vmax": high, "shading": "gouraud"}
     mesh = ax.pcolormesh(*axes, released.T, **look)
     bar = ax.figure.colorbar(mesh, ax=ax, label=f"private release: {label}")
     if raw is not None:
-        # Contours are drawn at the ticks of the color bar: dark on light colors, white on dark
-        # ones.
+        # Contours are drawn at the ticks of the color bar. They are dark on light colors, and white
+        # on dark colors.
         levels = [level for level in bar.get_ticks() if raw.min() < level < raw.max()]
         colors = ["white" if level < (low + high) / 2 else BLACK for level in levels]
         if levels:

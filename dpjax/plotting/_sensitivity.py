@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# The most steps in a plot, since a page cannot show more.
+# The largest number of steps in a plot, because a page cannot show more.
 _MOST_STEPS = 2_000
 
 Band = Literal["dkw", "beta"]
@@ -87,7 +87,7 @@ def sensitivity_ecdf(
     alpha = 1 - _checks.fraction("confidence", confidence)
     for band in bands:
         _checks.choice("bands", band, ("dkw", "beta"))
-    # The plot shows all ranks if there are few, and always the chosen rank.
+    # The plot shows all ranks if they are few, and it always shows the chosen rank.
     ranks = np.rint(np.linspace(1, finite, min(finite, _MOST_STEPS))).astype(int)
     ranks = np.union1d(ranks, [k] if k is not None and k <= finite else ranks)
     x, share = ordered[ranks - 1], ranks / m
@@ -117,7 +117,7 @@ def sensitivity_ecdf(
 
 
 def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, distance: float) -> None:
-    """Marks the chosen order statistic; an infinite distance appears in the legend only."""
+    """Marks the chosen order statistic. An infinite distance is shown only in the legend."""
     promise = f"gamma = {point.gamma:.4g}, {describe_confidence(point.confidence)}"
     label = f"order statistic k = {k} of {m}: {distance:.3g}\n({promise})"
     level = 1 - float(point.gamma)
@@ -127,7 +127,7 @@ def _mark(ax: "Axes", point: OperatingPoint | Sensitivity, k: int, m: int, dista
     ax.plot([distance], [k / m], color=VERMILION, marker="D", linestyle="none", label=label)
 
 
-# A mean is computed as an average over this many quantiles of the order statistic.
+# A mean of an order statistic is computed as an average over this many of its quantiles.
 _LEVELS = 4_000
 Kind = TypeVar("Kind")
 
@@ -238,7 +238,7 @@ def _grouped(
 
 
 def _mean(point: OperatingPoint, quantile: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The mean of the order statistic, as an average over equally likely quantiles."""
+    """Returns the mean of the order statistic, as an average over equally likely quantiles."""
     levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
     uniform = scipy.special.betaincinv(point.k, point.m - point.k + 1, levels)
     return float(np.mean(np.asarray(quantile(uniform), np.float64)))

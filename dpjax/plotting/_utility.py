@@ -1,4 +1,4 @@
-"""Plots of utility: of sweeps, of rehearsed releases, and of weighted majority."""
+"""Plots of utility: for sweeps, rehearsed releases, and weighted majority."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
 
-_PANEL = (2.1, 1.7)  # Width and height in inches.
+_PANEL = (2.1, 1.7)  # Width and height of a panel in inches.
 
 
 def utility(
@@ -89,16 +89,16 @@ def utility(
     positions = np.asarray(array[x].values)
     if positions.dtype.kind not in "biuf" or not values.size:
         raise ValueError(f"data must have numbers along {x!r}, and at least one of all dimensions")
-    # Adds axes for rows, columns and curves, even if there is only one of them.
+    # Every array gets axes for rows, columns and curves, even if there is only one of these.
     values = values.reshape(
         *(array.sizes[name] if name else 1 for name in (row, col, curve)), *values.shape[-2:]
     )
     rows, columns, names = _labels(array, (row, col, curve))
-    order = np.argsort(positions)  # Lines connect neighbors along x.
+    order = np.argsort(positions)  # Positions are sorted, so that lines connect neighbors along x.
     panels: Any = _new_panels(*values.shape[:2]) if col or row else np.array([[axes_or_new(ax)]])
     for place in np.ndindex(panels.shape):
         drawn: Axes = panels[place]
-        # Quantiles over repeats, which are the second-to-last axis.
+        # Quantiles are taken over repeats, which are the second-to-last axis.
         bands = np.quantile(values[place], [low, 0.5, high], axis=1)[..., order]
         for index, (label, bottom, median, top) in enumerate(zip(names, *bands, strict=True)):
             look, band = style(index), {"alpha": 0.2, "linewidth": 0}
@@ -125,7 +125,7 @@ def utility(
 
 
 def _new_panels(rows: int, columns: int) -> Any:
-    """Panels that fit a page: text keeps its size, and panels share their axes."""
+    """Makes panels that fit a page. Text keeps its size, and panels share their axes."""
     pyplot = _checks.extra("matplotlib.pyplot", "plot")
     size = (0.8 + _PANEL[0] * columns, 1.1 + _PANEL[1] * rows)
     figure = pyplot.figure(figsize=size, layout="constrained")
@@ -135,7 +135,7 @@ def _new_panels(rows: int, columns: int) -> Any:
 def _label_grid(
     panels: Any, rows: list[str], columns: list[str], x_label: str, y_label: str
 ) -> None:
-    """Labels the grid once: columns above, rows on the right, and the shared axes."""
+    """Labels a grid of panels: columns above, rows on the right, and the shared axes once."""
     figure = panels[0, 0].figure
     figure.supxlabel(x_label, fontsize="medium")
     figure.supylabel(y_label, fontsize="medium")
@@ -147,7 +147,10 @@ def _label_grid(
 
 
 def _variable(data: Any, variable: str | None) -> "DataArray":
-    """The array to plot. xarray's objects are recognized by attributes, without importing it."""
+    """Returns the array to plot.
+
+    Recognizes objects of xarray by attributes, without importing it.
+    """
     if hasattr(data, "data_vars"):
         names = list(data.data_vars)
         if variable is None and len(names) == 1:
@@ -163,7 +166,7 @@ def _variable(data: Any, variable: str | None) -> "DataArray":
 
 
 def _labels(array: "DataArray", dims: Sequence[str | None]) -> list[list[str]]:
-    """Labels of the rows, columns and curves, with neighboring relations if these differ."""
+    """Returns labels of rows, columns and curves, with neighboring relations if these differ."""
     row, col, curve = dims
     found = [_names(array, row, f"{row} = "), _names(array, col, f"{col} = "), _names(array, curve)]
     if "relation" not in array.coords or "relation" in array.dims:
@@ -196,7 +199,8 @@ def _label(array: "DataArray", name: str) -> str:
     return with_unit(str(array.attrs.get("long_name", name)), str(array.attrs.get("units", "")))
 
 
-_MOST_NUMBERS = 200  # Marks in a row. More marks would merge into one band.
+# A row shows at most this many marks, because more marks would merge into one band.
+_MOST_NUMBERS = 200
 
 
 def rehearsal(data: "Dataset", *, ax: "Axes | None" = None) -> "Axes":

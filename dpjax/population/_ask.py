@@ -1,4 +1,4 @@
-"""The posterior of a population given a release, in one call."""
+"""`posterior`: the posterior of a population's parameters, given a release."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -139,7 +139,7 @@ def posterior(
 
 
 def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -> Posterior:
-    """The posterior by tempering. The number of draws is rounded up to runs of equal size."""
+    """Computes the posterior by tempering. Runs have equal sizes, so `draws` is rounded up."""
     draws = _checks.integer("draws", draws, least=_LEAST_TEMPERED)
     key_latents, key_runs = jax.random.split(key)
     found = tempered(
@@ -158,11 +158,11 @@ def _tempered(key: Key, world: World, released: tuple[Value, ...], draws: int) -
 
 
 def _check_runs(agreeing: float, draws: int) -> None:
-    """Refuses runs that disagree on how probable the release is: their draws did not reach it.
+    """Raises an error if runs disagree on the probability of the release.
 
-    Such draws may lie together far from the posterior, and then the differences of their averages
-    say nothing. If no draw could have given the release, no runs agree, and another check raises
-    the error.
+    Then the draws of some runs did not reach the posterior. The draws of all runs may even be
+    equally far from it, and then the differences of their averages do not show the error. If no
+    draw is compatible with the release, another check raises the error.
     """
     if 0 < agreeing < ISLANDS / 2:
         raise ValueError(

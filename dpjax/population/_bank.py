@@ -1,4 +1,4 @@
-"""Simulated populations and databases, made once, and weighted for any number of releases."""
+"""`simulation_bank`: simulates populations and databases once, to be weighted for any release."""
 
 import contextlib
 import dataclasses
@@ -123,9 +123,9 @@ class SimulationBank:
 def _weighed(
     world: World, released: tuple[Value, ...], values: tuple[Value, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The weights of all draws, whose sum is 1, their effective size, and the largest log density.
+    """Returns the weights of all draws, their effective size, and the largest log density.
 
-    The effective size is Kish's (1965).
+    The sum of the weights is 1. The effective size is that of Kish (1965).
     """
     logs = jax.vmap(functools.partial(world.log_prob, released))(values)
     peak = jnp.max(logs)
@@ -138,7 +138,7 @@ def _weighed(
 
 
 class _Whole(Part):
-    """Marks a simulation as a single program, which shares no draws with other programs."""
+    """A `Part` for a simulation that is one program and shares no draws with other programs."""
 
     @property
     def cut(self) -> Cut:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -219,7 +219,7 @@ def simulation_bank(
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS, most=_MOST_DRAWS)
 
     def simulated(key: Key, values: PyTree) -> dict[str, PyTree]:
-        del values  # A sweep has traced parameters, but a bank has none.
+        del values  # A sweep passes traced parameters, but a bank has none.
         return world.simulated(key)
 
     found = _computed(key, simulated, draws, path, progress, chunk_size, mesh)
@@ -236,7 +236,7 @@ def _computed(
     chunk_size: int | None,
     mesh: Mesh | None,
 ) -> PyTree:
-    """The results for all draws, chunk by chunk, as a sweep computes its repeats."""
+    """Computes the results for all draws in chunks, as a sweep computes its repeats."""
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     program = Program.trace("model", function, jax.ShapeDtypeStruct((), key.dtype), {})

@@ -1,4 +1,4 @@
-"""Confidence sets for a population from simulated releases, without a prior and for every n."""
+"""`confidence_set`: confidence sets for a population from simulated releases, without a prior."""
 
 import dataclasses
 import functools
@@ -20,17 +20,19 @@ from dpjax.population._search import MOST_DIMS, Search, margins, p_value
 from dpjax.random._keys import check_key, sampling_key, seeded_key
 from dpjax.release._privatize import PrivateFunction
 
-_BLOCK, _BLOCKS = 4, 64  # The number of parameters in a block, and the most blocks of a call.
+# The number of parameters in a block, and the largest number of blocks in one call.
+_BLOCK, _BLOCKS = 4, 64
 _LEAST_SEEDS = 19
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Simulation:
-    """Releases of simulated databases, under seeds that are the same for all parameters.
+    """Simulates releases of databases, under seeds that are the same for all parameters.
 
     Attributes:
         privates: the private functions.
-        draws: for each private function, its `draw(key, database)` of the value of a release.
+        draws: for each private function, a function `draw(key, database)` that draws the value of a
+            release.
         population: draws databases.
         statistic: computes the compared numbers from the values of the releases.
         seeds: the number of simulated releases.
@@ -45,7 +47,7 @@ class Simulation:
     like: PyTree
 
     def p_value(self, key: Key, theta: PyTree, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The p-value of parameters, and the margins that a search compares."""
+        """Returns the p-value of the parameters theta, and the margins that a search compares."""
 
         def simulated(seed: jax.Array) -> jax.Array:
             of_database, *of_noise = jax.random.split(
@@ -59,7 +61,7 @@ class Simulation:
         return p_value(observed, releases), margins(observed, releases)
 
     def numbers(self, values: Sequence[Value]) -> jax.Array:
-        """The statistic of releases, as one vector of floats."""
+        """Returns the statistic of the values of releases, as one vector of floats."""
         value = values[0] if len(self.draws) == 1 else list(values)
         leaves = jax.tree.leaves(_checks.real_arrays("statistic", self.statistic(value)))
         dtype = jnp.result_type(float)
@@ -76,8 +78,8 @@ class Simulation:
             key: Key, observed: jax.Array, thetas: jax.Array, blocks: jax.Array
         ) -> tuple[jax.Array, jax.Array]:
             def step(i: jax.Array, found: Any) -> Any:
-                # Every theta gets a copy of the same key. A mechanism refuses several values under
-                # one unbatched key, to protect releases, but here no value is private.
+                # Every theta gets a copy of the same key. To protect releases, a mechanism refuses
+                # several values under one unbatched key. Here no value is private.
                 keys = jnp.broadcast_to(key, thetas.shape[1:2])
                 new = jax.vmap(of_one, (0, 0, None))(thetas[i], keys, observed)
                 return jax.tree.map(lambda whole, part: whole.at[i].set(part), found, new)
@@ -90,7 +92,7 @@ class Simulation:
         return jax.jit(of_all)
 
     def tree(self, row: Any) -> PyTree:
-        """Parameters from a vector of numbers."""
+        """Converts a vector of numbers to the pytree of parameters."""
         leaves, structure = jax.tree.flatten(self.like)
         places = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
         parts = (jnp if isinstance(row, jax.Array) else np).split(row, places)
@@ -122,16 +124,16 @@ class ConfidenceSet:
 
     @property
     def _alpha(self) -> float:
-        return round(1 - self.confidence, 12)  # 0.05 for 0.95.
+        return round(1 - self.confidence, 12)  # For a confidence of 0.95, this is 0.05.
 
     @functools.cached_property
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bounds as vectors of numbers."""
+        """Returns the lower and the upper bounds of parameters as vectors of numbers."""
         low, high = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(e)]) for e in self.bounds)
         return low, high
 
     def _p_values(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """p-values and margins of rows of parameters."""
+        """Returns the p-values and the margins of rows of parameters."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for start in range(0, len(rows), _BLOCK * _BLOCKS):
             part = rows[start : start + _BLOCK * _BLOCKS]
@@ -145,7 +147,10 @@ class ConfidenceSet:
         return ps, every
 
     def _search(self, free: np.ndarray, fixed: np.ndarray) -> Search:
-        """A search over the free parameters, in units of their bounds."""
+        """Returns a search over the parameters where `free` is true; others have values `fixed`.
+
+        The search is over a unit cube, to which the bounds of the free parameters are mapped.
+        """
         low, high = self._ends
 
         def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -278,7 +283,7 @@ class ConfidenceSet:
         return jax.tree.map(lambda *x: np.stack(x), *trees), search.p_values
 
     def _read(self, theta: PyTree) -> tuple[np.ndarray, np.ndarray]:
-        """A vector of parameters, and which of them are nuisance parameters."""
+        """Converts theta to a vector of numbers, and returns which are nuisance parameters."""
 
         def is_free(node: object) -> bool:
             return node is None
@@ -434,7 +439,7 @@ def _all(value: Value) -> Value:
 def _draw_of(
     private: Any, key: Key, population: Population, spec: Any, theta: PyTree
 ) -> Callable[[Key, Database], Value]:
-    """The JAX code with which a private function draws the value of a release."""
+    """Returns the JAX function by which a private function draws the value of a release."""
     _checks.function("private", private)
     if isinstance(private, PrivateFunction):
         law = Law.of(private, key, population.database, spec, theta)
@@ -448,7 +453,7 @@ def _draw_of(
 
 
 def _observed(simulation: Simulation, release: Any) -> jax.Array:
-    """The statistic of the observed release. Refuses a release of another structure."""
+    """Returns the statistic of the observed release. Refuses one of another structure."""
     values = list(release) if len(simulation.draws) > 1 else [release]
 
     def simulated(key: Key, theta: PyTree) -> list[Value]:

@@ -13,7 +13,7 @@ from dpjax.sweeps._axes import name_of_path
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws:
-    """Draws without weights. Each number is sorted only once, for all posteriors.
+    """Draws of parameters without weights. Each column is sorted only once, for all posteriors.
 
     Attributes:
         tree: NumPy arrays with a leading axis of draws.
@@ -23,13 +23,13 @@ class Draws:
 
     @functools.cached_property
     def columns(self) -> list[np.ndarray]:
-        """The values of each number of theta, as an array over the draws."""
+        """Returns an array over the draws for each number of theta."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self.tree)]
         return [column for leaf in leaves for column in leaf.reshape(len(leaf), -1).T]
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """A name for each number of theta."""
+        """Returns a name for each number of theta."""
         found: list[str] = []
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.tree):
             name = name_of_path(path) if path else "theta"
@@ -39,7 +39,7 @@ class Draws:
 
     @functools.cached_property
     def with_nan(self) -> list[str]:
-        """The names of numbers that are NaN in some draw, and so have no quantiles."""
+        """Returns the names of numbers that are NaN in some draw, and so have no quantiles."""
         columns = zip(self.names, self.columns, strict=True)
         return [name for name, column in columns if np.isnan(column).any()]
 
@@ -49,7 +49,7 @@ class Draws:
         return [(order, x[order]) for order, x in zip(orders, self.columns, strict=True)]
 
     def mean(self, weights: np.ndarray) -> PyTree:
-        """The weighted average of every number, in float64."""
+        """Returns the weighted average of every number, in float64."""
 
         def average(leaf: Any) -> np.ndarray:
             return np.tensordot(weights, np.asarray(leaf, np.float64), 1)
@@ -57,7 +57,10 @@ class Draws:
         return jax.tree.map(average, self.tree)
 
     def quantiles(self, weights: np.ndarray, levels: tuple[float, ...]) -> list[PyTree]:
-        """For each level and number, the least value with at least that weight at or below it."""
+        """Returns, for each level, the least value of each number with at least that weight below.
+
+        The weight at the value itself is included.
+        """
         found = np.empty((len(levels), len(self.columns)))
         for i, (order, numbers) in enumerate(self._sorted):
             below = np.cumsum(weights[order])
@@ -66,7 +69,7 @@ class Draws:
         return [self._shaped(row) for row in found]
 
     def _shaped(self, row: np.ndarray) -> PyTree:
-        """The numbers of one draw as a pytree."""
+        """Converts the numbers of one draw to a pytree like theta."""
         leaves, structure = jax.tree.flatten(self.tree)
         ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
         parts = [

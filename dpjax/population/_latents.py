@@ -1,4 +1,4 @@
-"""Rewrites a program of a key as a function of normal numbers, for Markov chains."""
+"""Rewrites a program that draws from a key as a function of normal numbers, for Markov chains."""
 
 import dataclasses
 import functools
@@ -17,17 +17,17 @@ from dpjax._tracing._walks import Equation, aval, bind, called, equations, parts
 
 _PLUMBING = frozenset(("random_fold_in", "random_split", "random_unwrap", "random_wrap"))
 _BITS = "random_bits"
-_OTHER_KEYS = 16  # The outputs must not change under this many other keys.
+_OTHER_KEYS = 16  # The outputs must be the same under this many other keys.
 _SHIFT = "shift_right_logical"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """An operation of a program that draws random bits.
+    """A primitive of a program that draws random bits, and the shape and law of its draw.
 
     Attributes:
-        law: the distribution: random bits, bits that become keys, uniform numbers in [0, 1), or
-            normal numbers.
+        law: what is drawn: random bits, bits that become keys, uniform numbers in [0, 1), or normal
+            numbers.
         shape: the shape of the drawn array.
         dtype: the dtype of the drawn array.
         needed: how many of the highest bits are used.
@@ -43,23 +43,23 @@ class _Source:
 
     @property
     def same(self) -> tuple[object, ...]:
-        """A tuple that is equal for draws with the same bits."""
+        """Returns a tuple that is equal for draws with the same bits."""
         return self.keys, self.law, self.shape, self.dtype
 
     @property
     def _pieces(self) -> list[int]:
-        """How many bits each normal number provides, at most as many as a float resolves."""
+        """Returns how many bits each normal number provides, limited by the precision of floats."""
         most = jnp.finfo(jnp.result_type(float)).nmant
         count = max(1, -(-self.needed // most))
         return [len(x) for x in np.array_split(np.arange(self.needed), count)]
 
     @property
     def latent(self) -> jax.ShapeDtypeStruct:
-        """The shape and dtype of the normal numbers that replace the draw."""
+        """Returns the shape and dtype of the normal numbers that replace the draw."""
         return jax.ShapeDtypeStruct((len(self._pieces), *self.shape), jnp.result_type(float))
 
     def drawn(self, normal: jax.Array) -> jax.Array:
-        """The draw as a function of normal numbers. Independent standard ones give it its law."""
+        """Computes the draw from normal numbers. Standard normal ones give the draw its law."""
         if self.law == "normal":
             return normal[0].astype(self.dtype)
         if self.law == "uniform":
@@ -92,7 +92,7 @@ class Latents:
 
     @classmethod
     def of(cls, function: Callable[[Key], PyTree], key: Key) -> "Latents":
-        """Finds the draws of a function of a key.
+        """Finds the draws of a function of a key, and replaces them.
 
         Raises:
             ValueError: if a key is used for two draws, or the outputs depend on the key other than
@@ -117,17 +117,17 @@ class Latents:
 
     @property
     def size(self) -> int:
-        """The number of normal numbers."""
+        """Returns the number of normal numbers."""
         return sum(math.prod(spec.shape) for spec in self.specs)
 
     @property
     def places(self) -> jax.Array:
-        """For each normal number, the place of the draw in the program that it belongs to."""
+        """Returns, for each normal number, the index of the draw in the program that uses it."""
         sizes = [math.prod(spec.shape) for spec in self.specs]
         return jnp.repeat(jnp.arange(len(sizes)), np.array(sizes), total_repeat_length=self.size)
 
     def evaluate_flat(self, normal: jax.Array) -> PyTree:
-        """The outputs, as a function of all normal numbers in one vector."""
+        """Computes the outputs from one vector that contains all normal numbers."""
         parts, start = list[jax.Array](), 0
         for spec in self.specs:
             end = start + math.prod(spec.shape)
@@ -136,7 +136,7 @@ class Latents:
         return self.evaluate(parts)
 
     def _check_that_keys_do_not_count(self, under: Callable[[Key, Any], PyTree], key: Key) -> None:
-        """Refuses a program whose outputs depend on its key, given the normal numbers."""
+        """Refuses a program whose outputs still depend on its key, given the normal numbers."""
         row = jax.random.normal(jax.random.key(1), (self.size,))
         others = [jax.random.fold_in(key, i) for i in range(_OTHER_KEYS)]
 
@@ -158,7 +158,7 @@ class Latents:
 
 
 class _Walk:
-    """Runs a program with one key. If numbers are given, they replace the program's draws."""
+    """Evaluates a program with one key. If numbers are given, they replace the program's draws."""
 
     def __init__(self, key: Key, given: Sequence[jax.Array] | None = None):
         self._key, self._given = key, None if given is None else iter(given)
@@ -187,12 +187,12 @@ class _Walk:
             return [self._drawn("bits", aval(equation.outvars[0]), operands[0], needed)]
         if name in _PLUMBING or _moves_keys(equation):
             return bind(equation, equation.params, operands)
-        if any(_is_key(x) for x in equation.invars):  # A loop, or a draw by rejection.
+        if any(_is_key(x) for x in equation.invars):  # This is a loop, or a draw by rejection.
             operands = [self._fresh(x) if _is_key_array(x) else x for x in operands]
         return bind(equation, equation.params, operands)
 
     def _drawn(self, law: Any, like: Any, keys: Any, needed: int = 0) -> jax.Array:
-        """The next given draw. The first run, without given draws, records it and returns zeros."""
+        """Returns the next given draw. Without given draws, records the draw and returns zeros."""
         if self._given is not None:
             return next(self._given)
         words = np.asarray(jax.random.key_data(keys))
@@ -201,13 +201,13 @@ class _Walk:
         return jnp.zeros(like.shape, like.dtype)
 
     def _fresh(self, keys: Any) -> Any:
-        """Keys made from drawn bits, which replace the keys of the program."""
+        """Returns keys that are made of drawn bits and replace keys of the program."""
         words = jax.eval_shape(jax.random.key_data, keys)
         bits = self._drawn("key", words, keys, words.dtype.itemsize * 8)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(keys))
 
     def _needed(self, equation: Equation) -> int:
-        """How many of the bits are used: a uniform number uses only the highest ones."""
+        """Returns how many bits are used, because a uniform number uses only the highest bits."""
         bits = equation.outvars[0]
         size = aval(bits).dtype.itemsize * 8
         uses = [e for e in self._program.eqns if any(x is bits for x in e.invars)]
@@ -220,7 +220,7 @@ class _Walk:
 
 
 def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
-    """The distinct sources. Refuses a key with draws of several kinds, which are dependent."""
+    """Returns the distinct sources. Refuses a key with several kinds of draws (dependent ones)."""
     by_draw: dict[Any, _Source] = {}
     for one in sources:
         before = by_draw.get(one.same, one)
@@ -235,7 +235,7 @@ def _distinct(sources: Sequence[_Source]) -> tuple[_Source, ...]:
 
 
 def _draws_floats(equation: Equation, name: str) -> bool:
-    """Whether an operation is this function of `jax.random`, with a key and scalars as operands."""
+    """Whether an equation calls `jax.random`'s function `name` with a key and scalars."""
     if equation.params.get("name") != name or not equation.invars:
         return False
     key, *ends = equation.invars
@@ -249,7 +249,7 @@ def _uses_key(equation: Equation) -> bool:
 
 
 def _moves_keys(equation: Equation) -> bool:
-    """Whether an operation slices or reshapes keys."""
+    """Whether an equation only slices or reshapes keys."""
     return all(map(_is_key, equation.outvars)) and not equation.params.get("jaxpr")
 
 

@@ -1,4 +1,4 @@
-"""The distribution of a release: its exact value on a database, and its density."""
+"""The distribution of a private function's releases: exact values, and the density given these."""
 
 import dataclasses
 import functools
@@ -27,10 +27,11 @@ Releases: TypeAlias = Callable[[Key, Database], Release]
 
 OneOrSeveral: TypeAlias = Releases | Sequence[Releases]
 
-_PROBES = 3  # The number of tests that a private function returns the drawn numbers unchanged.
-_DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from others.
-_CLOSE = 1e-3  # Public facts with a smaller relative difference count as equal.
-# Errors of JAX if Python asks for the value of a traced number.
+# In each of this many tests, a private function must return the numbers that were drawn unchanged.
+_PROBES = 3
+_DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from other public facts.
+_CLOSE = 1e-3  # Public facts count as equal if their relative difference is smaller.
+# The errors that JAX raises if Python code needs the value of a traced number.
 _ASKED_FOR_NUMBERS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -39,7 +40,7 @@ _ASKED_FOR_NUMBERS = (
 
 
 class _StoppedError(Exception):
-    """Stops a private function before it draws noise. The exact value is known at that point."""
+    """Stops a private function before it draws noise, when its exact value is known."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Law:
         plan: how its noise is drawn.
         published: structure, shapes and dtypes of the noisy numbers.
         values: structure, shapes and dtypes of the exact value.
-        held: structure, shapes and dtypes of the noisy numbers as a release holds them.
+        held: structure, shapes and dtypes of the noisy numbers as a release stores them.
         accuracy: the accuracy of its releases. Its public facts include bounds, scale and number of
             records, so they are compared with those of a given release.
     """
@@ -98,7 +99,7 @@ class Law:
 
     @property
     def name(self) -> str:
-        """The name of the private function."""
+        """Returns the name of the private function."""
         inner = self.private
         while isinstance(inner, functools.partial):
             inner = inner.func
@@ -107,27 +108,29 @@ class Law:
         return getattr(inner, "__name__", type(inner).__name__)
 
     def exact(self, database: Database) -> Value:
-        """The exact value before noise, computed as in a release; JAX code."""
+        """Returns the exact value before noise, computed in JAX as in a release."""
         return _simulated(self.private, database)[1]
 
     def draw(self, key: Key, value: Value) -> Value:
-        """The noisy numbers of a release; JAX code, and no ledger pays for it."""
+        """Draws the noisy numbers of a release in JAX, without paying from a ledger."""
         return _drawn(self.plan, key, value)
 
     def log_prob(self, released: Value, value: Value) -> jax.Array:
-        """The log density of noisy numbers, up to a constant, given the exact value."""
-        with jax.ensure_compile_time_eval():  # The scale of the noise follows from shapes alone.
+        """Returns the log density of noisy numbers given the exact value, up to a constant."""
+        # The scale of the noise depends only on shapes, so it is computed at compile time.
+        with jax.ensure_compile_time_eval():
             return self.plan.mechanism.log_prob(self.plan.read(released), value)
 
     def read(self, name: str, release: Release | Value) -> Value:
-        """The noisy numbers of a release; refuses a release of another structure."""
+        """Returns the noisy numbers of a release. Refuses a release of another structure."""
         held = release
         if isinstance(release, Release):
             self._check_made_alike(name, release.accuracy)
             held = _numbers_in(release)
         wanted = self.published
         if jax.tree.map(np.shape, held) != jax.tree.map(np.shape, wanted.tree()):
-            wanted = self.held  # Numbers without a release may have the structure of the draw.
+            # If numbers are passed instead of a `Release`, they may have the structure of the draw.
+            wanted = self.held
         if jax.tree.structure(held) != wanted.structure:
             raise ValueError(_unlike(name, wanted, held))
 
@@ -145,17 +148,18 @@ class Law:
         return self._as_drawn(jax.tree.map(converted, held, wanted.tree()))
 
     def _as_drawn(self, held: Value) -> Value:
-        """Numbers as a release holds them, in the structure and the shapes of the draw."""
+        """Converts numbers from the structure that a release stores to that of the draw."""
         wanted = self.published
         leaves = zip(jax.tree.leaves(_in_order(held, wanted)), wanted.leaves, strict=True)
         return jax.tree.unflatten(wanted.structure, [x.reshape(like.shape) for x, like in leaves])
 
     def _as_held(self, database: Database) -> "Law":
-        """Checks that releases hold the noisy numbers, and adds their structure to the law.
+        """Checks that releases store the noisy numbers, and adds their structure to the law.
 
-        Functions of dpjax that compute a statistic keep the noisy numbers beside it. For any other
-        function the value must be the noisy numbers themselves. To check this, the function gets
-        arbitrary numbers in place of the draw, and must return them unchanged.
+        If a function of dpjax computes a statistic from noisy numbers, the release also stores the
+        noisy numbers. For any other function, the value of the release must be the noisy numbers
+        themselves. To check this, arbitrary numbers replace the draw, and the function must return
+        them unchanged.
         """
         release = self._run(database, None)
         numbers = _numbers_in(release)
@@ -180,7 +184,7 @@ class Law:
         return law
 
     def _run(self, database: Database, given: Value | None) -> Release:
-        """Releases a simulated database; `given` numbers, if any, take the place of the draw."""
+        """Releases a simulated database. If numbers are `given`, they replace the draw."""
         draws: list[Inside] = []
 
         def draw(plan: Inside, value: Value) -> Value:
@@ -200,7 +204,7 @@ class Law:
         return release
 
     def _check_made_alike(self, name: str, accuracy: Accuracy) -> None:
-        """Refuses a release that was made with other public parameters than the function's."""
+        """Refuses a release whose public parameters differ from those of the private function."""
         if accuracy.kind == "" or self.accuracy.kind == "":
             return
         if accuracy.kind != self.accuracy.kind:
@@ -209,7 +213,8 @@ class Law:
                 f" the kind {accuracy.kind!r}"
             )
         here, there = ({**x.facts, **_public_n(x)} for x in (self.accuracy, accuracy))
-        # Facts that a caller chose are compared first, because the error names the first one.
+        # Facts that the caller chose are compared first, because the error message names the first
+        # difference.
         for fact in sorted({*here, *there}, key=lambda fact: (fact in _DERIVED, fact)):
             if not _alike(here.get(fact), there.get(fact)):
                 raise ValueError(
@@ -220,7 +225,7 @@ class Law:
 
 
 def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
-    """How a function releases a simulated database, and the exact value; JAX code."""
+    """Returns how a function draws its noise for a database, and the exact value, in JAX."""
     found: list[tuple[Inside, Value]] = []
 
     def stop(plan: Inside, value: Value) -> Value:
@@ -248,7 +253,7 @@ def _simulated(private: Releases, database: Database) -> tuple[Inside, Value]:
 
 
 def _example(database: Callable[..., Database], given: Sequence[PyTree]) -> Database:
-    """A public database; its numbers do not matter."""
+    """Draws a database for tests. The values of its numbers do not matter."""
 
     def made() -> Database:
         numbers = (
@@ -273,7 +278,7 @@ def _drawn(plan: Inside, key: Key, value: Value) -> Value:
 
 
 def _numbers_in(release: Release) -> Value:
-    """The noisy numbers of a release: kept beside its value, or the value itself."""
+    """Returns the noisy numbers of a release: stored beside its value, or the value itself."""
     measured = release.accuracy.measured
     if measured is None:
         return release.value
@@ -281,13 +286,13 @@ def _numbers_in(release: Release) -> Value:
 
 
 def _in_order(held: Value, published: TreeSpec) -> Value:
-    """Sorts numbers that a release holds by name into the order of the draw's fields."""
+    """Orders numbers that a release stores by name like the fields of the draw."""
     fields = getattr(published.tree(), "_fields", None)
     return [held[field] for field in fields] if fields and isinstance(held, dict) else held
 
 
 def _any_numbers(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Random numbers of both signs and many sizes."""
+    """Returns random numbers of both signs and of many magnitudes."""
     rng = np.random.default_rng(seed)
     if jnp.issubdtype(like.dtype, jnp.bool_):
         return jnp.asarray(rng.integers(0, 2, like.shape).astype(bool))
@@ -299,14 +304,14 @@ def _any_numbers(seed: int, like: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def _public_n(accuracy: Accuracy) -> dict[str, Any]:
-    """The number of records, where it is public."""
+    """Returns the number of records if it is public."""
     measured = accuracy.measured
     n = measured.get("n") if isinstance(measured, dict) else None
     return {} if n is None else {"n": np.asarray(n).tolist()}
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two parts of JSON are equal, up to the rounding of numbers."""
+    """Whether two JSON values are equal, up to the rounding of numbers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[x], other[x]) for x in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -330,7 +335,7 @@ def _lost(name: str) -> str:
 
 
 def fits(array: np.ndarray, dtype: Any) -> bool:
-    """Whether numbers can be converted to a dtype: integers only from whole numbers in range."""
+    """Whether numbers fit a dtype. Integer dtypes accept only whole numbers in range."""
     if not jnp.issubdtype(dtype, jnp.integer):
         return True
     ends = jnp.iinfo(dtype)
@@ -340,7 +345,7 @@ def fits(array: np.ndarray, dtype: Any) -> bool:
 
 
 def check_distinct(privates: Sequence[Releases], releases: Sequence[Any]) -> None:
-    """Refuses one release that is given twice, as a ledger gives it: it would count twice."""
+    """Refuses a release that is given twice, as a ledger may return it. It would count twice."""
     for i, j in itertools.combinations(range(len(releases)), 2):
         one, other = releases[i], releases[j]
         both = isinstance(one, Release) and isinstance(other, Release)
@@ -370,7 +375,7 @@ def _unlike(name: str, wanted: TreeSpec, value: Value) -> str:
 
 
 def as_several(private: OneOrSeveral) -> tuple[Releases, ...]:
-    """The private functions, one or several."""
+    """Returns a tuple of private functions, whether one or several are given."""
     several: tuple[Any, ...] = tuple(private) if isinstance(private, (list, tuple)) else (private,)
     for one in several:
         if not _takes_key_and_database(one):
@@ -390,6 +395,6 @@ def _takes_key_and_database(private: Any) -> bool:
         inspect.signature(private).bind("key", "database")
     except TypeError:
         return False
-    except ValueError:  # Some functions written in C have no signature.
+    except ValueError:  # Some functions that are written in C have no signature.
         return True
     return True

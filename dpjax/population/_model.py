@@ -1,4 +1,4 @@
-"""A public model of a population, and databases drawn from it."""
+"""A public model of a population, from which databases are drawn."""
 
 import dataclasses
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Population:
 
     @classmethod
     def of(cls, model: Model, n: NumberOfRecords, capacity: int | None) -> "Population":
-        """Checks the caller's arguments."""
+        """Checks the arguments of the caller, and makes a `Population`."""
         _checks.function("model", model)
         if capacity is not None:
             capacity = _checks.integer("capacity", capacity, least=1)
@@ -48,7 +48,7 @@ class Population:
         return cls(model, n, capacity)
 
     def database(self, key: Key, theta: PyTree) -> Database:
-        """One database. It runs in JAX."""
+        """Draws one database in JAX."""
         slots = self.n if self.capacity is None else self.capacity
         assert not callable(slots)
         records = self.model(key, theta, slots)

@@ -1,4 +1,4 @@
-"""The posterior of a population's parameters, given a release: weighted draws."""
+"""`Posterior`: the posterior of a population's parameters given a release, as weighted draws."""
 
 import dataclasses
 from collections.abc import Callable
@@ -45,7 +45,10 @@ class Posterior:
     def of(
         cls, draws: Draws, weights: np.ndarray, effective_size: float, *, is_tempered: bool = False
     ) -> "Posterior":
-        """Refuses weights that are concentrated on too few draws, and draws that are NaN."""
+        """Makes a posterior.
+
+        Refuses draws that are NaN, and weights concentrated on too few draws.
+        """
         count = len(weights)
         if draws.with_nan:
             raise ValueError(
@@ -162,7 +165,8 @@ class Posterior:
         below = np.cumsum(self.weights)
         levels = (np.arange(draws) + start) / draws * below[-1]
         places = np.minimum(np.searchsorted(below, levels), len(below) - 1)
-        # In random order, so that neighbors in a chain are independent.
+        # The draws are put into random order, so that consecutive draws of the chain are
+        # independent.
         chosen = places[np.asarray(jax.random.permutation(of_order, draws))]
         variables: dict[str, Any] = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.theta):

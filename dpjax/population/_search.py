@@ -1,4 +1,4 @@
-"""p-values of a release among simulated ones, and a search of a box for large p-values."""
+"""p-values of a release among simulated releases, and a search for large p-values in a box."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -9,19 +9,19 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-# The least variance of standardized numbers. It keeps the covariance matrix of equal numbers
-# invertible.
+# The least variance of standardized numbers. It makes the covariance matrix invertible if numbers
+# are equal.
 _LEAST_VARIANCE = 1e-6
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
 
 def p_value(observed: jax.Array, simulated: jax.Array) -> jax.Array:
-    """The fraction of points that are no more central than the observed one.
+    """Returns the fraction of all points that are no more central than the observed point.
 
     All points are treated alike: the depth of a point is a function of the point and of the set of
     all R + 1 points. So if they are exchangeable, the fraction is at most alpha with probability at
-    most alpha. The fraction is i / (R + 1) for the i-th least central point, and ties count against
-    rejection.
+    most alpha. For the i-th least central point, the fraction is i / (R + 1). Ties increase the
+    fraction.
 
     A single number is compared by its rank from the nearer end. Several numbers are compared by
     their Mahalanobis distance from the mean of all points.
@@ -46,12 +46,13 @@ def p_value(observed: jax.Array, simulated: jax.Array) -> jax.Array:
 
 
 def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
-    """Numbers that determine `upper_p_values`, and that change little if theta changes little.
+    """Returns numbers that determine `upper_p_values`, and change little if theta changes little.
 
-    For releases of one number: the simulated ones minus the observed one, sorted. For releases of k
-    numbers: the vector from the mean of the simulated ones to the observed one, in coordinates in
-    which the simulated ones have unit variances and no correlations; then the lengths of the
-    vectors to the simulated ones, sorted.
+    For releases of one number, these are the sorted differences of simulated releases and the
+    observed release. For releases of k numbers, let coordinates be such that the simulated releases
+    have unit variances and no correlations. The result contains the vector from the mean of the
+    simulated releases to the observed release, and then the sorted lengths of the vectors from this
+    mean to the simulated releases.
 
     Args:
         observed: shape (k,).
@@ -73,14 +74,14 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
         every = jnp.concatenate([observed, moved]).T
         white = solve_triangular(root, every, lower=True)
         lengths = jnp.sqrt(jnp.sum(white[:, 1:] ** 2, axis=0))
-    # What cannot be computed does not exclude theta.
+    # If a margin cannot be computed, it must not exclude theta, so NaN is replaced.
     return jnp.concatenate(
         [jnp.nan_to_num(white[:, 0]), jnp.sort(jnp.where(jnp.isnan(lengths), jnp.inf, lengths))]
     )
 
 
 def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:
-    """Upper bounds of p-values for parameters whose margins lie between two ends.
+    """Returns upper bounds of p-values for parameters whose margins are between `low` and `high`.
 
     For one number: a depth of d, which is the rank from the nearer end, has a p-value of at most 2
     d / (R + 1), also with ties. For several numbers, let u be the length of the first vector of the
@@ -104,7 +105,8 @@ def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarra
     return (1 + (high[..., numbers:] >= least).sum(axis=-1)) / points
 
 
-_ROUNDING = 0.999  # Covers the rounding of float32, and the least variance.
+# This factor covers the rounding of float32, and the effect of `_LEAST_VARIANCE`.
+_ROUNDING = 0.999
 
 
 def _without_nan(points: jax.Array) -> jax.Array:
@@ -112,7 +114,7 @@ def _without_nan(points: jax.Array) -> jax.Array:
 
 
 def _standardized(points: jax.Array) -> jax.Array:
-    """Distances from the medians in interquartile ranges, finite and of comparable magnitudes."""
+    """Returns distances from the medians in interquartile ranges, clipped to a finite range."""
     largest = jnp.finfo(points.dtype).max / 4
     finite = jnp.clip(points, -largest, largest)
     ordered = jnp.sort(finite, axis=0)
@@ -125,8 +127,8 @@ def _standardized(points: jax.Array) -> jax.Array:
 
 
 def _around_the_mean(points: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Points minus their mean, and their covariance matrix, which is made invertible."""
-    # Points are sorted, so that sums do not depend on which point is the observed one.
+    """Returns points minus their mean, and their covariance matrix, which is made invertible."""
+    # Points are sorted, so that the sums do not depend on which of the points is the observed one.
     columns = lax.sort(tuple(points.T), num_keys=points.shape[1])
     ordered = jnp.stack(columns, axis=1)
     center = jnp.mean(ordered, axis=0, keepdims=True)
@@ -144,17 +146,19 @@ Evaluate: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _Evaluated: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 MOST_DIMS = 6
-_UNITS = 2**22  # Cells have their places at multiples of 1 / _UNITS.
-_FIRST = (32, 8, 4, 2, 2, 1)  # The number of first cells along each axis, for 1 to 6 axes.
-_POINTS = 3000  # A search evaluates about as many points after those of the first cells.
-_CHOSEN = 16  # The number of cells at each end that are split at a time.
+_UNITS = 2**22  # The corners of cells are multiples of 1 / _UNITS.
+_FIRST = (32, 8, 4, 2, 2, 1)  # The number of initial cells along each axis, for 1 to 6 axes.
+# A search evaluates about this many points in addition to those of the initial cells.
+_POINTS = 3000
+_CHOSEN = 16  # At each end of the range, this many cells are split at a time.
 _BATCH = 64
-_BEYOND = 0.5  # How far margins may lie beyond their range at the places of a cell, in ranges.
+# Margins in a cell may exceed their range at the places of the cell by this multiple of the range.
+_BEYOND = 0.5
 _NEAR = 1 / 256  # How far an end may lie beyond a point that belongs, in widths of the set.
 
 
 class _Cells(NamedTuple):
-    """Boxes in units of 1 / _UNITS, and upper bounds of the p-values in them."""
+    """Boxes in units of 1 / _UNITS, with an upper bound of the p-values in each."""
 
     lows: np.ndarray
     widths: np.ndarray
@@ -168,7 +172,7 @@ class _Cells(NamedTuple):
 
 
 class Search:
-    """A search of the unit cube by cells that are split, until few of them matter.
+    """Searches the unit cube for large p-values, by cells that are split adaptively.
 
     A point *belongs* if its upper p-value exceeds alpha. A cell is left out only if the upper
     p-value for all margins near those of its places is at most alpha. The places are its corners,
@@ -184,23 +188,23 @@ class Search:
 
     @property
     def points(self) -> np.ndarray:
-        """All points evaluated so far."""
+        """Returns all points that were evaluated so far."""
         return self._all()[0] / _UNITS
 
     @property
     def p_values(self) -> np.ndarray:
-        """The p-values of these points."""
+        """Returns the p-values of all `points`."""
         return self._all()[1]
 
     def _all(self) -> _Evaluated:
-        """The points in units, their p-values, and their margins."""
+        """Returns all evaluated points in units of 1 / _UNITS, and their p-values and margins."""
         if len(self._found) > 1:
             points, p_values, margins = map(np.concatenate, zip(*self._found, strict=True))
             self._found = [(points, p_values, margins)]
         return self._found[0]
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the largest coordinates of the cells that are not left out.
+        """Returns the least and the largest coordinates of the cells that are not left out.
 
         Returns:
             Two arrays of shape (d,); NaN if all cells are left out.
@@ -216,7 +220,7 @@ class Search:
             size = outer[: self._dims] + outer[self._dims :]
             near = np.tile(size * (_NEAR if self._dims > 1 else _NEAR**2), 2)
             beyond = np.where(self._can_split(cells)[:, None], reach - self._inner() - near, -1.0)
-            # If no point belongs, cells with the largest bounds are split.
+            # If no evaluated point belongs, the cells with the largest bounds are split.
             beyond = np.where(np.isinf(beyond), cells.bounds[:, None], beyond)
             if not (beyond > 0).any() or len(self._places) >= most:
                 return -outer[: self._dims] / _UNITS, outer[self._dims :] / _UNITS
@@ -228,7 +232,7 @@ class Search:
             cells = cells.where(~chosen).and_others(self._split(cells.where(chosen)))
 
     def largest(self) -> float:
-        """An upper bound of the largest p-value."""
+        """Returns an upper bound of the largest p-value in the cube."""
         cells = self._first()
         most = len(self._places) + _POINTS
         while True:
@@ -256,14 +260,14 @@ class Search:
         return np.maximum(upper_p_values(margins, margins, self._numbers), p_values)
 
     def _inner(self) -> np.ndarray:
-        """How far the points that belong reach toward each end, low ends first."""
+        """Returns the extremes of the points that belong: minus the least, then the largest."""
         inside = self._all()[0][self._upper_at_points() > self._alpha]
         if not len(inside):
             return np.full(2 * self._dims, -np.inf)
         return np.concatenate([-inside.min(axis=0), inside.max(axis=0)])
 
     def _at_places(self, lows: np.ndarray, widths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The p-values at the places of cells, shape (cells, 3^d), and the margins."""
+        """Returns the p-values and the margins at the places of cells, shape (cells, 3^d)."""
         places = lows[:, None] + widths[:, None] // 2 * self._place
         keys = [tuple(row) for row in places.reshape(-1, self._dims).tolist()]
         new = [key for key in dict.fromkeys(keys) if key not in self._places]
@@ -277,7 +281,7 @@ class Search:
         return p_values[rows], margins[rows]
 
     def _tested(self, lows: np.ndarray, widths: np.ndarray) -> _Cells:
-        """Cells with their bounds."""
+        """Computes an upper bound of the p-values in each cell, and returns the `_Cells`."""
         bounds: list[np.ndarray] = []
         for start in range(0, len(lows), _BATCH):
             part = slice(start, start + _BATCH)
@@ -289,7 +293,7 @@ class Search:
         return _Cells(lows, widths, np.concatenate(bounds))
 
     def _split(self, cells: _Cells) -> _Cells:
-        """Halves cells along the axis along which their margins change most."""
+        """Halves each cell along the axis along which its margins change most."""
         _, margins = self._at_places(cells.lows, cells.widths)
         several = self._numbers if self._numbers > 1 else 0
         others = margins.shape[-1] - several
@@ -302,7 +306,7 @@ class Search:
             axis=1,
         )
         changes = np.where(cells.widths > 2, changes, -1.0)
-        # Equal changes: the longest axis.
+        # Among axes with equal changes, the longest axis is chosen.
         axis = np.argmax(changes + 1e-9 * cells.widths / _UNITS, axis=1)
         is_halved = np.arange(self._dims) == axis[:, None]
         widths = np.where(is_halved, cells.widths // 2, cells.widths)

@@ -25,17 +25,19 @@ Density: TypeAlias = Callable[[jax.Array], jax.Array]
 WithSlope: TypeAlias = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 """Computes the log density and its derivative, for a row of normal numbers."""
 
-_KICKS = 16  # The number of steps of a path along the derivative.
-_MOST_TRIES = 12  # The largest number of points tried on an ellipse.
-RANDOM = 2 + _MOST_TRIES  # The number of further normal numbers that a move needs.
+_KICKS = 16  # The number of steps of a path that follows the derivative.
+_MOST_TRIES = 12  # The largest number of points that are tried on an ellipse.
+# A move needs this many normal numbers in addition to those of the particle.
+RANDOM = 2 + _MOST_TRIES
 
 
 def with_slope(density: Density, size: int) -> WithSlope:
-    """The density and its derivative; zeros if JAX cannot differentiate it (loops, host code)."""
+    """Returns the density and its derivative. Loops and host code get a derivative of zeros."""
     both = jax.value_and_grad(density)
     try:
         jax.eval_shape(both, jax.ShapeDtypeStruct((size,), jnp.result_type(float)))
-    except (NotImplementedError, TypeError, ValueError):  # JAX's errors if it cannot differentiate.
+    # JAX raises these errors if it cannot differentiate.
+    except (NotImplementedError, TypeError, ValueError):
         return lambda normal: (density(normal), jnp.zeros_like(normal))
     return both
 
@@ -48,7 +50,7 @@ def along_a_path(
     particle: jax.Array,
     log: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A step of Hamiltonian Monte Carlo; an exact rotation where the density is constant.
+    """Makes a step of Hamiltonian Monte Carlo, which is a rotation where the density is constant.
 
     The path is reversible and preserves volumes, even with a wrong derivative. So the law stays
     unchanged even if the density has jumps or no derivative. In that case, fewer paths are
@@ -98,10 +100,11 @@ def on_an_ellipse(
     particle: jax.Array,
     log: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """A step of elliptical slice sampling, which needs no derivative.
+    """Makes a step of elliptical slice sampling, which needs no derivative.
 
-    If `_MOST_TRIES` points fail, the particle stays, which leaves the law unchanged. Without this
-    limit, a density with jumps could make a chain in float32 try points forever.
+    If `_MOST_TRIES` points are rejected, the particle does not move, which leaves the law
+    unchanged. Without this limit, a density with jumps could make a chain in float32 try points
+    forever.
 
     Args:
         density: the log density at power 1.
@@ -127,7 +130,8 @@ def on_an_ellipse(
 
     def shrunk(found: Any) -> Any:
         tries, angle, low, high, _ = found
-        # The first bracket is the whole ellipse. Then each rejected point becomes an end of it.
+        # The first bracket of angles is the whole ellipse. After that, each rejected angle becomes
+        # an end of the bracket.
         after = tries > 0
         low = jnp.where(after & (angle < 0), angle, low)
         high = jnp.where(after & (angle >= 0), angle, high)
@@ -151,7 +155,7 @@ _LEAST = -1e30  # The log density for databases that cannot give the release.
 
 
 class Islands(NamedTuple):
-    """Draws of parameters from independent runs.
+    """Draws of parameters from independent runs, called islands.
 
     Attributes:
         theta: parameters, arrays with leading axes (ISLANDS, particles).
@@ -187,7 +191,7 @@ class _State(NamedTuple):
 def tempered(
     key: Key, latents: Latents, log_density: Callable[[PyTree], jax.Array], particles: int
 ) -> Islands:
-    """Runs all islands.
+    """Runs all islands, which are independent of each other.
 
     Args:
         key: a threefry key.
@@ -198,7 +202,7 @@ def tempered(
 
     def density(normal: jax.Array) -> jax.Array:
         found = log_density(latents.evaluate_flat(normal)["values"])
-        return jnp.where(found > _LEAST, found, _LEAST)  # Replaces NaN, too.
+        return jnp.where(found > _LEAST, found, _LEAST)  # This also replaces NaN.
 
     def island(key: Key) -> Islands:
         key_start, key_run = jax.random.split(key)
@@ -217,9 +221,9 @@ def tempered(
 
 
 def _risen(density: Density, places: jax.Array, state: _State) -> _State:
-    """One step: raises the power, resamples the particles, and moves them.
+    """Makes one step: raises the power, resamples the particles, and moves them.
 
-    `places` has the place of a draw for every number of a particle, as `Latents.places`.
+    `places` contains, for every number of a particle, the index of its draw, as `Latents.places`.
     """
     key, key_choose, key_move = jax.random.split(state.key, 3)
     power = state.power + _rise(state.log_density, state.power)
@@ -233,12 +237,14 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
     def moved(i: jax.Array, found: Any) -> Any:
         particles, log, step = found
-        # One draw is used for all moves, because each call of the generator is compiled separately.
+        # One call of the generator draws the numbers for all moves, because each call would be
+        # compiled separately.
         shape = 3, count, size + RANDOM
         normal = jax.random.normal(jax.random.fold_in(key_move, i), shape, particles.dtype)
         path = functools.partial(along_a_path, with_slope(density, size), power, step)
         particles, log, accepted = jax.vmap(path)(normal[0], particles, log)
-        # Parameters that many records depend on hardly move while all records move with them.
+        # If all records move at the same time, parameters that many records depend on hardly move.
+        # So the numbers of one draw also move separately.
         for j, moves in enumerate((places >= 0, places == i % (places[-1] + 1))):
             ellipse = functools.partial(on_an_ellipse, density, power, moves)
             particles, log = jax.vmap(ellipse)(normal[1 + j], particles, log)
@@ -252,7 +258,7 @@ def _risen(density: Density, places: jax.Array, state: _State) -> _State:
 
 
 def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
-    """The largest rise of the power after which a given fraction of the particles is effective."""
+    """Returns the largest rise of the power that keeps a fraction `_SHARE` effective."""
 
     def fits(rise: jax.Array) -> jax.Array:
         weights = jnp.exp(rise * (log - jnp.max(log)))
@@ -260,7 +266,8 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
     def halved(i: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends
-        middle = jnp.where(i == 0, high, (low + high) / 2)  # The first try is t = 1.
+        # The first power that is tried is t = 1.
+        middle = jnp.where(i == 0, high, (low + high) / 2)
         fit = fits(middle)
         return jnp.where(fit, middle, low), jnp.where(fit, high, middle)
 
@@ -269,7 +276,7 @@ def _rise(log: jax.Array, power: jax.Array) -> jax.Array:
 
 
 def _resampled(key: Key, weights: jax.Array) -> jax.Array:
-    """Systematic resampling: indices of particles, about in proportion to their weights."""
+    """Returns indices of particles, about in proportion to weights (systematic resampling)."""
     count = len(weights)
     below = jnp.cumsum(weights)
     first = jax.random.uniform(key, dtype=weights.dtype)
@@ -278,7 +285,7 @@ def _resampled(key: Key, weights: jax.Array) -> jax.Array:
 
 
 def weights_of(islands: Islands) -> np.ndarray:
-    """The weights of all draws, island by island: their sum is 1, or 0 if no draw fits."""
+    """Returns the weights of all draws, island by island. Their sum is 1, or 0 if no draw fits."""
     fits = np.asarray(islands.log_density) > _LEAST / 2
     logs = np.asarray(islands.log_evidence, np.float64)
     shares = np.exp(logs - logs.max())
@@ -287,19 +294,19 @@ def weights_of(islands: Islands) -> np.ndarray:
 
 
 def runs_that_count(weights: np.ndarray) -> float:
-    """How many islands carry the weight, by Kish's formula: from 1 to all of them, 0 if none."""
+    """Returns Kish's effective number of islands by their weights: 0 if no draw has weight."""
     shares = weights.reshape(ISLANDS, -1).sum(axis=1)
     return float(shares.sum() ** 2 / max((shares**2).sum(), np.finfo(float).tiny))
 
 
 def effective_size(columns: Sequence[np.ndarray], weights: np.ndarray) -> float:
-    """The number of independent draws that would estimate averages as well as the islands do.
+    """Returns how many independent draws would estimate averages as well as the islands do.
 
     The islands are independent, so the differences of their averages show the error, by the
     jackknife: it leaves out one island at a time. If one island has nearly all of the weight, its
-    average is nearly that of all draws, so its own difference shows nothing. For each column two
-    averages are used: of its numbers, and of their distances from the mean. The worst average
-    determines the size, so the size is rather too small than too large.
+    average is nearly that of all draws, so its difference from this average does not show the
+    error. For each column two averages are used: of its numbers, and of their distances from the
+    mean. The worst average determines the size, so the size is rather too small than too large.
     """
     if not weights.sum() > 0:
         return 0.0

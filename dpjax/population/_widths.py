@@ -1,4 +1,4 @@
-"""The expected width of posteriors before there is a release, to plan the size of a study."""
+"""`posterior_widths`: expected widths of posteriors before there is a release, to plan a study."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ def posterior_widths(
 
 
 def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) -> SimulationBank:
-    """The same simulations for another mechanism: exact values do not depend on the mechanism."""
+    """Returns the bank for another mechanism. Exact values do not depend on the mechanism."""
     world, population = bank._world, bank._world.population
     other = World.of(sampling_key(key), private, world.prior, population.model, population.n, None)
     here, there = ((law.values, law.published) for law in (world.laws[0], other.laws[0]))
@@ -134,7 +134,10 @@ def _with_other_noise(bank: SimulationBank, key: Key, private: PrivateFunction) 
 
 
 def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
-    """Refuses a cell with a posterior of few draws. Dropping it would drop narrow posteriors."""
+    """Refuses a posterior with too few effective draws.
+
+    Omitting it would omit narrow posteriors.
+    """
     least = float(cell["effective_size"].min())
     if least < LEAST_SIZE:
         needed = f", at least about {draws * 2 * LEAST_SIZE / least:.1g}" if least > 0 else ""
@@ -145,7 +148,7 @@ def _check_size(n: int, epsilon: float, cell: _Cell, draws: int) -> None:
 
 
 def _measured(bank: SimulationBank, key: Key, repeats: int, confidence: float) -> _Cell:
-    """Widths of the posteriors of releases, each about another population."""
+    """Measures the widths of posteriors given releases, each about another population."""
     found: dict[str, list[float]] = {}
     keys = jax.random.split(key, 2 * repeats)
     draw = jax.jit(bank.draw_release)

@@ -1,4 +1,4 @@
-"""Populations, their databases, and the joint law of releases about one database."""
+"""The joint distribution of a population, a database of it, and releases about this database."""
 
 import dataclasses
 import functools
@@ -46,7 +46,7 @@ class World:
         n: NumberOfRecords,
         capacity: int | None,
     ) -> "World":
-        """Checks the caller's arguments; `key` is an example of the keys that will be used."""
+        """Checks the arguments of the caller; `key` is an example of the keys that will be used."""
         privates = as_several(private)
         _checks.function("prior", prior)
         population = Population.of(model, n, capacity)
@@ -61,14 +61,14 @@ class World:
         return cls(laws, population, prior, not isinstance(private, (list, tuple)))
 
     def simulated(self, key: Key) -> dict[str, PyTree]:
-        """A theta, and the exact values on a database of its population. It runs in JAX."""
+        """Draws theta, and computes the exact values on a database of its population, in JAX."""
         key_theta, key_database = jax.random.split(key)
         theta = _checks.real_arrays("theta", self.prior(key_theta))
         database = self.population.database(key_database, theta)
         return {"theta": theta, "values": tuple(law.exact(database) for law in self.laws)}
 
     def draw_release(self, key: Key, theta: PyTree) -> Value:
-        """Draws releases about one simulated database. It runs in JAX, and no ledger pays."""
+        """Draws releases about one simulated database in JAX, without paying from a ledger."""
         keys = jax.random.split(key, len(self.laws) + 1)
         database = self.population.database(sampling_key(keys[0]), theta)
         drawn = tuple(
@@ -77,18 +77,18 @@ class World:
         return drawn[0] if self.is_single else drawn
 
     def log_prob(self, released: tuple[Value, ...], values: tuple[Value, ...]) -> jax.Array:
-        """The log density of the releases, up to a constant, given the exact values."""
+        """Returns the log density of the releases given the exact values, up to a constant."""
         given = zip(self.laws, released, values, strict=True)
         logs = [law.log_prob(output, value) for law, output, value in given]
         dtype = jnp.result_type(float)
         return functools.reduce(jnp.add, (log.astype(dtype) for log in logs))
 
     def check_explained(self, log_density: float) -> None:
-        """Refuses releases that are far from all simulated ones, such as releases of another model.
+        """Refuses releases that are far from all simulated releases, as those of another model are.
 
         `log_density` is the largest log density among simulated databases. Additive noise has a
-        log-concave density. In k dimensions, the log of such a density is below its maximum by x or
-        more with at most the probability that a Gamma(k) variable exceeds x.
+        log-concave density. In k dimensions, the probability that the log of such a density is at
+        least x below its maximum is at most the probability that a Gamma(k) variable exceeds x.
         """
         additive = [isinstance(x.plan.mechanism, CoordinatewiseMechanism) for x in self.laws]
         if not all(additive):
@@ -105,7 +105,7 @@ class World:
 
     @functools.cached_property
     def _largest(self) -> jax.Array:
-        """The largest log density of releases with additive noise: the density at noise 0."""
+        """Returns the largest log density of releases with additive noise: that of noise 0."""
         zeros = [
             jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), x.values.tree()) for x in self.laws
         ]
@@ -114,7 +114,10 @@ class World:
         return functools.reduce(jnp.add, (log.astype(jnp.result_type(float)) for log in logs))
 
     def read(self, release: Any) -> tuple[Value, ...]:
-        """The arrays of the releases. Refuses releases that the private functions cannot make."""
+        """Returns the arrays of the releases.
+
+        Refuses ones that the private functions cannot make.
+        """
         if self.is_single:
             return (self.laws[0].read("release", release),)
         given = list(release) if isinstance(release, (list, tuple)) else [release]

@@ -35,7 +35,7 @@ _MOST_CELLS, _MOST_OF_GROUPS = 2**16, 2**22
 # are used. A finer grid would not be worth the larger program that draws its noise.
 _USUAL_CELLS = 2**12
 # The search looks for quantiles whose rank differs from the lowest and highest rank by at least
-# this many noise scales, but at most by a quarter of all records.
+# this many noise scales. This distance is limited to a quarter of all records.
 _FROM_END, _MOST_FROM_END = 4, Fraction(1, 4)
 # The distance of the nearest thresholds from a selected edge suits this density of records, as a
 # multiple of the average density. More distant thresholds suit lower densities.

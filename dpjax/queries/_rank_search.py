@@ -32,7 +32,7 @@ from dpjax.random._selected_index import permute_and_flip_index
 from dpjax.release._mechanism import SensitivityMechanism
 
 # The fraction of epsilon that pays for selecting edges, for one quantile and for several. The rest
-# pays for the counts around these positions. docs/proofs/quantiles.md compares fractions.
+# pays for the counts around these edges. docs/proofs/quantiles.md compares fractions.
 _SEARCH_ONE, _SEARCH = 1 / 2, 1 / 3
 # This factor covers the rounding of noise scales to float32, and costs almost no accuracy.
 _OUTWARD = 1 + 2.0**-20
