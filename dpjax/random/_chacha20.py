@@ -1,18 +1,19 @@
 """ChaCha20 (RFC 8439) as a JAX key implementation, in uint32 arithmetic.
 
 A key has 256 bits. All outputs are blocks of ChaCha20 under this key. Each kind of output has its
-own nonce, so no two uses share a block:
+own nonce, so no block is used for two purposes:
 
     bits      nonce 0       counters 0, 1, 2, ...
     split     nonce 1       counter i holds children 2i and 2i + 1, for any number of children
     fold_in   nonce 2       counter is the data
     noise     nonces 3, 4   the noise of releases (`_samples`); the nonce's second word is the round
 
-Words are in the order of their blocks, so a draw of n words is the beginning of any longer draw.
+The words of an output are in the order of their blocks. So a draw of n words consists of the first
+n words of any larger draw.
 
-Many blocks are computed at a time. Each word of the state is an array with one lane per block, and
-chunks of lanes fit the cache. Under `vmap`, blocks of different keys are lanes, too. So a million
-keys take as long as a million blocks of one key.
+Many blocks are computed at once. Each word of the ChaCha20 state is an array with one lane per
+block, and chunks of lanes fit into the cache. Under `vmap`, blocks of different keys are also
+lanes. So blocks of a million keys take as long as a million blocks of one key.
 """
 
 import dataclasses
@@ -37,33 +38,37 @@ KEY_WORDS = 8
 BLOCK_WORDS = 16
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<u4")
 _BITS, _SPLIT, _FOLD_IN = 0, 1, 2
-# The number of lanes in a chunk: the fastest number on a CPU, and a number that fills any GPU.
+# The number of lanes in a chunk: the fastest number on a CPU, and a number that is large enough for
+# any GPU.
 CHUNK, _GPU_CHUNK = 4112, 2**21
-# From this many lanes on, `_rounds_of_words` saves more time on a CPU than its compilation takes.
+# With at least this many lanes, `_rounds_of_words` saves more time on a CPU than its compilation
+# takes.
 _MANY_LANES = 2**9
-# Arrays whose addresses differ by multiples of 4 KiB compete for the same cache sets. So a CPU
-# takes twice as long for 4,096 lanes as for 4,112.
+# Arrays whose addresses differ by multiples of 4 KiB compete for the same sets of the cache. So a
+# CPU takes twice as long for 4,096 lanes as for 4,112. Numbers of lanes that are multiples of this
+# number are padded.
 _PAGE_LANES = 2**10
 
 
-# A permutation of the state that turns columns into diagonals, and diagonals into columns: column j
-# of row i comes from column i - j. With this permutation, one loop body computes both kinds of
-# rounds.
+# A permutation of the state that turns columns into diagonals, and diagonals into columns: the word
+# in column j of row i comes from column i - j. With this permutation, one loop body computes both
+# kinds of rounds.
 _REFLECTED = np.array(
     [4 * row + (row - column) % 4 for row in range(4) for column in range(4)], np.int32
 )
 
 _Rows = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-# The words of blocks or of samples. Each word is an array over lanes.
+# The words of several blocks or samples: one array for each word, with a lane for each block or
+# sample.
 Words = tuple[jax.Array, ...]
 
 
 @functools.partial(jax.jit, inline=True)
 def block_function(state: jax.Array) -> jax.Array:
-    """The ChaCha20 block function on uint32 states of shape (16, lanes), RFC 8439 section 2.3."""
+    """Computes ChaCha20 blocks (RFC 8439 section 2.3) from uint32 states of shape (16, lanes)."""
     lanes = state.shape[1]
     on_cpu = _by_words(_rounds_of_words) if lanes >= _MANY_LANES else _by_rows(reduced)
-    # `reduced` makes XLA compute a round in one loop on a CPU. On a GPU it would change nothing.
+    # On a CPU, `reduced` makes XLA compute a round in one loop. On a GPU it would change nothing.
     alone = _by_rows(lambda rows: rows, unroll=20)
     on_gpu = _by_words(_rounds_in_kernels) if lanes > CHUNK else alone
     on_tpu = _by_words(_unrolled_rounds)
@@ -73,7 +78,10 @@ def block_function(state: jax.Array) -> jax.Array:
 def _by_rows(
     together: Callable[[_Rows], _Rows], unroll: int = 1
 ) -> Callable[[jax.Array], jax.Array]:
-    """Twenty equal rounds in a loop, for few lanes; compiles ten times faster than unrolled."""
+    """Returns a function that computes blocks by a loop over twenty equal rounds.
+
+    It is for few lanes. The loop compiles ten times faster than unrolled rounds.
+    """
 
     def one_round(_: jax.Array, state: jax.Array) -> jax.Array:
         a, b, c, d = state.reshape(4, 4, -1)
@@ -84,7 +92,7 @@ def _by_rows(
 
 
 def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Array]:
-    """Mixes columns and diagonals in place, without moving words."""
+    """Returns a function that computes blocks by `rounds`, without moving words."""
 
     def blocks(state: jax.Array) -> jax.Array:
         words = tuple(jnp.unstack(state))
@@ -94,9 +102,10 @@ def _by_words(rounds: Callable[[Words], Words]) -> Callable[[jax.Array], jax.Arr
 
 
 def _rounds_of_words(words: Words) -> Words:
-    """The rounds on a CPU. LLVM vectorizes a loop body of two double rounds.
+    """Computes the rounds on a CPU, with two double rounds in the body of a loop.
 
-    It does not vectorize a body of five double rounds, which would take ten times as long.
+    LLVM vectorizes this loop. It does not vectorize a body of five double rounds, which would take
+    ten times as long.
     """
     lanes = words[0].size
     if lanes % _PAGE_LANES == 0:
@@ -107,12 +116,12 @@ def _rounds_of_words(words: Words) -> Words:
 
 
 def _rounds_in_kernels(words: Words) -> Words:
-    """The rounds on a GPU, with two double rounds per kernel.
+    """Computes the rounds on a GPU, with two double rounds per kernel.
 
-    Kernels of more rounds would compile slowly.
+    Kernels with more rounds would take long to compile.
 
-    The first two double rounds are outside of the loop, so that XLA fuses them with the computation
-    of the state.
+    The first two double rounds are outside the loop, so that XLA fuses them with the computation of
+    the state.
     """
 
     def two_double_rounds(words: Words) -> Words:
@@ -138,7 +147,7 @@ def _double_round(words: Words) -> Words:
 
 
 def _quarter_rounds(rows: _Rows) -> _Rows:
-    """The quarter round on all columns, or on one column."""
+    """Computes the quarter round on all columns, or on one column."""
     a, b, c, d = rows
     for first, second in ((16, 12), (8, 7)):
         a = a + b
@@ -153,13 +162,13 @@ def _rotate_left(x: jax.Array, by: int) -> jax.Array:
 
 
 def bits_of_child_on_host(key_data: np.ndarray, data: int) -> np.ndarray:
-    """The first 16 words of `bits(fold_in(key, data))`, computed without compilation."""
+    """Returns the first 16 words of `bits(fold_in(key, data))`, computed without compilation."""
     child = _block_on_host(_one_state(key_data, data, _FOLD_IN))[:KEY_WORDS]
     return _block_on_host(_one_state(child, 0, _BITS))
 
 
 def children_on_host(key_data: np.ndarray, count: int) -> np.ndarray:
-    """The words of `split(key, count)`, shape (count, 8), computed without compilation."""
+    """Returns the words of `split(key, count)`, shape (count, 8), computed without compilation."""
     blocks = [_one_state(key_data, block, _SPLIT) for block in range(-(-count // 2))]
     return _block_on_host(np.stack(blocks, axis=1)).T.reshape(-1, KEY_WORDS)[:count]
 
@@ -169,26 +178,26 @@ def _one_state(key_data: np.ndarray, counter: int, nonce: int) -> np.ndarray:
 
 
 def _block_on_host(states: np.ndarray) -> np.ndarray:
-    """The block function on one state, shape (16,), or on several, shape (16, blocks)."""
+    """Computes the blocks of one state, shape (16,), or of several states, shape (16, blocks)."""
     words: PyTree = tuple(states.reshape(BLOCK_WORDS, -1))
     for _ in range(10):
         words = _double_round(words)
     return np.stack(words).reshape(states.shape) + states
 
 
-# The rules for `vmap` that `for_all_keys` has made. `generates_words` recognizes operations by
-# these rules.
+# The `vmap` rules of all functions that `for_all_keys` has returned. `generates_words` recognizes
+# operations by these rules.
 _RULES = set[Hashable]()
 
 
 def uniform_words(
     key_data: jax.Array, first: ArrayLike, *, nonce: int, width: int, count: int
 ) -> jax.Array:
-    """Uniform words: `count` rows of `width` words each, starting at the counter `first`.
+    """Returns uniform words: `count` rows of `width` words, from counter `first` on.
 
     Returns:
-        A uint32 array of shape (count, width). The bits are the same under `vmap` over keys, and
-        the same as the first rows of a draw with a larger count.
+        A uint32 array of shape (count, width). Its bits are the same under `vmap` over keys, and
+        the same as those of the first rows of a draw with a larger count.
     """
     first = jnp.asarray(first, jnp.uint32)
     return _words_of_keys(nonce, width, count)(key_data, first)
@@ -217,7 +226,7 @@ def _words_of_keys(nonce: int, width: int, count: int) -> Callable[..., jax.Arra
 
 
 def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike) -> jax.Array:
-    """The states of blocks, key by key: shape (16, K * n).
+    """Returns the states of the blocks of all keys, one key after the other: shape (16, K * n).
 
     Args:
         keys: shape (K, 8).
@@ -237,14 +246,14 @@ def states(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: Arra
 
 
 def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Converts a function of a batch of keys to a function of one key with a rule for `vmap`.
+    """Converts a function of several keys to a function of one key with a rule for `vmap`.
 
     Args:
-        function: takes keys of shape (K, 8) and other arrays of shape (K,). Its results have a
-            leading axis K.
+        function: a function of keys of shape (K, 8) and of other arrays of shape (K,). Its results
+            have a leading axis K.
 
     Returns:
-        A function of one key, shape (8,), and of scalars.
+        A function of one key of shape (8,) and of scalars.
     """
 
     @custom_vmap
@@ -273,17 +282,17 @@ def for_all_keys(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def generates_words(equation: jex.JaxprEqn) -> bool:
-    """Whether a traced operation computes samples or words from keys."""
+    """Whether a traced operation computes samples or uniform words from keys."""
     rule = getattr(equation.params.get("rule"), "rule", None)
     return isinstance(rule, Hashable) and rule in _RULES
 
 
 def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -> PyTree:
-    """Maps a function of batches over the leading axis, a chunk of lanes at a time.
+    """Applies a function of batches to arrays, along the leading axis and one chunk at a time.
 
     Args:
         function: a function of batches of the arrays.
-        lanes: the number of lanes that one element needs.
+        lanes: the number of lanes that one element of a batch needs.
         arrays: arrays of equal length.
     """
     on_cpu, on_others = (
@@ -291,23 +300,23 @@ def by_chunks(function: Callable[..., PyTree], lanes: int, *arrays: jax.Array) -
     )
     if len(arrays[0]) * lanes <= CHUNK:
         return on_cpu(*arrays)
-    # A TPU, too, keeps a small chunk in the memory near its cores.
+    # On a TPU, a small chunk is best, too, because it stays in the memory near the cores.
     return lax.platform_dependent(*arrays, cpu=on_cpu, tpu=on_cpu, default=on_others)
 
 
 def in_chunks(
     function: Callable[..., PyTree], lanes: int, chunk: int, *arrays: jax.Array
 ) -> PyTree:
-    """Like `by_chunks`, with a given number of lanes in a chunk."""
+    """Does the same as `by_chunks`, with `chunk` lanes in a chunk."""
     count, size = len(arrays[0]), max(1, chunk // max(1, lanes))
     batches = -(-count // size)
     if batches <= 1:
         return function(*arrays)
     size = -(-count // batches)
-    function = jax.jit(function, inline=True)  # So it is traced only once.
+    function = jax.jit(function, inline=True)  # With `jit`, the function is traced only once.
 
     def batch(i: jax.Array) -> tuple[jax.Array, PyTree]:
-        # The last batch overlaps the previous batch. Padding would copy all keys.
+        # The last batch overlaps with the batch before. Padding instead would copy all keys.
         start = jnp.minimum(i * size, count - size)
         slices = (lax.dynamic_slice_in_dim(x, start, size) for x in arrays)
         return start, function(*slices)
@@ -317,8 +326,8 @@ def in_chunks(
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 0), out, new)
 
     _, one = jax.eval_shape(batch, jnp.int32(0))
-    # The zeros are computed from the arrays, so that they vary over devices as the results do. A
-    # loop under `shard_map` requires this.
+    # The zeros are computed from the arrays, so that they vary over the same devices as the
+    # results, as a loop under `shard_map` requires.
     firsts = (x.reshape(-1)[0].astype(jnp.uint32) for x in arrays)
     zero = functools.reduce(jnp.bitwise_or, firsts) & np.uint32(0)
     empty = jax.tree.map(
@@ -327,7 +336,7 @@ def in_chunks(
     return lax.fori_loop(0, batches, go_on, empty)
 
 
-# Without `jit`, JAX would compile the operations of this function one by one.
+# Without `jit`, JAX would compile each operation of this function separately.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
     count, width = math.prod(shape), 2 if bit_width == 64 else 1
@@ -341,7 +350,7 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
 
 
 def consume(key: jax.Array) -> None:
-    """Marks a key as used, for `jax.debug_key_reuse`, which does not see `uniform_words`."""
+    """Marks a key as used for `jax.debug_key_reuse`, which does not see `uniform_words`."""
     jax.random.bits(key, (0,))
 
 
@@ -370,7 +379,10 @@ def _refuse_seed(seed: jax.Array) -> jax.Array:
 
 
 def _seed(seed: jax.Array) -> jax.Array:
-    """The seed as the first words of the key, least significant first; for `jax.random.key`."""
+    """Returns a key whose first words are the seed, least significant word first.
+
+    This is the function that `jax.random.key` calls.
+    """
     low = seed.astype(jnp.uint32)
     wide = seed.dtype.itemsize == 8
     high = (seed >> 32).astype(jnp.uint32) if wide else jnp.zeros_like(low)
@@ -379,9 +391,9 @@ def _seed(seed: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _NotPickled:
-    """A function of the key implementation.
+    """A function of the key implementation that cannot be pickled.
 
-    A pickled key would contain it, so pickling it raises an error.
+    Pickling a key would pickle this function, so it raises an error.
     """
 
     function: Callable[[jax.Array], jax.Array]
@@ -414,8 +426,8 @@ def _implementation(
     )
 
 
-# Two implementations with the same bits. The dtype of a key says whether the key, or the key from
-# which it was derived, came from a seed.
+# Two implementations with the same bits. The implementation, and so the dtype of a key, shows
+# whether the key was derived from a seed.
 CHACHA20 = _implementation(
     "chacha20",
     "chacha",

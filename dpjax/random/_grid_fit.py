@@ -1,18 +1,20 @@
-"""The grid to which a value is rounded, and the divisor that scales noise from tables to the grid.
+"""The grid to which values are rounded, and the divisor that scales table noise to the grid.
 
 A value x becomes the integer X = round(x / g), where g is the step of the grid. Let N be noise of
-scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so a grid step is c
-lattice points. The release is post-processing of c X + N, because X + round(Z) = round(X + Z) for
-an integer X. Discrete Laplace noise is floor(N / c) - floor(M / c), for exponential N and M. In
-units of the value, the noise has the scale T g / c. This scale must cover
+scale T on the fine lattice, drawn from tables. The release is X + round(N / c), so a step of the
+grid corresponds to c lattice points. The release is post-processing of c X + N, because X +
+round(Z) = round(X + Z) for every integer X. Discrete Laplace noise is floor(N / c) - floor(M / c),
+for exponential N and M. In units of the value, the scale of the noise is T g / c. This scale must
+cover
 
 - the nominal scale;
-- rounding to the grid: the difference of two rounded coordinates may be one step larger, so the
+- the rounding to the grid: the difference of two rounded coordinates may be one step larger, so the
   sensitivity Delta becomes Delta + g ||1||, in the norm of the mechanism;
-- the errors of the tables, by their certificate: each coordinate adds 2 loss to epsilon, and
-  multiplies delta by e^loss.
+- the errors of the tables, which their certificate bounds: each coordinate adds 2 loss to epsilon,
+  and multiplies delta by e^loss.
 
-g is a power of two, so that x / g is exact. c is rounded down, which makes the noise larger.
+The step g is a power of two, so that x / g is exact. The divisor c is rounded down, which makes the
+noise larger.
 
 docs/proofs/exact-noise.md has the proofs.
 """
@@ -39,22 +41,22 @@ from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
-# A grid step is at least this fraction of sensitivity / ||1||, which increases the noise by .0008%.
-# A finer grid would have no benefit, and would clamp large values earlier.
+# The step of the grid is at least this fraction of sensitivity /   1  . It increases the noise by
+# 0.0008%. A finer grid would have no benefit, and large values would be clamped earlier.
 _FINEST = 2.0**-17
 # This factor covers the float32 rounding errors below, and the error of exponential draws that
-# restart.
+# start again after 24 units.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
 
 
-# Checks use numbers on the host, and draws use JAX scalars.
+# Checks compute with numbers on the host, and draws compute with JAX scalars.
 _Number: TypeAlias = float | np.ndarray | np.floating | jax.Array
 
 
 def is_usable(scale: Any) -> jax.Array:
-    """Whether a scale is in the range of its dtype, with a rounding unit that is not subnormal.
+    """Whether a scale, and its rounding unit, are normal numbers of its dtype.
 
     Devices may flush subnormal numbers to 0.
     """
@@ -63,10 +65,10 @@ def is_usable(scale: Any) -> jax.Array:
 
 
 class GridFit(NamedTuple):
-    """A grid and the scale of the noise on it.
+    """A grid, and the scale of the noise on it.
 
     Attributes:
-        exponent: int32; a grid step is 2^exponent; 0 for integers.
+        exponent: int32; a step of the grid is 2^exponent; 0 for integers.
         divisor: uint32, below 2^16; c is divisor * 2^shift.
         shift: uint32, see `divisor`.
         scale: the scale of the noise, in units of the value; NaN if no divisor fits.
@@ -87,30 +89,32 @@ class GridFit(NamedTuple):
         usable: jax.Array | bool,
         numpy: ModuleType = jnp,
     ) -> "GridFit":
-        """The fit for noise that is at least as large as a given scale.
+        """Returns the fit for noise that is at least as large as a given scale.
 
         Args:
             lattice: the lattice of the noise.
             exponent: see the attribute.
-            step: a grid step, in units of the value.
-            ratio: a grid step, divided by the given scale.
+            step: the step of the grid, in units of the value.
+            ratio: the step of the grid, divided by the given scale.
             usable: whether the given scale is in range; otherwise the scale of the fit is NaN.
-            numpy: JAX's or NumPy's, which computes numbers on the host without compilation.
+            numpy: `jax.numpy`, or NumPy, which computes with numbers on the host without
+                compilation.
         """
         points = numpy.floor(numpy.minimum(float(lattice.resolution) * ratio, _LARGEST_DIVISOR))
         usable &= points >= 1
         points = numpy.where(usable, points, numpy.ones_like(points))
-        # `_limbs.floor_divide` accepts divisors of 16 bits. Rounding down makes the noise larger.
+        # `_limbs.floor_divide` needs a divisor of at most 16 bits. Rounding the divisor down makes
+        # the noise larger.
         shift = numpy.maximum(numpy.frexp(points)[1] - _DIVISOR_BITS, 0).astype(np.int32)
         short = numpy.floor(points * _power(-shift, points.dtype, numpy))
         drawn = float(lattice.resolution) / (short * _power(shift, points.dtype, numpy)) * step
-        # A traced number cannot raise an error, so it gives NaN.
+        # A check of a traced number cannot raise an error, so an unusable number gives NaN.
         drawn = numpy.where(usable, drawn, np.nan * drawn)
         return cls(exponent, short.astype(np.uint32), shift.astype(np.uint32), drawn)
 
     @property
     def points(self) -> Limbs:
-        """Lattice points in a grid step, c."""
+        """The divisor c: how many lattice points make one step of the grid."""
         unshifted = Limbs(jnp.zeros_like(self.divisor), self.divisor)
         return _limbs.shift_left(unshifted, self.shift)
 
@@ -153,19 +157,20 @@ class Calibration:
         """
         if any_traced(self, exponent):
             return self._fit(lattice, np.dtype(dtype), exponent, jnp)
-        # NumPy needs no compilation. Both round every step alike, except that XLA may fuse a
-        # product into a sum. `_OUTWARD` covers the difference.
+        # NumPy needs no compilation. NumPy and JAX round every operation alike, except that XLA may
+        # fuse a product into a sum. `_OUTWARD` covers this difference.
         with np.errstate(all="ignore"):
             return self._fit(lattice, np.dtype(dtype), exponent, np)
 
     def _fit(self, lattice: Lattice, dtype: np.dtype, exponent: Any, numpy: ModuleType) -> GridFit:
         floating = bool(jnp.issubdtype(dtype, jnp.floating))
-        # Integers use float32, not the default float dtype, so that x64 does not change the noise.
+        # Noise for integers is computed in float32, not in the default float dtype, so that x64
+        # does not change it.
         compute = compute_dtype(dtype if floating else jnp.float32)
         if exponent is None:
             exponent = self._in(self.grid_dtype, numpy)._exponent(lattice, numpy)
         known, grid = self._in(compute, numpy), _power(exponent, compute, numpy)
-        # The second condition keeps the denominator of `_needed` above 1/2.
+        # The second condition makes the denominator in `_needed` larger than 1/2.
         usable = is_usable(known.scale) & (4 * known._loss(lattice) < known.epsilon)
         # Integers are not rounded, so their step is 1. `_needed` still uses the grid of the float
         # leaves, because one sensitivity bounds the changes of all leaves together.
@@ -179,7 +184,7 @@ class Calibration:
         if self.sensitivity < float(float_limits(self.grid_dtype).tiny):
             return False
         found = self.fit(lattice, dtype)
-        # A draw may round the same numbers in another way, and its divisor may be 1 less.
+        # A draw may round the same numbers differently, and its divisor may be smaller by 1.
         return bool(found.scale > 0) and int(found.divisor) << int(found.shift) >= 2
 
     def _in(self, dtype: DTypeLike, numpy: ModuleType) -> "Calibration":
@@ -187,9 +192,9 @@ class Calibration:
         names = ("scale", "sensitivity", "epsilon", "rounding")
         numbers = [numpy.asarray(getattr(self, name)).astype(dtype) for name in names]
         if numpy is jnp:
-            # XLA folds constants at compile time, and may round differently from a program that
-            # gets these numbers as arguments. Both programs must compute the same grid, so a
-            # barrier prevents folding.
+            # XLA folds constants at compile time, and might round them differently from a program
+            # that receives these numbers as arguments. Both programs must compute the same grid, so
+            # a barrier prevents constant folding.
             numbers = lax.optimization_barrier(numbers)
         return dataclasses.replace(self, **dict(zip(names, numbers, strict=True)))
 
@@ -197,26 +202,28 @@ class Calibration:
         return self.coordinates * lattice.certificate.loss
 
     def _needed(self, lattice: Lattice, grid: jax.Array) -> jax.Array:
-        """The scale that covers tables and rounding, for the common grid of all leaves."""
+        """Returns the scale that covers tables and rounding, for the common grid of all leaves."""
         loss = self._loss(lattice)
-        # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. An epsilon
-        # lowered to epsilon - a needs at most epsilon / (epsilon - a) times the noise. For
-        # delta <= .9, a delta lowered to delta e^-loss needs at most 1 + 4 loss times the noise.
+        # docs/proofs/exact-noise.md, "The scale that covers everything": let a = 2 loss. To lower
+        # epsilon to epsilon - a, at most epsilon / (epsilon - a) times the noise is needed. To
+        # lower a delta of at most 0.9 to delta e^-loss, at most 1 + 4 loss times the noise is
+        # needed.
         certified = self.scale * (_OUTWARD * (1 + 4 * loss)) / (1 - 2 * loss / self.epsilon)
         return certified * (1 + self.rounding * (grid / self.sensitivity))
 
     def _exponent(self, lattice: Lattice, numpy: ModuleType) -> jax.Array:
-        """The exponent of the grid, which all leaves share.
+        """Returns the exponent of the grid that all leaves share.
 
-        Every power of two is a correct step of the grid. The chosen one keeps the noise small. A
+        Every power of two is a valid step of the grid. The chosen step keeps the noise small. A
         step g increases the scale by the factor 1 + rounding * g / sensitivity, and rounding c down
-        by about 1 + 1 / c.
+        increases it by a factor of about 1 + 1 / c.
         """
-        # The step at which both factors are equal, in units of sensitivity / rounding.
+        # The step for which both factors are equal, in units of sensitivity / rounding.
         ratio = self.scale / self.sensitivity
         balanced = numpy.sqrt(ratio * (self.rounding / float(lattice.resolution)))
         ideal = numpy.maximum(balanced, _FINEST) / numpy.maximum(self.rounding, 1)
-        # The power of two nearest to sensitivity * ideal. The product itself may underflow.
+        # The power of two nearest to sensitivity * ideal, computed from exponents because the
+        # product may underflow.
         (x, i), (y, j) = numpy.frexp(self.sensitivity), numpy.frexp(ideal)
         exponent = i + j + numpy.frexp(x * y * math.sqrt(2))[1] - 1
         limits = float_limits(self.grid_dtype)
@@ -226,8 +233,8 @@ class Calibration:
         """Whether the margin in delta covers the probability that the tables omit."""
         if lattice.certificate.delta == 0:
             return True
-        # For delta above .9, the scale does not cover the factor e^loss (see `_needed`). Then the
-        # margin must cover it.
+        # If delta is above 0.9, the scale does not cover the factor e^loss (see `_needed`). Then
+        # the margin must cover it.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
         enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
@@ -235,21 +242,25 @@ class Calibration:
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
         """The largest epsilon at which the margin covers the omitted probability, or below 0."""
-        # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of it must cover
-        # (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. In logarithms:
+        # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of this margin must
+        # cover (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. The result is the
+        # logarithm of this bound on e^epsilon.
         missed = self.coordinates * lattice.certificate.delta
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 
 
 def _power(exponent: Any, dtype: DTypeLike, numpy: ModuleType) -> Any:
-    """2^exponent, for exponents of normal numbers."""
+    """Returns 2^exponent, which must be a normal number of the dtype."""
     if numpy is np:
         return np.ldexp(np.ones((), dtype), exponent)
     return power_of_two(exponent, dtype)
 
 
 def divided(noise: LatticeNoise, fit: GridFit) -> Limbs:
-    """round(noise / c), halves rounded up; for a pair, floor(first / c) - floor(second / c)."""
+    """Returns noise in steps of the grid: round(noise / c), with halves rounded up.
+
+    For a pair, it is floor(first / c) - floor(second / c).
+    """
 
     def quotient(points: Limbs) -> Limbs:
         return _limbs.floor_divide(_limbs.shift_right(points, fit.shift), fit.divisor)

@@ -27,7 +27,7 @@ from dpjax.random._chacha20 import (
 )
 
 _THREEFRY = "threefry2x32"
-# The number that is folded into a key to derive the key that draws databases.
+# The number that is folded into a key to derive the key for drawing databases.
 _SAMPLING = 2**32 - 1
 
 
@@ -95,7 +95,7 @@ def seeded_key(seed: int) -> jax.Array:
 
 
 def is_seeded(key: jax.Array) -> bool:
-    """Whether a chacha20 key came from a seed."""
+    """Whether a key was derived from a seed."""
     return jax.random.key_impl(key) == SEEDED_CHACHA20
 
 
@@ -111,7 +111,10 @@ def check_key(key: object) -> jax.Array:
 
 
 def check_sampling_key(key: object) -> jax.Array:
-    """Checks that a key can draw databases. It need not be secret, but must work under `vmap`."""
+    """Checks that a key can draw databases.
+
+    Such a key need not be secret, but its implementation must work under `vmap`.
+    """
     key = _one_key(key)
     if (implementation := jax.random.key_impl(key)) not in (CHACHA20, SEEDED_CHACHA20, _THREEFRY):
         raise TypeError(
@@ -122,9 +125,9 @@ def check_sampling_key(key: object) -> jax.Array:
 
 
 def sampling_key(key: jax.Array) -> jax.Array:
-    """The key itself if it is a threefry key; otherwise a threefry key derived from it.
+    """Returns the key if it is a threefry key; otherwise a threefry key derived from it.
 
-    Oracles that draw by rejection take 19 times as long under ChaCha20.
+    Oracles that use rejection sampling take 19 times as long with ChaCha20 keys.
     """
     if jax.random.key_impl(check_sampling_key(key)) == _THREEFRY:
         return key
@@ -139,7 +142,7 @@ def sampling_key(key: jax.Array) -> jax.Array:
 
 def _one_key(key: object) -> jax.Array:
     if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        # The message must not show contents, which may be the words of a key.
+        # The message must not show the contents of `key`, which may be the words of a key.
         got = repr(key) if key is None or isinstance(key, int) else f"a {type(key).__name__}"
         if (dtype := getattr(key, "dtype", None)) is not None:
             got = f"a raw {dtype} array"
@@ -155,14 +158,14 @@ def _one_key(key: object) -> jax.Array:
 
 def _wrap(bits: int, implementation: Hashable) -> jax.Array:
     words = [bits >> 32 * i & 0xFFFFFFFF for i in range(KEY_WORDS)]
-    data = jax.device_put(np.array(words, np.uint32))  # Needs no compilation.
+    data = jax.device_put(np.array(words, np.uint32))  # `device_put` needs no compilation.
     return jax.random.wrap_key_data(data, impl=implementation)
 
 
 def split_on_host(key: jax.Array, count: int) -> list[jax.Array]:
-    """The keys of `jax.random.split`, for a chacha20 key that is not traced.
+    """Returns the same keys as `jax.random.split`, for a chacha20 key that is not traced.
 
-    NumPy computes the same words without compilation.
+    NumPy computes the words of the new keys without compilation.
     """
     data = jax.random.key_data(key)
     children = children_on_host(np.asarray(data), count)
@@ -214,7 +217,7 @@ class KeyLedger(OpenLedger):
         if path is not None:
             path = database_file(path, instead="pass None to keep the ledger in memory")
         self.path = path
-        # Without the lock, an error in one thread would roll back the insert of another thread.
+        # Without the lock, an error in one thread could roll back the insertion of another thread.
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False
@@ -264,19 +267,23 @@ class KeyLedger(OpenLedger):
         return self._connection.execute(query, (fingerprint_of_key(key),)).fetchone() is not None
 
 
-# The largest number that can be folded into a key. Callers count from 0, so they do not use it.
+# The largest number that can be folded into a key. Callers fold in numbers from 0 upward, and never
+# reach it.
 _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
-    """Returns the key. Raises ValueError if `vmap` or `shard_map` maps over values but not keys.
+    """Returns the key, after checking that it is mapped over if the value is.
 
-    Two values with the same key would share their noise, which would reveal their difference. The
-    noise must be drawn from the returned key. So JAX cannot remove the check as dead code.
+    Raises ValueError if `vmap` or `shard_map` maps over values but not over keys.
+
+    If two values had the same key, they would have the same noise, which would reveal their
+    difference. The noise must be drawn from the returned key, so that JAX cannot remove the check
+    as dead code.
     """
     _shards.refuse_unchecked()
-    # The returned key is a new key object with the same words, so `jax.debug_key_reuse` does not
-    # notice that the given key is used. An empty draw marks it as used.
+    # The returned key is a new object with the same words, so `jax.debug_key_reuse` would not
+    # notice that the given key is used. This empty draw marks it as used.
     used = jax.random.bits(key, (0,))
     data = _checked(jax.random.key_data(key), used, value)
     if alone := _shards.varying_axes(value) - _shards.varying_axes(data):
@@ -288,8 +295,8 @@ def key_for_each(key: jax.Array, value: Value) -> jax.Array:
 def _other_than_on_earlier_shards(key: jax.Array) -> jax.Array:
     """Returns the key, or a new key if an earlier shard has the same key.
 
-    After `jax.lax.pcast`, the type of a key says that the key varies over shards, although its bits
-    are the same.
+    After `jax.lax.pcast`, the type of a key says that it varies over shards, although its bits are
+    the same on all of them.
     """
     axes = tuple(sorted(_shards.varying_axes(key)))
     if not axes:
@@ -312,7 +319,7 @@ def _checked(key_data: jax.Array, used: jax.Array, value: Value) -> jax.Array:
 def _without_derivative(
     primals: tuple[jax.Array, jax.Array, Value], tangents: PyTree
 ) -> tuple[jax.Array, PyTree]:
-    """Defines the tangent of a key as zero. JAX's rule for `custom_vmap` may recurse forever."""
+    """Defines the tangent of a key as zero, because JAX's own rule may recurse forever."""
     del tangents
     data = _checked(*primals)
     return data, np.zeros(data.shape, jax.dtypes.float0)
@@ -340,7 +347,7 @@ def _mapped(
 
 
 def forwards_key(equation: jex.JaxprEqn) -> bool:
-    """Whether a traced operation is the check of `key_for_each`: it returns its first operand."""
+    """Whether an operation is the check of `key_for_each`, which returns its first operand."""
     return getattr(equation.params.get("rule"), "rule", None) is _mapped
 
 

@@ -1,21 +1,22 @@
 """Laplace, exponential and Gaussian noise on one fine lattice, drawn from constant tables.
 
 The tables do not depend on the scale of the noise. Noise of scale 1 is drawn in integer multiples
-of 1 / resolution, and `_grid_fit` divides it by an integer. So the same compiled program works for
-every epsilon, traced or not. It takes the same time for every draw, and uses only uint32
+of 1 / resolution, and `_grid_fit` divides it by an integer. So the same compiled program is used
+for every epsilon, traced or not. It takes the same time for every draw, and uses only uint32
 arithmetic.
 
 *Exponential.* The binary digits of an exponential variable are independent. One table draws its
-first digits (24 units in steps of 2^-7), and three tables draw the next 36 digits. Once in
+first digits (up to 24 units in steps of 2^-7), and three tables draw the next 36 digits. Once in
 2.6 * 10^10 draws, the variable exceeds 24 units. Then 24 is added, and the draw is repeated,
 because the distribution is memoryless. *Laplace*: an exponential variable with a random sign,
 rounded down. *Discrete Laplace*: two exponential variables are divided by an integer and rounded
-down. Then both are geometric variables, and the noise is their difference.
+down. This makes them geometric variables, and the noise is their difference.
 
-*Gaussian.* Discrete Gaussians of parameter 200 on the integers and of parameter at least 136 on the
-multiples of 128 add up to a discrete Gaussian, within a factor 1 +- 2^-68 (the lattice is finer
-than the smoothing parameter: Micciancio and Walter 2017, Corollary 4.3). Five of them, each on a
-lattice 128 times coarser, reach parameter 2^35.
+*Gaussian.* The sum of a discrete Gaussian of parameter 200 on the integers and one of parameter at
+least 136 on the multiples of 128 is a discrete Gaussian, within a factor 1 +- 2^-68. The reason is
+that the lattice is finer than the smoothing parameter (Micciancio and Walter 2017, Corollary 4.3).
+Five such variables are added, each on a lattice that is 128 times coarser than the one before. The
+sum has parameter 2^35.
 
 Mechanisms rely on EXPONENTIAL_BOUND and GAUSSIAN_BOUND. Tests verify both bounds: they compare the
 weights in the tables with probabilities that are exact to 2^-300.
@@ -52,28 +53,33 @@ _SLOT_SHIFT, _SLOT_LOW = np.uint32(32 - SLOT_BITS), np.uint32(2 ** (32 - SLOT_BI
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AliasTable:
-    """A distribution over {0, ..., 4095} for the alias method, with words of 32 * limbs bits.
+    """A table for the alias method: a distribution over {0, ..., 4095}.
 
-    The first 12 bits of a uniform word select a slot. If the other bits are below the slot's bound,
-    the outcome is the slot. Otherwise the outcome is the alias of the slot.
+    A sample is drawn from a word of 32 * limbs bits.
+
+    The first 12 bits of a uniform word select a slot. If the other bits are below the bound of this
+    slot, the outcome is the slot. Otherwise the outcome is the slot's alias.
 
     Attributes:
-        limbs: uint32 of shape (limbs, 4096), most significant limb first. For each slot, the first
+        limbs: uint32 of shape (limbs, 4096), most significant limb first. In each slot, the first
             12 bits are the alias, and the other bits are the bound.
 
     Formal guarantees:
-        Given a uniform word, outcome v is drawn with probability weights()[v] / 2^width exactly.
+        Given a uniform word, outcome v has probability weights()[v] / 2^width exactly.
     """
 
     limbs: np.ndarray
 
     @property
     def width(self) -> int:
-        """Bits of a word."""
+        """The number of bits in a word."""
         return 32 * len(self.limbs)
 
     def lookup(self, word: Sequence[jax.Array]) -> jax.Array:
-        """Outcomes, int32, of words: uint32 arrays, the most significant limb first."""
+        """Returns the outcomes of words, as int32.
+
+        `word` has one uint32 array for each limb of the words, most significant limb first.
+        """
         slot = word[0] >> _SLOT_SHIFT
         stored = [jnp.asarray(row).at[slot].get(mode="promise_in_bounds") for row in self.limbs]
         alias = stored[0] >> _SLOT_SHIFT
@@ -85,7 +91,7 @@ class AliasTable:
         return jnp.where(own, slot, alias).astype(jnp.int32)
 
     def lookup_first(self, limb: jax.Array, unknown: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Outcomes from the first limbs of words, and whether other limbs may change the outcome.
+        """Returns outcomes by the first limbs of words, and whether other limbs may change them.
 
         Args:
             limb: the most significant limbs of the words.
@@ -98,7 +104,7 @@ class AliasTable:
         return outcome, (drawn ^ bound) >> np.uint32(unknown) == 0
 
     def weights(self) -> list[int]:
-        """The integer weights of the outcomes, as the table stores them."""
+        """Returns the integer weight of each outcome, as the table represents it."""
         capacity = 2 ** (self.width - SLOT_BITS)
         weights = [0] * SLOTS
         for slot in range(SLOTS):
@@ -112,7 +118,7 @@ class AliasTable:
 
 
 def alias_table(weights: list[int], limbs: int) -> AliasTable:
-    """Builds the table of at most 4096 weights that sum to 2^(32 * limbs)."""
+    """Builds the table for at most 4096 weights, whose sum must be 2^(32 * limbs)."""
     width = 32 * limbs
     if sum(weights) != 2**width or len(weights) > SLOTS:
         raise ValueError(f"weights must be at most {SLOTS} and sum to 2^{width}")
@@ -129,7 +135,7 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
             large.pop()
             if left[alias] < capacity:
                 small.append(alias)
-    # A slot that still has its full capacity gets the bound 0, and is its own alias.
+    # A slot that still has its full capacity has the bound 0, and is its own alias.
     shifts = range(width - 32, -1, -32)
     return AliasTable(
         np.array([[x >> shift & _LIMB_MASK for x in stored] for shift in shifts], np.uint32)
@@ -137,9 +143,9 @@ def alias_table(weights: list[int], limbs: int) -> AliasTable:
 
 
 def integer_weights(masses: list[int], width: int) -> list[int]:
-    """Rounds exact masses to integer weights that sum to 2^width, each within one unit.
+    """Rounds exact probability masses to integer weights that sum to 2^width.
 
-    The masses with the largest remainders are rounded up.
+    Each weight is within one unit of its mass. Masses with the largest remainders are rounded up.
     """
     total = sum(masses)
     weights, remainders = zip(*(divmod(mass << width, total) for mass in masses), strict=True)
@@ -153,7 +159,7 @@ def integer_weights(masses: list[int], width: int) -> list[int]:
 
 _PRECISION = 300
 
-# Exponential: cells of 2^-7 up to 24 units, then three groups of 12 digits.
+# Exponential noise: cells of width 2^-7 up to 24 units, then three groups of 12 binary digits.
 _FIRST_DIGITS = 7
 _CELLS = 24 * 2**_FIRST_DIGITS
 _GROUPS = 3
@@ -161,11 +167,12 @@ EXPONENTIAL_RESOLUTION = 2 ** (_FIRST_DIGITS + _GROUPS * SLOT_BITS)
 _EXPONENTIAL_FIRST, _EXPONENTIAL_WORDS = 1 + _GROUPS, 3 + 2 * _GROUPS
 _RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 units.
 
-# Gaussian: parameters of the coarsest table and of the other four.
+# Gaussian noise: the parameter of the table for the coarsest level, and of the one for the other
+# four.
 _TOP, _LOW = 136, 200
 _LEVELS, _LEVEL_BITS = 5, 7
 _CENTER = SLOTS // 2
-# The number of finest levels, which are combined in a separate int32.
+# The number of the finest levels, which are first added in an int32 of their own.
 _FINE = 2
 GAUSSIAN_RESOLUTION = math.sqrt(
     _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
@@ -174,32 +181,35 @@ GAUSSIAN_RESOLUTION = math.sqrt(
 _GAUSSIAN_FIRST, _GAUSSIAN_WORDS = _LEVELS, 4 + 2 * (_LEVELS - 1)
 
 
-# The round, which samples are unfinished, unused words, sign bits, and the variables so far.
+# The state of the loop: the round, which samples are unfinished, unused words, sign bits, and the
+# exponential variables so far.
 _State: TypeAlias = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], jax.Array, Limbs]
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Bounds on the difference between the distribution of drawn noise and the ideal distribution.
+    """Bounds on how much the distribution of noise from tables differs from the ideal one.
 
     Attributes:
-        loss: a bound on |log(drawn / ideal)| for the probabilities of every lattice point, except
-            for lattice points in an exceptional set.
+        loss: a bound on |log(drawn / ideal)|, where `drawn` and `ideal` are the probabilities of a
+            lattice point, except for lattice points in an exceptional set.
         delta: a bound on the probability of the exceptional set, under both distributions.
 
     Formal guarantees:
-        If the ideal mechanism is (epsilon, delta)-DP, the drawn one with d noisy coordinates is
-        (epsilon + 2 d loss, e^(d loss) delta + (1 + e^(epsilon + 2 d loss)) d delta')-DP, with the
-        certificate's delta'. docs/proofs/exact-noise.md, "The tables", has the proof.
+        If the ideal mechanism is (epsilon, delta)-DP, the mechanism that draws d noisy coordinates
+        from tables is (epsilon + 2 d loss, e^(d loss) delta + (1 + e^(epsilon + 2 d loss)) d
+        delta')-DP, where delta' is the certificate's delta. docs/proofs/exact-noise.md, "The
+        tables", has the proof.
     """
 
     loss: float
     delta: float
 
 
-# Mechanisms rely on these bounds. Tests compute the exact bounds of the tables, and compare.
+# Mechanisms rely on these bounds. Tests compute the exact errors of the tables and compare them
+# with the bounds.
 EXPONENTIAL_BOUND = Certificate(2.0**-51, 0.0)
-# Each noisy number uses two exponential variables, so their losses add up.
+# Each noisy number is computed from two exponential variables, so their losses add up.
 PAIR_BOUND = Certificate(2 * EXPONENTIAL_BOUND.loss, 0.0)
 GAUSSIAN_BOUND = Certificate(2.0**-46, 2.0**-118)
 
@@ -209,7 +219,7 @@ SignedExponentials: TypeAlias = tuple[jax.Array, Limbs]
 
 
 class Pair(NamedTuple):
-    """Two lattice points for each number: the noise is the difference of their quotients."""
+    """Two lattice points for each number. The noise is the difference of their quotients."""
 
     first: Limbs
     second: Limbs
@@ -220,55 +230,56 @@ LatticeNoise: TypeAlias = Limbs | Pair
 
 
 def signed_exponentials(key: jax.Array, shape: tuple[int, ...]) -> SignedExponentials:
-    """Exponential variables, each with an independent random bit."""
+    """Draws exponential variables, each with an independent random bit."""
     _, sign, magnitude = _drawn(_EXPONENTIAL, key, shape)
     return sign, magnitude
 
 
 def exponential_of(drawn: SignedExponentials) -> Limbs:
-    """The exponential variables."""
+    """Returns the exponential variables, without their random bits."""
     return drawn[1]
 
 
 def laplace_of(drawn: SignedExponentials) -> Limbs:
-    """floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace Z."""
+    """Returns floor(EXPONENTIAL_RESOLUTION * Z) for standard Laplace variables Z."""
     sign, magnitude = drawn
     return _limbs.where(sign == 1, _limbs.invert(magnitude), magnitude)
 
 
 def pair_of(drawn: SignedExponentials) -> Pair:
-    """Two exponential variables for each number, from variables of shape (2 count,)."""
+    """Returns two exponential variables for each number, from variables of shape (2 count,)."""
     _, (high, low) = drawn
     return Pair(*(Limbs(high[i::2], low[i::2]) for i in range(2)))
 
 
 def lattice_exponential(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Exponential variables on the lattice."""
+    """Draws standard exponential variables, as multiples of the lattice's step."""
     return exponential_of(signed_exponentials(key, shape))
 
 
 def lattice_laplace(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Laplace variables on the lattice."""
+    """Draws standard Laplace variables, as multiples of the lattice's step."""
     return laplace_of(signed_exponentials(key, shape))
 
 
 def lattice_gaussian(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """A discrete Gaussian of parameter GAUSSIAN_RESOLUTION."""
+    """Draws discrete Gaussian variables with parameter GAUSSIAN_RESOLUTION."""
     return _drawn(_GAUSSIAN, key, shape)
 
 
 def unchanged(drawn: Limbs) -> Limbs:
-    """The variables themselves."""
+    """Returns the variables unchanged."""
     return drawn
 
 
 def exponential_rounds(
     key: jax.Array, round_number: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array, Limbs]:
-    """Exponential variables, for loops that draw several times under one key.
+    """Draws exponential variables, for loops that draw several times under one key.
 
     Returns:
-        The number of the next round, and `count` uniform words and exponential variables.
+        The number of the next unused round, `count` uniform words, and `count` exponential
+        variables.
     """
     key_data = jax.random.key_data(key)
     (word,), _, drawn = sample(_EXPONENTIAL_AND_WORD, key_data, round_number, count)
@@ -282,7 +293,7 @@ def _drawn(sampler: Sampler, key: jax.Array, shape: tuple[int, ...]) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(shape), drawn)
 
 
-# The words that a round leaves unused, a random bit, and the exponential variable.
+# The words that a round leaves unused, a random bit, and the exponential variable of each sample.
 _Exponential: TypeAlias = tuple[Words, jax.Array, Limbs]
 
 
@@ -290,8 +301,8 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
     start: _State = (jnp.uint32(0), zeros == 0, (zeros,) * unused, zeros, Limbs(zeros, zeros))
 
     # The first round is almost always the last. It is part of the loop, so that it is compiled only
-    # once. A sample must not depend on the rounds of other samples, so finished samples keep their
-    # state.
+    # once. A sample must not depend on how many rounds other samples need, so finished samples no
+    # longer change.
     def go_on(state: _State) -> _State:
         round_number, unfinished, words, sign, total = state
         more, new_sign, ended, drawn = _exponential_digits(draw(round_number), unused)
@@ -308,12 +319,16 @@ def _exponential(draw: Draw, zeros: jax.Array, unused: int = 0) -> _Exponential:
 
 
 def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, jax.Array, Limbs]:
-    """Unused words, a random bit, whether the draw ended, and the variable (24 units if not)."""
+    """Draws the digits of exponential variables from the words of one round.
+
+    Returns the unused words, a random bit, whether the draw has ended, and the variable, which is
+    24 units if the draw has not ended.
+    """
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     second, third, *more = words[_EXPONENTIAL_FIRST + unused :]
-    # The weights of the first table are even, so no outcome depends on the last bit of its word.
-    # This bit takes the place of the last bit of the first limb, which is used as the sign.
+    # The weights of the first table are even, so no outcome depends on the last bit of its word. So
+    # the last bit of the first limb is used as the sign, and another bit replaces it in the word.
     limbs = (first & ~np.uint32(1)) | (third & np.uint32(1)), second, third
     cells = table.lookup(limbs).astype(jnp.uint32)
     ended = cells != _CELLS
@@ -326,7 +341,7 @@ def _exponential_digits(words: Words, unused: int) -> tuple[Words, jax.Array, ja
 
 
 def _exponential_from_first(words: Words) -> tuple[_Exponential, jax.Array]:
-    """The variable by its first words, and whether other words are needed to determine it."""
+    """Returns what the first words say about a sample, and whether other words may change it."""
     table, *groups = exponential_tables()
     first, *digits = words[:_EXPONENTIAL_FIRST]
     cells, left_open = table.lookup_first(first, unknown=1)
@@ -372,13 +387,14 @@ def _gaussian_from_first(words: Words) -> tuple[Limbs, jax.Array]:
 
 
 def _sum_of_levels(outcomes: Sequence[jax.Array]) -> Limbs:
-    """Combines levels from the coarsest on: each step multiplies by 128 and adds a level."""
+    """Adds the levels, from the coarsest on: each step multiplies by 128 and adds a level."""
 
     def joined(levels: Sequence[jax.Array]) -> jax.Array:
         return functools.reduce(lambda sum, x: (sum << _LEVEL_BITS) + x, levels)
 
     levels = [x - _CENTER for x in outcomes]
-    # Three joined levels are below 2^26 and two are below 2^19, so each part is an int32.
+    # The sum of three levels is below 2^26 and that of two levels below 2^19, so both fit into an
+    # int32.
     coarse, fine = joined(levels[:-_FINE]), joined(levels[-_FINE:])
     bits = np.uint32(_FINE * _LEVEL_BITS)
     shifted = Limbs(
@@ -391,7 +407,7 @@ _GAUSSIAN = Sampler(_GAUSSIAN_FIRST, _GAUSSIAN_WORDS, _gaussian_from_first, _gau
 
 
 def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
-    """Joins cells * 2^36 and the digits, the least significant group last."""
+    """Returns cells * 2^36 plus the digits, whose last group is the least significant."""
     top, middle, bottom = digits
     low = (middle << np.uint32(12)) | bottom | (top << np.uint32(24))
     return Limbs((cells << np.uint32(4)) | (top >> np.uint32(8)), low)
@@ -399,7 +415,11 @@ def _join(cells: jax.Array, digits: list[jax.Array]) -> Limbs:
 
 @functools.cache
 def exponential_tables() -> tuple[AliasTable, ...]:
-    """The table of first digits, whose last outcome means "add 24 units", and three more tables."""
+    """Returns the four tables of exponential variables.
+
+    The first table draws the first digits, and its last outcome means "add 24 units". The other
+    three draw 12 digits each.
+    """
     first, *groups = exponential_masses()
     even = [2 * weight for weight in integer_weights(first, 95)]
     return (
@@ -410,7 +430,10 @@ def exponential_tables() -> tuple[AliasTable, ...]:
 
 @functools.cache
 def gaussian_tables() -> tuple[AliasTable, AliasTable]:
-    """The tables of the coarsest level and of the others; outcomes are counted from -2048."""
+    """Returns the table of the coarsest level, and the table of the other levels.
+
+    Their outcomes represent the integers from -2048 to 2047.
+    """
     top, low = gaussian_masses()
     return (
         alias_table(integer_weights(top, 128), 4),
@@ -419,7 +442,7 @@ def gaussian_tables() -> tuple[AliasTable, AliasTable]:
 
 
 def exponential_masses() -> list[list[int]]:
-    """The exact masses of the exponential's tables, in units of 2^-300 or less."""
+    """Returns the exact masses for the tables of exponential variables, to about 2^-300."""
     one = 1 << _PRECISION
     ratio = _exp_minus(Fraction(1, 2**_FIRST_DIGITS))
     first = _powers(ratio, _CELLS)
@@ -432,7 +455,7 @@ def exponential_masses() -> list[list[int]]:
 
 
 def gaussian_masses() -> list[list[int]]:
-    """The exact relative masses of the Gaussian's tables, over the outcomes from -2048 to 2047."""
+    """Returns the relative masses of the Gaussian tables, for the outcomes from -2048 to 2047."""
     masses = list[list[int]]()
     for parameter in (_TOP, _LOW):
         half = [_exp_minus(Fraction(j * j, 2 * parameter**2)) for j in range(_CENTER + 1)]
@@ -448,7 +471,7 @@ def _powers(ratio: int, highest: int) -> list[int]:
 
 
 def _exp_minus(x: Fraction) -> int:
-    """exp(-x) in units of 2^-300, with an error of a few units."""
+    """Returns exp(-x) in units of 2^-300, with an error of a few units."""
     guard = _PRECISION + 20
     doublings = max(0, math.ceil(math.log2(x)) + 8) if x > 0 else 0
     small = (x.numerator << guard) // (x.denominator << doublings)

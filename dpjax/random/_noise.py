@@ -18,21 +18,22 @@ from dpjax._core._types import PyTree, Scalar
 from dpjax._exact._numerics import log_difference
 from dpjax.random import _lattice
 
-# For intervals narrower than this, in scales, the probability is computed as density times width.
+# If an interval is narrower than this, in units of the scale, its probability is computed as
+# density times width.
 _NARROW = 2.0**-12
-# This factor covers the rounding of scales to float32.
+# This factor covers the error of rounding scales to float32.
 _OUTWARD = 1 + 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-    """Noise that is drawn exactly, in integer multiples of 1 / resolution.
+    """Noise that is drawn exactly, as integer multiples of 1 / resolution.
 
     Attributes:
-        variables: `variables(key, shape)` draws independent variables. Lattices that share it share
-            a compiled program.
-        each: the number of variables for each lattice point, or for each pair.
-        combined: maps these variables to lattice points or pairs.
+        variables: `variables(key, shape)` draws independent variables. Lattices with the same
+            `variables` share a compiled program.
+        each: how many variables are needed for each lattice point, or for each pair.
+        combined: a function from these variables to lattice points or pairs.
         resolution: the number of lattice points per unit.
         certificate: bounds on the difference from the ideal distribution, for every coordinate.
 
@@ -47,7 +48,7 @@ class Lattice:
     certificate: _lattice.Certificate
 
     def sample(self, key: jax.Array, shape: tuple[int, ...]) -> _lattice.LatticeNoise:
-        """Draws a lattice point, or a pair, for each number."""
+        """Draws one lattice point, or one pair, for each number of an array of this shape."""
         drawn = self.combined(self.variables(key, (self.each * math.prod(shape),)))
         return jax.tree.map(lambda x: x.reshape(shape), drawn)
 
@@ -80,7 +81,7 @@ class Noise:
     dp_event: Callable[[float], object] | None = None
     event_norm: str | None = None
     lattice: Lattice | None = None
-    is_whole: ClassVar[bool] = False  # Whether the noise is only for integers.
+    is_whole: ClassVar[bool] = False  # Whether the noise can only be added to integers.
 
     def in_floats(self) -> "Noise":
         """The same distribution drawn in floats, for sweeps where nothing is published."""
@@ -94,8 +95,8 @@ class Noise:
         """Log of the probability that the noise of an integer is this integer."""
         error, half = whole / scale, 0.5 / scale
         mass = self.log_interval(error - half, error + half)
-        # In float32, both ends of a narrow interval may round to the same number. So for narrow
-        # intervals, the probability is the density times the width.
+        # In float32, both ends of a narrow interval may round to the same number. So the
+        # probability of a narrow interval is computed as density times width.
         return jnp.where(half < _NARROW, self.log_density(error) - jnp.log(scale), mass)
 
     def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
@@ -115,44 +116,44 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class DiscreteLaplace(Noise):
-    """Noise of integers, with a probability proportional to exp(-|k| / scale).
+    """Noise for integers: k has a probability proportional to exp(-|k| / scale).
 
-    At a scale s, let a = exp(-1 / s). Then k has the probability (1 - a) / (1 + a) a^|k|, and
+    For a scale s, let a = exp(-1 / s). Then k has the probability (1 - a) / (1 + a) a^|k|, and
     P(|k| > t) = 2 a^(t + 1) / (1 + a). docs/proofs/exact-noise.md has the proofs.
     """
 
     is_whole: ClassVar[bool] = True
 
     def whole_sample(self, key: jax.Array, shape: tuple[int, ...], scale: jax.Array) -> jax.Array:
-        """The difference of two geometric variables."""
+        """Draws the difference of two geometric variables."""
         drawn = jnp.floor(scale * jax.random.exponential(key, (2, *shape), scale.dtype))
         return drawn[0] - drawn[1]
 
     def log_mass(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
-        """Log of the probability of an integer."""
+        """Returns the log of the probability of each integer in `whole`."""
         return jnp.log(-jnp.expm1(-1 / scale)) - _log_both(scale) - jnp.abs(whole) / scale
 
     def log_whole_cdf(self, whole: jax.Array, scale: jax.Array) -> jax.Array:
-        """Log of the probability of all integers up to this one."""
+        """Returns the log of the probability that the noise is at most `whole`."""
         beyond = jnp.where(whole < 0, whole, -whole - 1) / scale - _log_both(scale)
         return jnp.where(whole < 0, beyond, jnp.log1p(-jnp.exp(beyond)))
 
     def whole_bound(self, quantile: float, scale: ArrayLike) -> Scalar | np.ndarray:
-        """The least bound t on the noise of integers, given a quantile q of |Z| at scale 1."""
+        """Returns the least bound t on the noise, given a quantile q of |Z| for Laplace Z."""
         numpy = _numpy_of(scale)
-        # The noise must exceed t with probability at most P(|Z| > q). This means that
-        # 2 a^(t + 1) / (1 + a) is at most exp(-q). At scale 0, which means no noise, t is 0.
+        # The noise may exceed t with probability at most P(|Z| > q) = exp(-q). So 2 a^(t + 1) / (1
+        # + a) must be at most exp(-q). At scale 0, which means no noise, t is 0.
         both = math.log(2) - numpy.log1p(numpy.exp(-1 / numpy.where(scale == 0, 1.0, scale)))
         return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
 
 
 def _numpy_of(number: ArrayLike) -> ModuleType:
-    """NumPy, which computes in float64, or JAX for its arrays, which may be traced."""
+    """Returns `jax.numpy` for JAX arrays, which may be traced, and otherwise NumPy (float64)."""
     return jnp if isinstance(number, jax.Array) else np
 
 
 def _log_both(scale: jax.Array) -> jax.Array:
-    """log(1 + a) with a = exp(-1 / scale), a factor in the probabilities of discrete Laplace."""
+    """Returns log(1 + a) with a = exp(-1 / scale), a factor of discrete Laplace probabilities."""
     return jnp.log1p(jnp.exp(-1 / scale))
 
 
@@ -235,7 +236,7 @@ GAUSSIAN = Noise(
     ),
 )
 
-# The exact noise that selections use.
+# The exact noise for private selections.
 EXPONENTIAL = Lattice(
     _lattice.signed_exponentials,
     1,

@@ -1,8 +1,8 @@
-"""Functions that draw all published noise, and add it to values.
+"""Functions that draw all published noise and add it to values.
 
 No other file draws published noise. Exact noise is integer noise on a grid (see `_grid_fit`). The
-sum of value and noise is converted to a float at the very end, which is post-processing. Noise in
-floats is for sweeps, which publish nothing.
+sum of value and noise is converted to a float in the very last step, which is post-processing.
+Noise in floats is only for sweeps, which publish nothing.
 """
 
 import math
@@ -27,24 +27,25 @@ from dpjax.random._grid_fit import Calibration, GridFit, divided, is_usable
 from dpjax.random._lattice import LatticeNoise, lattice_laplace
 from dpjax.random._noise import LAPLACE_LATTICE, Lattice, Noise
 
-# A factor on the scale of noise in floats, which covers the rounding errors of a draw.
+# The scale of noise in floats is multiplied by this factor, which covers the rounding errors of a
+# draw.
 OUTWARD = 1 + 2.0**-21
 
-# The least and the largest size to which values are padded. Drawing the least size takes no longer
-# than drawing one number.
+# The smallest and the largest size to which values are padded. Drawing this smallest size takes no
+# longer than drawing one number.
 _LEAST_PADDED, _MOST_PADDED = 2**6, 2**16
 
-# The bounds to which integer values and releases are clamped, by the bytes of the dtype. The least
-# integer of the dtype marks a failure, so no release may be equal to it.
+# The bounds to which integer values and releases are clamped, by the size of the dtype in bytes.
+# The smallest integer of the dtype marks a failure, so no release may be equal to it.
 _INTEGER_BOUND = {4: 2**31 - 2, 8: 2**63 - 2}
 
 
 def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noise) -> Value:
-    """Adds independent noise to every coordinate of a pytree.
+    """Adds independent noise to every coordinate of a pytree of arrays.
 
     NaN becomes 0, and values out of range are clamped. So whether and how a private value is
-    released does not depend on its numbers. Integers get integer noise. If the scale is NaN,
-    infinite or not positive, the result is NaN, or the least integer of its dtype.
+    released does not depend on its contents. Integers get integer noise. If the scale is NaN,
+    infinite or not positive, the result is NaN, or the smallest integer of its dtype.
 
     Floats keep their dtype. Booleans and integers narrower than 32 bits become int32.
     """
@@ -55,7 +56,7 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
         pairs = zip(keys, leaves, strict=True)
         released = [_add_in_floats(one, leaf, calibration, noise) for one, leaf in pairs]
     elif _checks.any_traced(key, leaves, calibration):
-        # Padding would have no benefit here, because the draw is part of the caller's program.
+        # Padding would have no benefit here, because the draw is part of the caller's own program.
         released = _add_one_draw(key, leaves, starts, calibration, noise.lattice)
     else:
         return PaddedNoise(calibration, noise.lattice)(key, value)
@@ -66,18 +67,18 @@ def add_noise(key: jax.Array, value: Value, calibration: Calibration, noise: Noi
 class PaddedNoise:
     """Adds noise to padded arrays, so that values of many shapes share compiled programs.
 
-    One program draws a block of noise, which depends on nothing but the key. Another one adds it.
-    The noise of an entry does not depend on the number of entries, so padding does not change a
-    release.
+    One program draws a block of noise from the key, and another program adds the noise to the
+    value. The noise of an entry does not depend on the number of entries, so padding does not
+    change a release.
     """
 
     def __init__(self, calibration: Calibration, lattice: Lattice):
-        """Takes a calibration without tracers."""
+        """Takes a calibration whose numbers are not traced."""
         self._calibration, self._lattice = calibration, lattice
         self._fits = dict[np.dtype, GridFit]()
 
     def __call__(self, key: jax.Array, value: Value) -> Value:
-        """The noisy value, for a key and a value that are not traced."""
+        """Adds noise to a value. Neither the key nor the value may be traced."""
         leaves, structure = jax.tree.flatten(value)
         starts = np.cumsum([0, *(x.size for x in leaves[:-1])])
         padded = [_padded(x) for x in leaves]
@@ -106,10 +107,10 @@ def add_integer_noise(
     dtypes: list[np.dtype],
     noise: Noise,
 ) -> list[jax.Array]:
-    """Adds noise to integers, and returns them as floats in units of 2^exponent.
+    """Adds noise to integers, and returns the sums as floats, in units of 2^exponent.
 
-    `scale` is in units of the integers, and must be large enough for the whole change of the
-    integers between neighbors. If noise of this scale would not fit, the result is NaN.
+    `scale` is in units of the integers. It must be large enough for the largest change of the
+    integers between neighbors. If the scale is out of the supported range, the result is NaN.
     """
     count = sum(x.low.size for x in steps)
     if noise.lattice is None:
@@ -131,7 +132,7 @@ def add_integer_noise(
 
 
 def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:
-    """Draws the noise of one number for each key, before the numbers are known."""
+    """Draws the noise of one number for each key, before the numbers themselves are known."""
     lattice = noise.lattice
     assert lattice is not None
     return jax.vmap(lambda key: lattice.sample(key, ()))(keys)
@@ -140,18 +141,18 @@ def noise_ahead(keys: jax.Array, noise: Noise) -> LatticeNoise:
 def add_drawn(
     drawn: LatticeNoise, x: jax.Array, calibration: Calibration, noise: Noise
 ) -> jax.Array:
-    """Adds noise from `noise_ahead` to one array, as `add_noise` does."""
+    """Adds noise from `noise_ahead` to an array, with the same result as `add_noise`."""
     assert noise.lattice is not None
     released = _add_to_array(drawn, x, calibration.fit(noise.lattice, x.dtype))
     return _unless_zero(released, x, calibration)
 
 
 def shares_programs(value: Value) -> bool:
-    """Whether a value should be padded, to share a compiled program with values of other shapes.
+    """Whether a value should be padded, so that it shares a compiled program with other shapes.
 
-    Scalars are not padded, because they have a smaller and faster program. Large values are not
+    Scalars are not padded, because their program is smaller and faster. Large values are not
     padded, because drawing would be slower, and float32 could not represent their sizes exactly.
-    Sharded values are not padded, because they would be gathered on one device.
+    Sharded values are not padded, because padding would gather them on one device.
     """
     leaves = jax.tree.leaves(value)
     whole = all(len(x.devices()) == 1 for x in leaves if isinstance(x, jax.Array))
@@ -159,18 +160,21 @@ def shares_programs(value: Value) -> bool:
 
 
 def _padded(x: jax.Array) -> jax.Array:
-    """A flat copy, padded to the next power of two."""
+    """Returns the array as a vector, padded to the next power of two."""
     size = _padded_size(x.size)
     return resized(x, size=size, shape=(size,))
 
 
 def _padded_size(size: int) -> int:
-    """The size of a block, which depends only on public shapes."""
+    """Returns the padded size for a size. It depends only on public shapes."""
     return max(_LEAST_PADDED, 2 ** (size - 1).bit_length())
 
 
 def resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
-    """Pads with zeros, or truncates. On a CPU, NumPy does this, because compilation takes .05 s."""
+    """Flattens an array, pads it with zeros or truncates it to `size`, and reshapes it.
+
+    On a CPU, NumPy does this, because compiling a program for it takes 0.05 s.
+    """
     if x.shape == shape:
         return x
     is_known = not _checks.is_traced(x)
@@ -188,7 +192,7 @@ def _resized(x: jax.Array, *, size: int, shape: tuple[int, ...]) -> jax.Array:
 
 @partial(QuickJit, static=("count", "variables"))
 def _block(key: jax.Array, *, count: int, variables: Callable[..., PyTree]) -> PyTree:
-    """Random variables, in a program that releases of many kinds share."""
+    """Draws `count` random variables, in a program that releases of many kinds share."""
     return variables(key, (count,))
 
 
@@ -201,11 +205,15 @@ def _add_block(
     *,
     combined: Callable[[PyTree], LatticeNoise],
 ) -> list[jax.Array]:
-    """Adds noise. `starts` is not static, so all shapes with the same padding share a program."""
+    """Adds noise from a block to several arrays. `starts` has the offset of each array.
+
+    It is not static, so that all shapes with the same padded sizes share a program.
+    """
     drawn = combined(block)
 
     def noise_of(start: Any, x: jax.Array) -> LatticeNoise:
-        # Padding may reach beyond the block. It gets some noise, and is dropped.
+        # The padding of an array may reach beyond the block. It gets some noise, and is dropped
+        # later.
         places = start + jnp.arange(x.size).reshape(x.shape)
         return jax.tree.map(lambda limb: limb.at[places].get(mode="clip"), drawn)
 
@@ -220,7 +228,7 @@ def _add_one_draw(
     calibration: Calibration,
     lattice: Lattice,
 ) -> list[jax.Array]:
-    """Draws the noise of all leaves as one vector. `starts` has the offset of each leaf."""
+    """Draws the noise of all arrays as one vector. `starts` has the offset of each array."""
     drawn = lattice.sample(key, (sum(x.size for x in leaves),))
     released = list[jax.Array]()
     for start, x in zip(starts, leaves, strict=True):
@@ -235,8 +243,8 @@ def _add_one_draw(
 
 def _add_to_array(undivided: LatticeNoise, x: jax.Array, fit: GridFit) -> jax.Array:
     drawn = divided(undivided, fit)
-    # All arithmetic is in integers until the last step, so no rounding can depend on the value.
-    # Values are clamped and noise is below 2^61 steps, so the sums cannot wrap.
+    # All arithmetic is on integers until the last step, so no rounding can depend on the value.
+    # Values are clamped and noise is below 2^61 steps, so the sums cannot wrap around.
     if not jnp.issubdtype(x.dtype, jnp.floating):
         dtype, bound = integer_dtype(x.dtype), int(largest_release(x.dtype))
         value = _limbs.widen(_limbs.clip(_limbs.from_integers(x), bound))
@@ -273,14 +281,14 @@ def _unless_zero(released: jax.Array, x: jax.Array, calibration: Calibration) ->
 
 
 def usable_scale(scale: Scalar, dtype: DTypeLike) -> jax.Array:
-    """The scale in the dtype of the computation; NaN if noise of this scale would not fit."""
+    """Returns the scale in the dtype of the computation, or NaN if it is out of range."""
     dtype = compute_dtype(dtype)
     scale = jnp.asarray(scale).astype(dtype)
     return jnp.where(is_usable(scale), scale, jnp.nan)
 
 
 def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:
-    """Refuses a concrete scale if noise of this scale would not fit into the arrays' dtypes."""
+    """Refuses a concrete scale that is out of the range of the arrays' dtypes."""
     scale = calibration.scale
     if _checks.is_traced(scale) or np.ndim(scale) > 0:
         return
@@ -295,36 +303,36 @@ def check_scale(name: str, calibration: Calibration, arrays: Value) -> None:
 
 
 def integer_dtype(dtype: DTypeLike) -> np.dtype:
-    """The dtype of released integers."""
+    """Returns the dtype of released integers: int64 for 64-bit integers, otherwise int32."""
     return jnp.dtype("int64" if jnp.dtype(dtype).itemsize == 8 else "int32")
 
 
 def largest_release(dtype: DTypeLike) -> int | float:
-    """The bound on releases: the largest float of a dtype, or its largest integer minus 1."""
+    """Returns the bound on releases of a dtype: the largest float, or integer minus 1."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
     return float(float_limits(dtype).max)
 
 
 def largest_value(dtype: DTypeLike, calibration: Calibration, noise: Noise) -> Scalar:
-    """The bound to which values of a dtype are clamped before they get noise."""
+    """Returns the bound to which values of a dtype are clamped before noise is added."""
     if noise.lattice is None:
-        # Half of the dtype's range is for the value, and half for the noise.
+        # Half of the range of the dtype is reserved for the value, and half for the noise.
         if jnp.issubdtype(dtype, jnp.floating):
             return largest_release(compute_dtype(dtype)) / 2
         return 2 ** (8 * integer_dtype(dtype).itemsize - 3)
     if calibration.zero_allowed or not jnp.issubdtype(dtype, jnp.floating):
         return largest_release(dtype)
     fit, compute = calibration.fit(noise.lattice, dtype), compute_dtype(dtype)
-    # If the product below overflows to infinity, values are clamped to `largest_release`.
+    # If this product overflows to infinity, values are clamped to `largest_release` instead.
     steps = power_of_two(fit.exponent, compute) * 2.0**WIDE_BOUND_BITS
     return jnp.minimum(steps, largest_release(dtype))
 
 
 def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
-    """The array to which noise is added: NaN becomes 0, and numbers are clamped to the bound.
+    """Returns the array to which noise is added: NaN becomes 0, and numbers are clamped.
 
-    Floats are cast to the dtype of the computation, integers to the dtype of the release.
+    Floats are cast to the dtype of the computation, and integers to the dtype of the release.
     """
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = x.astype(compute_dtype(x.dtype))
@@ -337,7 +345,9 @@ def clamped(x: jax.Array, bound: Scalar) -> jax.Array:
 def keep_or_lie(
     key: jax.Array, categories: jax.Array, lie_weight: ArrayLike, count: int
 ) -> jax.Array:
-    """Randomized response: each of the count - 1 lies has probability lie_weight / 2^32, exactly.
+    """Randomized response: returns each category, or else one of the other categories (a lie).
+
+    Each of the count - 1 lies has probability lie_weight / 2^32 exactly.
 
     Categories out of range are clamped to [0, count). A weight of 0, which marks a bad parameter,
     gives -1.
@@ -345,11 +355,12 @@ def keep_or_lie(
     truth = in_range(categories, count)
     weight = jnp.asarray(lie_weight).astype(jnp.uint32)
     word = jax.random.bits(key, truth.shape, jnp.uint32)
-    # The words from j weight to (j + 1) weight - 1 give lie j. Words beyond the last lie give the
-    # truth.
+    # Words in [j weight, (j + 1) weight) select lie number j. Larger words than those of the last
+    # lie select the truth.
     lie, _ = _limbs.divide(word, jnp.maximum(weight, 1))
     lies = lie < count - 1
-    # Lies are numbered without the true category, so numbers from `truth` on are raised by 1.
+    # Lies are numbered without the true category, so lie numbers from `truth` on are increased by
+    # 1.
     other = lie.astype(jnp.int32) + (lie.astype(jnp.int32) >= truth).astype(jnp.int32)
     return jnp.where(weight == 0, -1, jnp.where(lies, other, truth))
 
@@ -357,7 +368,9 @@ def keep_or_lie(
 def flipped_one_hot(
     key: jax.Array, categories: jax.Array, weights: tuple[ArrayLike, ArrayLike], count: int
 ) -> jax.Array:
-    """Unary encoding: an int8 bit for each category, 1 with probability weight / 2^32, exactly.
+    """Unary encoding: returns a noisy int8 bit for each category.
+
+    Each bit is 1 with probability weight / 2^32 exactly.
 
     The first weight is for the bit of the true category, the second for all other bits. Categories
     out of range are clamped to [0, count). If the second weight is 0, which marks a bad parameter,
@@ -371,7 +384,7 @@ def flipped_one_hot(
 
 
 def in_range(categories: jax.Array, count: int) -> jax.Array:
-    """Categories as int32, clamped to [0, count)."""
+    """Returns categories as int32, clamped to [0, count)."""
     return jnp.clip(_checks.saturating_cast(categories, jnp.int32), 0, count - 1)
 
 
@@ -380,46 +393,47 @@ SCALE_BITS = 25
 
 
 def laplace_steps(key: jax.Array, *fits: GridFit) -> tuple[Limbs, ...]:
-    """Independent Laplace noise for several integers, one for each fit."""
+    """Draws independent Laplace noise for several integers, one for each fit."""
     drawn = lattice_laplace(key, (len(fits),))
     return tuple(divided(Limbs(*(limb[i] for limb in drawn)), fit) for i, fit in enumerate(fits))
 
 
 def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int) -> GridFit:
-    """The fit for one of `count` integers that share an epsilon."""
+    """Returns the fit for the Laplace noise of one of `count` integers that share an epsilon."""
     calibration = Calibration(scale, sensitivity, epsilon, 0.0, count)
     return calibration.fit(LAPLACE_LATTICE, "int32")
 
 
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
-    """A fit for noise of at least a given scale, on a given grid; the scale may be private.
+    """Returns a fit for noise of at least a given scale on a given grid; `scale` may be private.
 
-    The drawn scale exceeds the given one by a factor of at most 1 + 2^-15, because c is rounded
-    down to 16 bits, and 1 +- 2^-21 for float32. If the scale in steps is at most 2^-17 of the
-    resolution, c has a shift, so c is even. For even c, round(N / c) is floor(N / c + 1/2). It is
-    the same function of the real number N / c for every c, so the rounding does not reveal c.
+    The scale of the noise exceeds the given one by a factor of at most 1 + 2^-15, because c is
+    rounded down to 16 bits, and 1 +- 2^-21 for float32. If the scale, in steps, is at most 2^-17 of
+    the resolution, c has a shift, so c is even. For even c, round(N / c) is floor(N / c + 1/2).
+    This is the same function of the real number N / c for every c, so the rounding does not reveal
+    c.
     """
     step = power_of_two(exponent, scale.dtype)
     return GridFit.of(LAPLACE_LATTICE, exponent, step, 1 / scale, scale > 0)
 
 
 def steps_to_float(steps: Limbs, exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Converts grid steps to a float. This is post-processing of integers."""
+    """Converts integers in steps of a grid to floats, which is post-processing of the integers."""
     return _limbs.to_float(steps, dtype) * power_of_two(exponent, dtype)
 
 
 class ComparisonNoise(NamedTuple):
-    """The fits of two Laplace noises on one grid: for the numbers, and for the threshold."""
+    """The fits of two Laplace noises on the same grid: for the numbers, and for the threshold."""
 
     numbers: GridFit
     threshold: GridFit
 
     @classmethod
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
-        """Fits both noises to the grid of the numbers, which is coarser because of more noise.
+        """Fits both noises to the grid of the numbers, which is coarser due to their noise.
 
-        The grid is computed in JAX's default float dtype. Queries may come one by one in different
-        dtypes, and all queries need the same grid.
+        The grid is computed in JAX's default float dtype: the numbers may come one by one in
+        different dtypes, and all of them need the same grid.
         """
         dtype = jnp.result_type(float)
         fit = numbers.fit(LAPLACE_LATTICE, dtype)
@@ -427,26 +441,29 @@ class ComparisonNoise(NamedTuple):
 
     @property
     def is_usable(self) -> jax.Array:
-        """Whether both scales are valid: neither is NaN."""
+        """Whether neither of the two scales is NaN."""
         return ~(jnp.isnan(self.numbers.scale) | jnp.isnan(self.threshold.scale))
 
 
 def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Laplace noise on the lattice, not yet divided."""
+    """Draws Laplace noise on the lattice, which is not yet divided by a fit's divisor."""
     return lattice_laplace(key, shape)
 
 
 def noisy_units(x: ArrayLike, drawn: Limbs, fit: GridFit) -> Limbs:
-    """Numbers in steps of the grid, plus noise. They are clamped to 2^61 steps; NaN becomes 0."""
+    """Returns numbers in steps of the grid, plus noise.
+
+    The numbers are clamped to 2^61 steps, and NaN becomes 0.
+    """
     return _limbs.add(round_to_grid(jnp.asarray(x), fit.exponent), divided(drawn, fit))
 
 
 def first_above(
     key: jax.Array, numbers: jax.Array, threshold: ArrayLike, noise: ComparisonNoise, count: int
 ) -> jax.Array:
-    """The indices of the first `count` noisy numbers that are at least the noisy threshold.
+    """Returns the indices of the first `count` noisy numbers that reach the noisy threshold.
 
-    If there are fewer such numbers, the remaining indices are len(numbers). For a bad scale, all
+    If there are fewer such numbers, the remaining indices are len(numbers). If a scale is NaN, all
     indices are -1. All numbers are compared, so the running time reveals nothing.
     """
     drawn = lattice_noise(key, (numbers.size + 1,))
@@ -455,7 +472,7 @@ def first_above(
     above = ~_limbs.less(noisy, line)
     rank = jnp.cumsum(above, dtype=jnp.int32) - 1
     places = jnp.full((count,), numbers.size, jnp.int32)
-    # Numbers that are not above get the index `count`, which `mode="drop"` ignores.
+    # Numbers below the threshold get the index `count`, which `mode="drop"` ignores.
     kept_at = jnp.where(above, rank, count)
     places = places.at[kept_at].set(jnp.arange(numbers.size, dtype=jnp.int32), mode="drop")
     return jnp.where(noise.is_usable, places, -1)

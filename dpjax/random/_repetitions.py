@@ -1,8 +1,8 @@
 """The random number of runs of a tuning: integers from random bits, with exact probabilities.
 
-Every decision is a coin with a rational probability: random bits are compared with the binary
-digits of the probability, until a bit differs. So all probabilities are exact, without floats.
-docs/proofs/tuning.md has the proof.
+Every decision is the toss of a coin with a rational probability. Random bits are compared with the
+binary digits of the probability, until a bit differs. So all probabilities are exact, without
+floats. docs/proofs/tuning.md has the proof.
 """
 
 import dataclasses
@@ -21,20 +21,24 @@ Coin: TypeAlias = Callable[[Fraction], bool]
 """Is true with exactly the given probability."""
 
 _OUTWARD = 1 + 1e-9
-# gamma is a multiple of 2^-32, and the mean of a Poisson distribution a multiple of 2^-16.
+# gamma is rounded to a multiple of 2^-32, and the mean of a Poisson distribution to one of 2^-16.
 _GAMMA_BITS, _MEAN_BITS = 32, 16
-_LEAST_GAMMA = 1e-4  # A draw makes at most a few times 1 / gamma attempts.
+# A draw makes at most a few times 1 / gamma attempts, so gamma must not be smaller than this.
+_LEAST_GAMMA = 1e-4
 
 
 class Coins:
-    """Independent coins of one key, which take two random bits on average."""
+    """Independent coins of one key. A toss takes two random bits on average."""
 
     def __init__(self, key: Key) -> None:
         self._key_data, self._blocks = np.asarray(jax.random.key_data(key)), 0
         self._bits = iter(())
 
     def __call__(self, probability: Fraction) -> bool:
-        """Whether a uniform number is below the probability, from the first digits that differ."""
+        """Returns True with exactly this probability.
+
+        It compares a uniform number with the probability, by the first binary digit that differs.
+        """
         rest, whole = probability.numerator, probability.denominator
         if rest >= whole:
             return True
@@ -47,7 +51,7 @@ class Coins:
         return False  # All further digits of the probability are 0.
 
     def bit(self) -> int:
-        """One random bit."""
+        """Returns a random bit."""
         for bit in self._bits:
             return bit
         words = bits_of_child_on_host(self._key_data, self._blocks)
@@ -56,7 +60,7 @@ class Coins:
         return next(self._bits)
 
     def below(self, count: int) -> int:
-        """A uniform integer from 0 to `count` - 1."""
+        """Returns a uniform integer from 0 to `count` - 1."""
         while True:
             drawn = 0
             for _ in range((count - 1).bit_length()):
@@ -67,13 +71,13 @@ class Coins:
 
 @dataclasses.dataclass(frozen=True)
 class Repetitions:
-    """The distribution of the number of runs K; made by `repetitions`.
+    """The distribution of the number of runs, K; made by `repetitions`.
 
     Attributes:
-        shape: eta of the truncated negative binomial distribution, in (-1, 1]: 1 is the geometric
-            distribution, 0 the logarithmic one. None for a Poisson distribution.
-        gamma: the truncated negative binomial distribution has probabilities proportional to
-            (1 - gamma)^k (1 + eta)(2 + eta)...(k - 1 + eta) / k!, for k = 1, 2, ...
+        shape: eta of a truncated negative binomial distribution, in (-1, 1]: 1 gives the geometric
+            distribution, and 0 the logarithmic one. None for a Poisson distribution.
+        gamma: the other parameter of this distribution. The probability of k = 1, 2, ... is
+            proportional to (1 - gamma)^k (1 + eta)(2 + eta)...(k - 1 + eta) / k!.
         poisson_mean: the mean of a Poisson distribution.
     """
 
@@ -89,30 +93,31 @@ class Repetitions:
         return _mean(float(self.shape), float(self.gamma)) * _OUTWARD
 
     def tail(self, count: int) -> float:
-        """A bound on the probability of more than `count` runs, rounded up."""
+        """Returns a bound on the probability of more than `count` runs, rounded up."""
         if self.shape is None:
-            # Chernoff's bound.
+            # This is Chernoff's bound.
             mean = float(self.poisson_mean)
             if count <= mean:
                 return 1.0
             return math.exp(count - mean - count * math.log(count / mean)) * _OUTWARD
-        # The ratio to a geometric distribution falls with k, as eta is at most 1.
+        # The ratio of this distribution to a geometric one decreases in k, because eta is at most
+        # 1. So the tail of the geometric distribution is a bound.
         return float(1 - self.gamma) ** count * _OUTWARD
 
     def draw(self, coin: Coin) -> int:
-        """The number of runs, from independent coins."""
+        """Draws the number of runs by independent coins."""
         pieces = 1 if self.shape is not None else self.pieces
         return sum(_accepted(self.attempt, coin) for _ in range(pieces))
 
     @property
     def pieces(self) -> int:
-        """How many independent Poisson numbers of a mean of at most 1/2 are added up."""
+        """The number of Poisson variables, each of a mean of at most 1/2, that are added up."""
         return math.ceil(2 * self.poisson_mean)
 
     def attempt(self, coin: Coin) -> int | None:
-        """One attempt at a number: a negative binomial one, or a piece of a Poisson one.
+        """Attempts to draw a negative binomial variable, or a piece of a Poisson variable.
 
-        Given that the result is not None, it has the right distribution.
+        The result may be None. Given that it is not, it has the right distribution.
         """
         if self.shape is None:
             twice, count = 2 * self.poisson_mean / self.pieces, 0
@@ -130,7 +135,7 @@ class Repetitions:
 
 
 def repetitions(runs: float, shape: float) -> Repetitions:
-    """The distribution with a mean near `runs`.
+    """Returns the distribution of the number of runs with a mean near `runs`.
 
     Args:
         runs: above 1.
@@ -155,7 +160,7 @@ def _rounded(number: float, bits: int) -> Fraction:
 
 
 def _mean(shape: float, gamma: float) -> float:
-    """The mean of a truncated negative binomial distribution."""
+    """Returns the mean of a truncated negative binomial distribution."""
     if gamma in (0, 1):
         return math.inf if gamma == 0 else 1.0
     log_gamma = math.log(gamma)

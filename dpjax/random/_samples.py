@@ -2,8 +2,8 @@
 
 An exact sample may need many words, but its first few words nearly always determine it. So in large
 draws, several samples take their first words from one shared block of ChaCha20. A sample is *open*
-if its first words do not determine it. Then it is drawn again from all of its words. The result is
-the same as if every sample had been drawn from all words.
+if its first words do not determine it. Such a sample is drawn again from all of its words. The
+result is the same as if every sample had been drawn from all of its words.
 
     nonce 3    counter i is the sample's own block, for sample i
     nonce 4    blocks that several samples share, for their first words
@@ -16,8 +16,8 @@ i depends only on the key, the round and i. So n samples are the first n samples
 
 The running time reveals nothing about open samples, with one exception. In each part of 257
 columns, two columns are always drawn again, even if no column is open. Less than once in 6 * 10^9
-samples, three columns of a part are open. Then the loop makes another iteration, which an observer
-can notice by the running time.
+samples, a part has three open columns. Then the loop runs for another iteration, which an observer
+might notice by the running time.
 """
 
 import dataclasses
@@ -46,32 +46,34 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# The number of first samples that use only their own blocks. This number is the fastest on a CPU.
+# This many samples, the first ones, use only their own blocks. The number is the fastest on a CPU.
 # Another number would change the noise of every key.
 ALONE = CHUNK
-# The number of parts of a group's columns. Each part is searched for open columns.
+# The number of parts into which the columns of a group are divided. In each part, open columns are
+# looked up.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
 
-# The samples, which columns are still open, and whether any column is open.
+# The state of the loop: the samples, which columns are still open, and whether any column is.
 _State: TypeAlias = tuple[PyTree, jax.Array, jax.Array]
-# Gives the words of one round for a batch of samples.
+# A function that returns the words of a round for a batch of samples.
 Draw: TypeAlias = Callable[[jax.Array], Words]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """A rule that computes samples from words.
+    """A rule that computes samples from uniform words.
 
-    It is a key of caches, so its functions must be module-level functions, not lambdas.
+    A sampler is a key in caches, so its functions must be functions of a module, not lambdas.
 
     Attributes:
         first: the number of first words, which nearly always determine a sample.
         width: the number of words in a round, including the first words.
-        from_first: maps first words to samples, and to booleans: which samples are open.
-        from_all: `from_all(draw, zeros)` returns samples. `draw(r)` returns the words of round
-            r = 0, 1, ..., as arrays of the shape of `zeros`.
+        from_first: a function of first words, which returns samples, and booleans that are True for
+            open samples.
+        from_all: `from_all(draw, zeros)` returns samples. `draw(r)` returns the words of round r =
+            0, 1, ..., as arrays with the shape of `zeros`.
     """
 
     first: int
@@ -81,29 +83,29 @@ class Sampler:
 
     @property
     def rows(self) -> int:
-        """The number of samples that share a block."""
+        """How many samples share a block."""
         return BLOCK_WORDS // self.first
 
     def first_words(self, block: Words, row: int) -> Words:
-        """The first words of the sample in a row, from a shared block.
+        """Returns the first words of the sample in a row, from a shared block.
 
-        If the block belongs to a single sample, its first words are those of the last row.
+        If the block belongs to a single sample, its first words are at the place of the last row.
         """
         return block[row * self.first : (row + 1) * self.first]
 
     def other_words(self, block: Words) -> Words:
-        """The other words of a sample, from its own block."""
+        """Returns the other words of a sample, from its own block."""
         return block[: self.width - self.first]
 
 
 def sample(sampler: Sampler, key_data: jax.Array, round_number: ArrayLike, count: int) -> PyTree:
-    """Independent samples: a pytree of arrays of shape (count,).
+    """Draws independent samples: a pytree of arrays of shape (count,).
 
     Args:
         sampler: the rule that computes samples from words.
         key_data: uint32 of shape (8,). The bits are the same under `vmap` over keys.
-        round_number: uint32; round 0 of the sampler is this round of the key.
-        count: number of samples.
+        round_number: uint32; the round of the key that is the sampler's round 0.
+        count: the number of samples.
     """
     return _of_keys(sampler, count)(key_data, jnp.asarray(round_number, jnp.uint32))
 
@@ -119,7 +121,7 @@ def _of_keys(sampler: Sampler, count: int) -> Callable[..., PyTree]:
 
 
 def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
-    """The samples at the first places of K keys, shape (K, count)."""
+    """Draws the first `count` samples of K keys, as shape (K, count), without shared blocks."""
     places = jnp.broadcast_to(jnp.arange(count, dtype=jnp.uint32), (len(keys), count))
 
     def draw(round_number: jax.Array) -> Words:
@@ -131,7 +133,10 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 
 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
-    """The samples of K keys, shape (K, count). Of the first group, only the last row is used."""
+    """Draws samples of K keys, as shape (K, count), in groups.
+
+    Of the first group, only the last row is used.
+    """
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
     numbers = jnp.tile(jnp.arange(each, dtype=jnp.uint32), len(keys))
@@ -144,7 +149,7 @@ def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array)
 
 
 def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The samples of groups, shape (groups, rows, columns), each from all of its words.
+    """Draws the samples of groups from all words, as shape (groups, rows, columns).
 
     On accelerators this is fast, and compiles fewer programs.
     """
@@ -155,7 +160,10 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 
 
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """The samples of groups on a CPU: from first words, or from all words for open samples."""
+    """Draws the samples of groups on a CPU.
+
+    They are computed from first words, and open samples again from all words.
+    """
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
     drawn = jax.tree.map(lambda *x: jnp.stack(x, axis=1), *rows)
@@ -171,8 +179,8 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
         left_open = left_open.at[group, columns].set(False, mode="drop")
         return drawn, left_open, jnp.any(left_open)
 
-    # One iteration is nearly always enough. It runs even if no column is open, so that the running
-    # time does not reveal whether a column is open.
+    # One iteration is nearly always enough. It also runs if no column is open, so that the running
+    # time does not reveal whether one is.
     start = drawn, left_open, jnp.any(left_open) | True
     drawn, _, _ = lax.while_loop(lambda state: state[2], draw_again, start)
     return drawn
@@ -181,7 +189,10 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _rows_from_first(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array
 ) -> tuple[list[PyTree], jax.Array]:
-    """The rows of groups, and which columns they leave open, each of shape (groups, columns)."""
+    """Computes the samples of groups from first words, and which columns are open.
+
+    Each result has the shape (groups, columns), and there is one array of samples for each row.
+    """
     counters, nonces = _shared_blocks(numbers[:, None], jnp.arange(ALONE, dtype=jnp.uint32)[None])
     block = _blocks(keys, counters, nonces, rounds[:, None])
     rows = [
@@ -193,13 +204,19 @@ def _rows_from_first(
 
 
 def _shared_blocks(numbers: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Counters and nonces of columns. The first group uses the own blocks of samples."""
+    """Returns counters and nonces of the blocks that the samples of a column share.
+
+    In the first group, each block belongs to a single sample.
+    """
     nonces = jnp.where(numbers == 0, np.uint32(_OWN), np.uint32(_SHARED))
     return numbers * np.uint32(ALONE) + columns, nonces
 
 
 def _first_and_last(left_open: jax.Array) -> jax.Array:
-    """The first and last open column in each part of a group; `ALONE` if no column is open."""
+    """Returns the first and the last open column in each part of a group.
+
+    Both are `ALONE` if no column of the part is open.
+    """
     parts = left_open.reshape(len(left_open), _PARTS, -1)
     column = jnp.arange(ALONE, dtype=jnp.int32).reshape(1, *parts.shape[1:])
     first = jnp.min(jnp.where(parts, column, ALONE), axis=2)
@@ -210,7 +227,7 @@ def _first_and_last(left_open: jax.Array) -> jax.Array:
 def _columns_from_all(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array, columns: jax.Array
 ) -> PyTree:
-    """The samples of columns from all words, shape (groups, columns, rows)."""
+    """Computes the samples of columns from all words, as shape (groups, columns, rows)."""
     columns = columns.astype(jnp.uint32)[..., None]
     numbers, rounds = numbers[:, None, None], rounds[:, None, None]
     row = jnp.arange(sampler.rows, dtype=jnp.uint32)[None, None]
@@ -228,7 +245,8 @@ def _columns_from_all(
     counters, nonces = own_and_shared(places, shared), own_and_shared(_OWN, nonces)
 
     def draw(round_number: jax.Array) -> Words:
-        # One call for both kinds of blocks saves compilation. Later rounds ignore shared blocks.
+        # One call for both kinds of blocks saves compile time. In later rounds, shared blocks are
+        # ignored.
         both = own_and_shared(rounds + round_number, rounds)
         blocks = _blocks(keys, counters, nonces, both)
         blocks = [x.reshape(*shape[:2], -1) for x in blocks]
@@ -249,12 +267,15 @@ def _columns_from_all(
 
 
 def _blocks(keys: jax.Array, counters: jax.Array, nonces: ArrayLike, rounds: ArrayLike) -> Words:
-    """The words of blocks, each of the size of the counters."""
+    """Returns the 16 words of each block, as arrays of the size of `counters`."""
     return tuple(jnp.unstack(block_function(states(keys, counters, nonces, rounds))))
 
 
 def _zeros(keys: jax.Array, places: jax.Array) -> jax.Array:
-    """Zeros that vary over the same devices as the data, as loops under `shard_map` require."""
+    """Returns zeros that vary over the same devices as the data.
+
+    A loop under `shard_map` requires this of its initial values.
+    """
     return ((keys[:, :1] ^ places) & np.uint32(0)).reshape(-1)
 
 

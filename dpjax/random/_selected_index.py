@@ -1,8 +1,9 @@
 """Private selection of an option by its score, in exact integer arithmetic.
 
-A base measure multiplies the probabilities by public weights. The negative logarithms of these
-weights are first rounded to the noise's lattice, which is harmless because they are public. Then
-they are added to the gaps as integers, without rounding a private number.
+A base measure multiplies the probabilities of the options by public weights. The negative
+logarithms of these weights are first rounded to the lattice of the noise, which is harmless because
+weights are public. Then they are added to the score gaps as integers. So no private number is
+rounded.
 """
 
 import math
@@ -26,13 +27,13 @@ from dpjax.random._lattice import exponential_rounds, lattice_exponential
 from dpjax.random._noise import EXPONENTIAL
 from dpjax.random._release import OUTWARD, resized, shares_programs, usable_scale
 
-# The log weights of all options.
+# The log weight of each option.
 LogBase: TypeAlias = tuple[float, ...]
-# The next round, and the selected index, or -1 if every try has failed so far.
+# The next round, and the selected index, or -1 if no try has succeeded yet.
 _Tries: TypeAlias = tuple[jax.Array, jax.Array]
-# Public gaps for weights, in points of the noise's lattice. The first is the largest gap of an
-# option with a positive weight; no noise is as large. The second is the gap of an option with
-# weight 0; it exceeds any gap of scores plus any gap of a positive weight.
+# Gaps that represent public weights, in lattice points of the noise. The first is the largest gap
+# of an option with a positive weight; noise is always smaller. The second is the gap of an option
+# with weight 0. It exceeds the sum of any gap of scores and any gap of a positive weight.
 _LEAST_WEIGHT, _NO_WEIGHT = 2.0**60, 2**62
 
 
@@ -43,14 +44,17 @@ def permute_and_flip_index(
     log_base: LogBase | None = None,
     taken: jax.Array | None = None,
 ) -> jax.Array:
-    """The index of the largest score + exponential noise (report noisy max), in integers.
+    """Returns the index of the largest score + exponential noise (report noisy max).
 
-    Proof of privacy: fix the noise of all other options. Option r wins if its noise reaches an
-    integer threshold. If the threshold is positive, this has probability exp(-threshold / scale).
-    On a neighboring database, the threshold differs by at most twice the sensitivity. Ties always
-    go to the first option.
+    All arithmetic is on integers.
 
-    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1.
+    Proof of privacy: fix the noise of all other options. Option r is selected if its noise reaches
+    an integer threshold. If the threshold is positive, this has probability exp(-threshold /
+    scale). On a neighboring database, the threshold differs by at most twice the sensitivity. In a
+    tie, the first option is always selected.
+
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. If the scale is not valid,
+    the result is -1.
 
     Args:
         key: a typed key.
@@ -76,10 +80,13 @@ def exponential_index(
     log_base: LogBase | None = None,
     taken: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax by rejection: a uniform option is kept with probability exp(-gap / scale), exactly.
+    """Samples from the softmax of the scores by rejection, exactly.
 
-    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. A bad scale gives -1. The
-    number of rounds depends on the scores, but at most one draw in seven needs a second round.
+    A uniformly drawn option is accepted with probability exp(-gap / scale).
+
+    The scale is 2 sensitivity / epsilon. NaN counts as the lowest score. If the scale is not valid,
+    the result is -1. The number of rounds depends on the scores, but at most one draw in seven
+    needs a second round.
 
     Args:
         key: a typed key.
@@ -98,7 +105,8 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # A zero that varies over the same devices as the data, as a loop under `shard_map` requires.
+    # A zero that varies over the same devices as the data, as a loop under `shard_map` requires of
+    # its initial values.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)
@@ -108,7 +116,7 @@ def exponential_index(
 def tried_index(
     key: jax.Array, round_number: jax.Array, scores: jax.Array, calibration: Calibration
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One round of `exponential_index`, for loops with other work in each round.
+    """Computes one round of `exponential_index`, for loops that do other work in each round.
 
     Returns:
         The next round, whether a try succeeded, and the index that it selected.
@@ -121,10 +129,10 @@ def tried_index(
 
 def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Array | None) -> _Tries:
     options = gaps.low.size
-    # A try succeeds with probability at least 1 / K. So the probability that all 2 K tries fail is
-    # at most e^-2.
+    # Each try succeeds with probability at least 1 / K. So all 2 K tries fail with probability at
+    # most e^-2.
     round_number, word, drawn = exponential_rounds(key, round_number, 2 * options)
-    # Lemire (2019): words below the threshold would favor some options.
+    # Lemire (2019): accepting words below this threshold would make some options more likely.
     product = _limbs.full_product(word, jnp.uint32(options))
     fair = product.low >= np.uint32(2**32 % options)
     option = product.high.astype(jnp.int32)
@@ -137,10 +145,10 @@ def _tried(key: jax.Array, round_number: jax.Array, gaps: Limbs, taken: jax.Arra
 
 
 def remaining_scores(scores: jax.Array, taken: jax.Array | None) -> jax.Array:
-    """The scores, with the worst score for taken options."""
+    """Returns the scores, with the lowest score in place of those of taken options."""
     if taken is None:
         return scores
-    # Scores are clamped before the minimum, because XLA's minimum on a CPU may ignore NaN.
+    # Scores are clamped first, because XLA's minimum on a CPU may ignore NaN.
     scores = clamped_scores(scores) if jnp.issubdtype(scores.dtype, jnp.floating) else scores
     return jnp.where(taken, jnp.min(scores), scores)
 
@@ -153,13 +161,16 @@ def float_index(
     *,
     flip: bool,
 ) -> jax.Array:
-    """Selection in floats: Gumbel noise gives softmax, exponential noise gives permute-and-flip."""
+    """Selects an option in floats: with exponential noise if `flip` is true, else Gumbel noise.
+
+    Exponential noise gives permute-and-flip, and Gumbel noise gives softmax.
+    """
     scale = usable_scale(calibration.scale, scores.dtype)
     if flip:
         noise = jax.random.exponential(key, scores.shape, scale.dtype)
     else:
-        # Mode "high" draws the upper tail accurately, which determines the probabilities of
-        # unlikely options.
+        # Mode "high" is accurate in the upper tail, which determines the probabilities of unlikely
+        # options.
         noise = jax.random.gumbel(key, scores.shape, scale.dtype, mode="high")
     worse = score_gaps(remaining_scores(scores, without_weight(log_base))) / (OUTWARD * scale)
     worse = worse if log_base is None else worse - jnp.asarray(log_base, worse.dtype)
@@ -184,14 +195,14 @@ def _selected(
 
 
 def without_weight(log_base: LogBase | None) -> jax.Array | None:
-    """Booleans: which options have weight 0; None if no option has weight 0."""
+    """Returns booleans that are True for options of weight 0; None if there is no such option."""
     if log_base is None or min(log_base) > -math.inf:
         return None
     return jnp.asarray(np.asarray(log_base) == -math.inf)
 
 
 def _points_of_base(log_base: LogBase) -> Limbs:
-    """log(largest weight / weight) in points of the noise's lattice: public integers."""
+    """Returns log(largest weight / weight) for each option, as integers in lattice points."""
     largest, resolution = max(log_base), EXPONENTIAL.resolution
     points = [
         _NO_WEIGHT
@@ -206,21 +217,23 @@ def _points_of_base(log_base: LogBase) -> Limbs:
 
 
 def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> Limbs:
-    """Exact gaps between the best score and all scores, in points of the noise's lattice.
+    """Returns the exact gaps between the best score and all scores, in lattice points of the noise.
 
-    With a base measure, its public gaps are added, and the smallest sum becomes 0.
+    If there is a base measure, its public gaps are added, and then the smallest sum is subtracted
+    from all sums.
 
-    Gaps are clamped to 2^61 points, and noise is always smaller. So each score s becomes max(s,
-    best - bound). One record changes this number by at most as much as it changes the scores.
+    Gaps are clamped to 2^61 lattice points, and noise is always smaller. So a score s acts like
+    max(s, best - bound). One record changes this number by at most as much as it changes the
+    scores.
     """
-    # XLA may compute a score twice with different rounding. Then the gap of the best option could
+    # XLA may compute a score twice and round it differently. Then the gap of the best option could
     # be negative and wrap around, and the option would never be selected. `written` prevents this.
     scores = written(scores)
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         best = jnp.max(finite)
         points = (round_modulo(x, fit.exponent) for x in (best, finite))
-        # Differences modulo 2^64 are exact up to 2^63 steps. Larger differences are recognized in
+        # Differences modulo 2^64 are exact up to 2^63 steps. Larger differences are detected in
         # floats.
         far = best - finite > power_of_two(fit.exponent + 62, finite.dtype)
         gaps = _limbs.where(far, _limbs.constant(2**62), _limbs.subtract(*points))
@@ -237,12 +250,12 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
 
 
 def _farthest(fit: GridFit) -> Limbs:
-    """The largest gap, 2^61 points of the noise's lattice, in grid steps."""
+    """Returns the largest gap, 2^61 lattice points of the noise, in steps of the grid."""
     return _limbs.floor_divide(_limbs.shift_right(_limbs.constant(2**61), fit.shift), fit.divisor)
 
 
 def largest_gap(fit: GridFit, dtype: DTypeLike) -> jax.Array:
-    """The gap to which larger gaps are clamped, in a float dtype."""
+    """Returns the gap to which larger gaps are clamped, as a float."""
     gap = _limbs.to_float(_farthest(fit), dtype) * power_of_two(fit.exponent, dtype)
     return jnp.minimum(gap, float(float_limits(dtype).max))
 
@@ -255,7 +268,10 @@ def _first_largest(x: Limbs) -> jax.Array:
 
 
 def score_gaps(scores: jax.Array) -> jax.Array:
-    """The best score minus all scores: exact for integers; infinite if floats overflow."""
+    """Returns the best score minus each score.
+
+    Integer gaps are exact, and float gaps that overflow are infinite.
+    """
     if jnp.issubdtype(scores.dtype, jnp.floating):
         finite = clamped_scores(scores)
         return jnp.max(finite) - finite
@@ -265,7 +281,7 @@ def score_gaps(scores: jax.Array) -> jax.Array:
 def clamped_scores(scores: jax.Array) -> jax.Array:
     """Clamps float scores to finite numbers; NaN becomes the lowest score.
 
-    Finite scores do not change. With a tighter clamp, gaps could change if the same number is added
+    Finite scores are not changed. A tighter clamp could change gaps when the same number is added
     to all scores.
     """
     dtype = compute_dtype(scores.dtype)
@@ -275,7 +291,10 @@ def clamped_scores(scores: jax.Array) -> jax.Array:
 
 
 def _integer_gaps(scores: jax.Array) -> jax.Array:
-    """The largest score minus all scores, in the unsigned dtype of the same width, which fits."""
+    """Returns the largest score minus each score, in the unsigned dtype of the same width.
+
+    In this dtype, no difference overflows.
+    """
     if scores.dtype == bool:
         scores = scores.astype(jnp.int32)
     unsigned = jnp.dtype(f"uint{8 * scores.dtype.itemsize}")
@@ -288,20 +307,23 @@ _LEAST_ROWS = 4
 def peeled_indices(
     key: jax.Array, scores: jax.Array, calibration: Calibration, count: int
 ) -> jax.Array:
-    """`count` options without replacement, in order, each by softmax of the remaining options.
+    """Selects `count` options without replacement, in order of selection; -1 for a bad scale.
 
-    The k largest scores with Gumbel noise have this distribution (Plackett-Luce). But Gumbel noise
-    from tables would have ties. Further digits could not break them exactly, because digits of
-    Gumbel noise are not independent. Here every selection is exact. The calibration is for one
-    selection. A bad scale gives -1.
+    Each is drawn from the softmax of the remaining scores. The calibration is for a single
+    selection.
+
+    The options with the `count` largest sums of score and Gumbel noise have this distribution
+    (Plackett-Luce). But Gumbel noise from tables would have ties. Further digits could not break
+    these ties exactly, because digits of Gumbel noise are not independent. Here every selection is
+    exact.
     """
 
     def peel(taken: jax.Array, one_key: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = exponential_index(one_key, scores, calibration, taken=taken)
         return taken.at[index].set(True), index
 
-    # All entries are False, computed from the data, so that they vary over devices as the data
-    # does, which a loop under `shard_map` requires.
+    # All entries are False. They are computed from the data, so that they vary over the same
+    # devices, as a loop under `shard_map` requires.
     none_taken = (scores > scores) & (jax.random.key_data(key)[0] == 0)
     _, indices = lax.scan(peel, none_taken, jax.random.split(key, count))
     return indices
@@ -312,8 +334,8 @@ def indices_of_rows(key: jax.Array, scores: jax.Array, calibration: Calibration)
     traced = _checks.any_traced(key, scores, calibration)
     if traced or not shares_programs(scores):
         return _indices_of_rows(key, scores, calibration)
-    # The selection in a row does not depend on the number of rows. So rows are padded, and
-    # different numbers of rows share a program.
+    # The selection in a row does not depend on the number of rows. So rows are padded, and arrays
+    # with different numbers of rows share a program.
     count, options = scores.shape
     rows = max(_LEAST_ROWS, 2 ** (count - 1).bit_length())
     scores = resized(scores, size=rows * options, shape=(rows, options))
