@@ -1,4 +1,4 @@
-"""Sensitivities that the user vouches for."""
+"""Sensitivities that the user states and vouches for."""
 
 from dpjax._core import _checks
 from dpjax._core._open_ledgers import relation_or_inherited

@@ -1,4 +1,4 @@
-"""Finished chunks on disk, so that an interrupted run can continue."""
+"""Stores finished chunks of distances on disk, so that an interrupted run can continue."""
 
 import os
 import pathlib
@@ -14,16 +14,16 @@ from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
 
 _KIND = "checkpoint"
-# The loop waits this many times as long as the last save took before it saves again. So writing
-# checkpoints takes at most a twentieth of the time.
+# After a save, the loop waits this many times as long as the save took before it saves again. So
+# writing checkpoints takes at most a twentieth of the time.
 _SHARE = 20
 
 
 class Seen(NamedTuple):
-    """What the probes (the extra checks of `_probes.py`) measured on one chunk.
+    """The measurements of the probes (the checks in `_probes.py`) on one chunk.
 
     Attributes:
-        probes: number of probed pairs, which are the first pairs of the chunk.
+        probes: the number of probed pairs, which are the first pairs of the chunk.
         permuted: the largest change of a value when the records of its database are rotated.
         alone: the largest difference between the value of a database that is evaluated alone, and
             the value of the same database in the batch.
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A finished chunk."""
+    """The distances of a finished chunk, and the results of its probes."""
 
     distances: np.ndarray
     resolution: float
@@ -54,7 +54,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], run: Json) -> None:
-        """Reads the files that any number of hosts have written; refuses files of another run."""
+        """Reads the files that any number of hosts have written. Refuses files of another run."""
         named = pathlib.Path(os.fspath(path))
         hosts = jax.process_count()
         self.path = named
@@ -76,12 +76,12 @@ class Checkpoint:
         self._next_save = time.monotonic()
 
     def found(self, position: int) -> dict[int, Finished]:
-        """The finished chunks of one position of the changed record."""
+        """Returns the finished chunks for one position of the changed record."""
         return {chunk: x for (place, chunk), x in self._found.items() if place == position}
 
     @property
     def chunks(self) -> Iterable[tuple[int, int]]:
-        """Position and number of every finished chunk."""
+        """Returns the position and the number of every finished chunk."""
         return self._found
 
     def add(self, position: int, chunks: dict[int, Finished]) -> None:
@@ -92,7 +92,7 @@ class Checkpoint:
             self.save()
 
     def save(self) -> None:
-        """Writes all finished chunks."""
+        """Writes all finished chunks to the file of this host."""
         if not self._unsaved:
             return
         start = time.monotonic()
@@ -106,7 +106,10 @@ class Checkpoint:
 
 
 def _arrays(seen: Sequence[Seen]) -> tuple[np.ndarray, np.ndarray]:
-    """The findings as arrays: three numbers for each chunk, and rows of distances padded by NaN."""
+    """Converts probe results to arrays: three numbers per chunk, and rows of distances.
+
+    Rows are padded with NaN.
+    """
     moved = np.array([x[:3] for x in seen], np.float64)
     elsewhere = np.full((len(seen), max(len(x.elsewhere) for x in seen)), np.nan)
     for row, x in zip(elsewhere, seen, strict=True):

@@ -1,9 +1,9 @@
 """Compiled programs that compute distances chunk by chunk, on one or several devices.
 
 Each device computes the chunks of its own block of pairs, and keeps their distances in its memory.
-To select the order statistic, devices exchange only counts. The first pairs of a sampling are also
-probed: their chunks also evaluate the target on rotated records, and return some databases and
-values.
+To select the order statistic, devices exchange only counts of distances. The first pairs of a
+sampling are also probed: their chunks also evaluate the target on rotated records, and return some
+databases and values.
 """
 
 import dataclasses
@@ -32,11 +32,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SPREAD, SHARED = PartitionSpec(AXIS), PartitionSpec()
-# For up to this many distances, the host selects the order statistic, which saves a compilation.
+# If there are at most this many distances, the host selects the order statistic, which avoids a
+# compilation.
 _FEW = 2**16
-# If no operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding of the values.
-# The rounding then changes on nearly all databases, so this many databases are enough to measure
-# how much.
+# The number of databases on which a value in a batch is compared with the value alone. If no
+# operation mixes the lanes of a `vmap`, then `vmap` changes only the rounding of values. Rounding
+# changes the values of nearly all databases, so this many are enough to measure the change.
 LEAST_ALONE = 8
 
 
@@ -45,8 +46,9 @@ class Probing:
     """How many probes a chunk runs in addition to computing distances.
 
     Attributes:
-        rotated: number of first pairs that are also evaluated with rotated records.
-        kept: number of first pairs whose database and value are returned to the host.
+        rotated: the number of pairs, from the first, that are also evaluated with rotated records.
+        kept: the number of pairs, from the first, whose database and value are returned to the
+            host.
     """
 
     rotated: int = 0
@@ -59,7 +61,7 @@ class Probing:
 
 
 class Probed(NamedTuple):
-    """What the probes measured on the first pairs of a chunk.
+    """The measurements of the probes on the first pairs of a chunk.
 
     Attributes:
         permuted: how much the value changes when the records are rotated.
@@ -84,9 +86,9 @@ class Block:
 
     Attributes:
         distances: shape (devices * (chunks of a device + 1), size). Each chunk of a device has a
-            row, and each device has a spare row that it writes to when no chunk is left. Entries
-            without a pair are infinite, so that selection ignores them. There is a third axis if
-            each pair yields several distances.
+            row. Each device also has a spare row, to which it writes when it has no chunk left.
+            Entries without a pair are infinite, so that selection ignores them. There is a third
+            axis if each pair yields several distances.
         resolution: shape (devices,), the coarsest resolution of a value so far on each device.
     """
 
@@ -95,7 +97,7 @@ class Block:
 
 
 def probing_of(pair: RandomPair, size: int, count: int) -> Probing:
-    """The `Probing` of chunks of this size, if the first `count` pairs are probed."""
+    """Returns the `Probing` of chunks of this size, if the first `count` pairs are probed."""
     most = min(size, count)
     kept = most if touching(pair.target.jaxpr) else min(most, LEAST_ALONE)
     return Probing(most if pair.positions == "last" else 0, kept)
@@ -111,9 +113,9 @@ def chunk_distances(
     size: int,
     probing: Probing = NOTHING,
 ) -> tuple[jax.Array, jax.Array, Probed | None]:
-    """Distances and resolutions of the pairs from `start` on, and the findings of probes."""
-    # Indices count pairs across chunks, because pair i must not depend on the chunk size. The
-    # indices of the last chunk may exceed m, and the caller masks the distances of these pairs.
+    """Returns distances and resolutions of the pairs from `start` on, and the results of probes."""
+    # Indices count pairs over all chunks, because pair i must not depend on the chunk size. In the
+    # last chunk, indices may exceed m, and the caller masks the distances of these pairs.
     indices = start + jnp.arange(size, dtype=jnp.uint32)
     if rotations is None:
         return *jax.vmap(pair.distance, in_axes=(None, 0, None))(key, indices, position), None
@@ -142,11 +144,14 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """How much a rotation changes the value, and how much then replacing the last record does."""
+    """Returns how much a rotation changes the value, and then replacing the last record.
+
+    The second change is the change when the record at a random position is replaced.
+    """
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
-    # Under `vmap`, one copy of the target computes both values. Two copies would take twice as long
-    # to compile.
+    # With `vmap`, the program contains the target once for both values. With two copies,
+    # compilation would take twice as long.
     values = jax.vmap(target)(rotated_pair(records, steps))
     other, neighbor = (jax.tree.map(lambda x, i=i: x[i], values) for i in (0, 1))
     elsewhere = distance(pair.norm, other, neighbor).astype(pair.distance_dtype)
@@ -154,10 +159,10 @@ def _at_two_positions(
 
 
 def moved_if_finite(pair: RandomPair, value: Value, other: Value) -> jax.Array:
-    """The distance between two values; 0 where the first is not finite."""
+    """Returns the distance between two values, or 0 if the first value is not finite."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(value)]
     moved = distance(pair.norm, value, other)
-    # The sampler already counts distances of values that are not finite as infinite.
+    # The sampler already counts the distances of values that are not finite as infinite.
     return jnp.where(jnp.all(jnp.stack(finite)), moved, 0).astype(pair.distance_dtype)
 
 
@@ -167,7 +172,7 @@ def empty_block(
     dtype: np.dtype,
     numbers: tuple[int, ...] = (),
 ) -> Block:
-    """A block that holds the known distances and resolutions, given by chunk."""
+    """Makes a block that contains the known distances and resolutions, given by chunk."""
     shape = layout.block + 1, layout.size, *numbers
     distances, resolutions = [], []
     for d, device in layout.local.items():
@@ -210,8 +215,8 @@ def compute_chunks(
         The updated block; the chunks' distances, shape (devices, size); their resolutions; and the
         results of the probes, concatenated over devices.
     """
-    # A device without a chunk computes chunk 0 again and writes it to its spare row. So all devices
-    # run the same program in every step, and no device waits for another.
+    # A device without a chunk computes chunk 0 again, and writes it to its spare row. So all
+    # devices run the same program in every step, and no device waits for another.
     work = [
         (0, 0, layout.block)
         if chunk is None
@@ -236,7 +241,7 @@ def compute_chunks(
 def bytes_of_a_chunk(
     key: jax.ShapeDtypeStruct, *, layout: Layout, pair: RandomPair, probing: Probing = NOTHING
 ) -> int:
-    """The bytes that computing a chunk takes on a device, without the block of distances.
+    """Returns the bytes that a device needs to compute a chunk, without the block of distances.
 
     This compiles the program of `compute_chunks` with the same arguments, so `compute_chunks` does
     not compile it again.
@@ -272,7 +277,10 @@ def bytes_of_a_chunk(
 def _compiled_step(
     *arrays: Any, pair: RandomPair, size: int, mesh: Mesh | None, probing: Probing
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
-    """`_chunk_step` on every device of a mesh; block, work and rotations are sharded over it."""
+    """Runs `_chunk_step` on every device of a mesh.
+
+    Block, work and rotations are sharded over it.
+    """
     step = partial(_chunk_step, pair=pair, size=size, probing=probing)
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
 
@@ -290,7 +298,8 @@ def _chunk_step(
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """Computes one chunk on one device.
 
-    `work` has one row: the chunk's first pair, its number of pairs, and its row in the block.
+    `work` has one row, which contains the chunk's first pair, its number of pairs, and its row in
+    the block.
     """
     start, count, place = work[0]
     distances, resolutions, probed = chunk_distances(
@@ -306,10 +315,10 @@ def _chunk_step(
 
 
 def kth_distance(block: Block, k: int, *, layout: Layout) -> tuple[float, float]:
-    """The k-th smallest distance over all hosts, and the coarsest resolution."""
+    """Returns the k-th smallest distance over all hosts, and the coarsest resolution."""
     if len(layout.local) == len(layout.devices) and block.distances.size <= _FEW:
         distances = np.asarray(block.distances).reshape(-1)
-        # As in `select`, NaN and negative distances count as infinite, and -0.0 as 0.0.
+        # As in `select`, NaN and negative distances count as infinite, and -0.0 counts as 0.0.
         ordered = np.where(distances >= 0, np.abs(distances), np.inf)
         return float(np.partition(ordered, k - 1)[k - 1]), float(np.asarray(block.resolution).max())
     mesh = row_of(layout.devices)
@@ -336,7 +345,7 @@ def _compiled_selection(
 
 
 def all_distances(block: Block, *, layout: Layout) -> jax.Array:
-    """The distances in the order of the pairs.
+    """Returns the distances in the order of the pairs.
 
     The shape is (m,), or (m, q) if each pair has q distances, as for several norms.
     """
@@ -351,9 +360,9 @@ def all_distances(block: Block, *, layout: Layout) -> jax.Array:
 def spread_chunks(
     chunk: Callable[[jax.Array], T], chunks: jax.Array, devices: tuple[Device | None, ...]
 ) -> T:
-    """Maps a function of one chunk over chunks and devices, within a larger program."""
-    # All devices run the same program, so each computes the same number of chunks. The results of
-    # the padding are dropped at the end.
+    """Maps a function of one chunk over chunks and devices. Call it inside a larger program."""
+    # All devices run the same program, so each device computes the same number of chunks. Chunks
+    # are padded to this number, and the results of the padding are dropped at the end.
     count = len(chunks)
     each = -(-count // len(devices))
     padded = jnp.pad(chunks, [(0, each * len(devices) - count)] + [(0, 0)] * (chunks.ndim - 1))
@@ -367,18 +376,18 @@ def on_every(
     in_specs: PartitionSpec | tuple[PartitionSpec, ...],
     out_specs: PartitionSpec = SPREAD,
 ) -> Callable[P, T]:
-    """Runs a function on every device of a mesh. Each device gets its own shard of the arrays."""
+    """Runs a function on every device of a mesh, each of which gets its own shard of the arrays."""
     if mesh is None:
         return function
-    # `check_vma` is off, because it would reject loops in targets whose initial carry does not vary
-    # over devices.
+    # `check_vma` would reject a loop in a target if the initial carry of the loop does not vary
+    # over devices, so it is disabled.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
 def _joined(shards: list[jax.Array], mesh: Mesh | None) -> jax.Array:
-    """Makes one array of this host's shards, which are stored on the devices of a mesh."""
+    """Joins the shards of this host, which are on the devices of a mesh, into one array."""
     if mesh is None:
         return shards[0]
     shape = (len(shards[0]) * mesh.size, *shards[0].shape[1:])

@@ -18,15 +18,15 @@ from dpjax.sensitivity._operating_points import anytime_k, anytime_lower_k
 from dpjax.sensitivity._plan import Sampling
 from dpjax.sensitivity._probes import Findings, Probes
 
-# Between two tests of the stopping rule, the number of drawn pairs grows by this fraction.
+# Between two tests of the stopping rule, the number of drawn pairs increases by this fraction.
 _GROWTH = 0.1
-# A chunk for each device of this host (None for no chunk), and how much is probed in it.
+# A chunk for each device of this host (None for no chunk), and which probes run in these chunks.
 _Task: TypeAlias = tuple[list[int | None], Probing]
 
 
 @dataclasses.dataclass(eq=False)
 class Watch:
-    """A stopping rule that looks at the distances while pairs are drawn.
+    """A stopping rule that depends on the distances of the pairs drawn so far.
 
     Attributes:
         point: the operating point of method "anytime", at the largest number of pairs that may be
@@ -45,7 +45,7 @@ class Watch:
     drawn: int = 0
 
     def parts(self, tasks: list[_Task], drawn: int, layout: Layout) -> Iterator[list[_Task]]:
-        """Groups the tasks that run between two tests of the stopping rule."""
+        """Groups tasks such that each group runs between two tests of the stopping rule."""
         part, new = list[_Task](), 0
         for task in tasks:
             part.append(task)
@@ -68,7 +68,8 @@ class Watch:
             return False
         lower = max(anytime_lower_k(drawn, self.point.gamma, confidence), 1)
         found = np.asarray(distances)
-        found = found[(found >= 0) & (found < np.inf)]  # Pairs not yet drawn are infinite.
+        # The distances of pairs that are not drawn yet are infinite.
+        found = found[(found >= 0) & (found < np.inf)]
 
         def of_rank(k: int) -> float:
             return float(np.partition(found, k - 1)[k - 1]) if k <= found.size else np.inf
@@ -79,7 +80,7 @@ class Watch:
 
 
 class _Step(NamedTuple):
-    """The chunks of this host's devices in one step, with results that may not be ready yet."""
+    """The chunks of this host's devices in one step. Their results may not be ready yet."""
 
     chunks: list[int | None]
     distances: jax.Array
@@ -87,7 +88,7 @@ class _Step(NamedTuple):
     probed: Probed | None
 
     def finished(self, probes: Probes | None) -> dict[int, Finished]:
-        """Waits for the results, and copies them to the host."""
+        """Waits for the results of the step, and copies them to the host."""
         seen = [Seen()] * len(self.chunks)
         if probes is not None and self.probed is not None:
             seen = probes.look(self.chunks, self.probed)
@@ -109,7 +110,7 @@ def sample_block(
 ) -> tuple[Block, Findings]:
     """Draws the distances of this host's pairs, chunk by chunk.
 
-    Chunks with probes run first, and then the probes may refuse the target. A watch may end
+    Chunks with probes run first, and after them the target may be refused. A `Watch` may end
     sampling early. Distances of pairs that were not drawn are infinite.
 
     Returns:
@@ -131,7 +132,7 @@ def sample_block(
     def judge() -> tuple[()]:
         """Raises an error if the probes refuse the target.
 
-        Returns no tasks, so it can be chained.
+        It returns no tasks, so that it can be an item in a chain of tasks.
         """
         nonlocal findings
         if probes is not None:
@@ -183,7 +184,8 @@ def sample_block(
             return watch is not None and watch.has_seen_enough(block.distances, drawn, count)
 
         try:
-            if pair.sums is None:  # The checkpoint may already contain the results of all probes.
+            # The checkpoint may already contain the results of all probes, which are judged first.
+            if pair.sums is None:
                 judge()
             if pair.calls_host or watch is not None:
                 # Judging the probes evaluates single databases in a second program. Host code must

@@ -1,4 +1,4 @@
-"""`noise_shape`: learns the covariance of Gaussian noise from sampled differences of a target."""
+"""`noise_shape`: learns the covariance of Gaussian noise from sampled changes of a target."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from dpjax.sensitivity._plan import pairs_in_a_chunk
 from dpjax.sensitivity._shaped_norm import MOST_COORDINATES, VALUE_BITS, NoiseShape, shape_of
 
 _LEAST_PAIRS, _PAIRS_PER_COORDINATE = 1000, 10
-# Eigenvalues of W are raised to at least this fraction of the largest one. So the standard
+# Eigenvalues of W are raised to at least this fraction of the largest eigenvalue. So the standard
 # deviation of the noise in any direction is at least .03 of the largest standard deviation.
 _FLOOR = 1e-6
 # Rounding to the fine grid changes a value by at most this fraction of a typical difference.
@@ -111,7 +111,7 @@ def noise_shape(
 
 
 def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple[np.ndarray, float]:
-    """The matrix W, averaged over pairs with finite differences, and the largest coordinate."""
+    """Returns W, averaged over pairs with finite differences, and the largest coordinate."""
     total, count, largest = np.zeros(()), 0, 0.0
     with host_errors(), np.errstate(over="ignore"):
         for start in range(0, m, size):
@@ -145,7 +145,7 @@ def _compiled_differences(
 
 
 def _fitting_matrix(moment: np.ndarray) -> np.ndarray:
-    """W^(1/4), with a floor on its eigenvalues, scaled so that the largest eigenvalue is 1."""
+    """Returns W^(1/4) with a floor on its eigenvalues, scaled to a largest eigenvalue of 1."""
     eigenvalues, vectors = np.linalg.eigh(moment)
     floored = np.maximum(eigenvalues / eigenvalues[-1], _FLOOR)
     return (vectors * floored**0.25) @ vectors.T

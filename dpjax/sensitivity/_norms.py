@@ -1,4 +1,4 @@
-"""Norms, and distances between two values of a target."""
+"""Norms, and the distances that they define between two values of a target."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,14 @@ from dpjax._tracing._programs import Program, Unchanging
 
 
 def flat(tree: Value) -> jax.Array:
-    """All leaves of a pytree as one vector, in the widest float dtype of a leaf."""
+    """Concatenates all leaves of a pytree to one vector, in the widest float dtype of a leaf."""
     leaves = jax.tree.leaves(tree)
     widest = widest_float(leaves)
     return jnp.concatenate([leaf.reshape(-1).astype(widest) for leaf in leaves])
 
 
 def widest_float(leaves: list[jax.Array]) -> np.dtype:
-    """The widest dtype in which a float leaf is computed; the default dtype if all are integers."""
+    """Returns the widest dtype in which a float leaf is computed, or the default for integers."""
     floats = [leaf.dtype for leaf in leaves if is_float(leaf)]
     return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 
@@ -32,8 +32,8 @@ def _l1(difference: Value) -> jax.Array:
 
 
 def _l2(difference: Value) -> jax.Array:
-    # The largest difference is factored out, because squares of small differences would underflow
-    # to 0, and then the noise for such a sensitivity would be 0.
+    # The largest magnitude is factored out, because squares of small differences would underflow to
+    # 0. Then the sensitivity, and so the noise, would be 0.
     sizes = jnp.abs(flat(difference))
     largest = jnp.max(sizes)
     safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
@@ -68,7 +68,7 @@ NORMS: dict[str, Callable[[Value], jax.Array]] = {
 
 
 def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
-    """The function of a norm; unknown names are refused."""
+    """Returns the function of a norm. Refuses unknown names."""
     if callable(norm):
         return norm
     if not isinstance(norm, str) or norm not in NORMS:
@@ -79,12 +79,12 @@ def norm_function(norm: Norm) -> Callable[[Value], jax.Array]:
 
 
 def traced_norm(norm: Norm, value: Value) -> Program:
-    """The program of a norm, for differences of values of these shapes and dtypes."""
+    """Traces a norm for differences of values of these shapes and dtypes."""
     return Program.trace("norm", norm_function(norm), shapes_of_difference(value))
 
 
 def check_norm(sensitivity: Sensitivity) -> None:
-    """Refuses a user's norm that has changed since the sensitivity was sampled."""
+    """Raises an error if a user's norm has changed since the sensitivity was sampled."""
     if sensitivity.distance is None or sensitivity.outputs is None:
         return
     found = traced_norm(sensitivity.norm, sensitivity.outputs.tree()).fingerprint
@@ -97,7 +97,7 @@ def check_norm(sensitivity: Sensitivity) -> None:
 
 
 def rounding_norm(norm: Norm, value: Value) -> Scalar:
-    """The norm of a vector that is 1 in float coordinates and 0 in integer coordinates.
+    """Returns the norm of a vector that is 1 in float coordinates and 0 in integer coordinates.
 
     If every float coordinate has a rounding error of at most 1, this bounds the norm of the errors.
     The norm must be homogeneous, subadditive, and monotone in the magnitudes of the coordinates.
@@ -115,22 +115,23 @@ def rounding_norm(norm: Norm, value: Value) -> Scalar:
 
 
 def grid_dtype(value: Value) -> np.dtype:
-    """The dtype in which the grid that all leaves share is computed."""
+    """Returns the dtype in which the grid that all leaves share is computed."""
     floats = [leaf.dtype for leaf in jax.tree.leaves(value) if is_float(leaf)]
     wide = bool(floats) and all(dtype.itemsize == 8 for dtype in floats)
     return np.dtype("float64" if wide else "float32")
 
 
 def difference(value: Value, other: Value) -> Value:
-    """The difference of two target values leaf by leaf, in floats, without integer wraparound."""
+    """Subtracts two target values leaf by leaf, in floats and without integer wraparound."""
 
     def of_leaves(x: jax.Array, y: jax.Array) -> jax.Array:
         dtype = compute_dtype(x.dtype)
         if is_float(x):
             return x.astype(dtype) - y.astype(dtype)
-        if x.dtype.itemsize < 4:  # Booleans, too.
+        if x.dtype.itemsize < 4:  # This includes booleans.
             return (x.astype(jnp.int32) - y.astype(jnp.int32)).astype(dtype)
-        # Signed subtraction may overflow. Unsigned subtraction of the smaller number never does.
+        # Signed subtraction may overflow. Unsigned subtraction of the smaller from the larger
+        # number cannot.
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         magnitude = jnp.where(
             x > y, x.astype(unsigned) - y.astype(unsigned), y.astype(unsigned) - x.astype(unsigned)
@@ -141,12 +142,12 @@ def difference(value: Value, other: Value) -> Value:
 
 
 def shapes_of_difference(value: Value) -> Value:
-    """The shapes and dtypes that the difference of two values of this form has."""
+    """Returns the shapes and dtypes of the difference of two values of this form."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, compute_dtype(x.dtype)), value)
 
 
 def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
-    """The norm of the difference of two target values; NaN counts as infinite.
+    """Returns the norm of the difference of two target values; NaN counts as infinite.
 
     Args:
         norm: name or function.
@@ -162,7 +163,7 @@ def distance(norm: Norm, value: Value, other: Value) -> jax.Array:
 
 
 def refuse_integers(value: Value) -> None:
-    """Refuses integers under the norm "range": a cast to floats may hide a small range."""
+    """Refuses integers under the norm "range", because a cast to floats may hide a small range."""
     if not all(is_float(leaf) for leaf in jax.tree.leaves(value)):
         raise ValueError(
             'norm="range" needs a target that returns floats, because casting large integers to'
@@ -172,14 +173,14 @@ def refuse_integers(value: Value) -> None:
 
 
 def length(norm: Norm, moved: Value) -> jax.Array:
-    """The norm of a difference; NaN counts as infinite."""
+    """Returns the norm of a difference; NaN counts as infinite."""
     found = norm_function(norm)(moved)
     found = found.astype(compute_dtype(found.dtype))
     return jnp.where(jnp.isnan(found), jnp.inf, found)
 
 
 def resolution(norm: Norm, value: Value) -> jax.Array:
-    """The norm of a vector with one unit in the last place in each coordinate; 0 for integers.
+    """Returns the norm of a vector of one unit in the last place per coordinate; 0 for integers.
 
     The function computes the norm of the values, and then scales it down. Scaling the values first
     would be wrong for norms such as "hamming", which counts every nonzero coordinate as 1.

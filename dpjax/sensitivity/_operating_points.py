@@ -20,15 +20,16 @@ from dpjax._exact._numerics import bisect, round_up
 _Tail: TypeAlias = Callable[[float, float, float], float]
 
 MOST_PAIRS = 10**10
-# The number 1 in fixed point, with a unit of 2^-1280. Every float64 is a multiple of this unit.
+# The number 1 in fixed-point arithmetic, with a unit of 2^-1280. Every float64 is a multiple of
+# this unit.
 _ONE = 2**1280
-# SciPy's incomplete beta function has a relative error of a few 1e-15, so closer comparisons are
-# undecided in floats. For few pairs, rational arithmetic is used instead.
+# SciPy's incomplete beta function has a relative error of a few 1e-15, so floats cannot decide
+# comparisons of closer numbers. For few pairs, rational arithmetic is used instead.
 _UNRESOLVED = 1e-12
 _FEW_PAIRS = 1000
 # A generous bound on the relative error of SciPy's functions and of sums of logarithms.
 _ERROR = 1e-12
-# A bound on the error of each log gamma function that SciPy adds up in `betaln`.
+# A bound on the error of each log gamma value of which SciPy's `betaln` is a sum.
 _ERROR_OF_A_LOG = 1e-15
 
 
@@ -126,14 +127,14 @@ def operating_point(
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """1 - (1 - C)/n, rounded up: n statements at this confidence hold together at C."""
+    """Returns 1 - (1 - C)/n, rounded up. At this confidence, n statements hold together at C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
 
 
 def _within_limit(m: float, gamma: float) -> int:
-    """Rounds a number of pairs up. Refuses a number above the limit."""
+    """Rounds a number of pairs up to an integer. Raises an error if it is above `MOST_PAIRS`."""
     if m > MOST_PAIRS:
         raise ValueError(
             f"gamma={gamma:g} needs more pairs than the limit of {MOST_PAIRS:.0g}: take a larger"
@@ -145,7 +146,7 @@ def _within_limit(m: float, gamma: float) -> int:
 def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float) -> NoReturn:
     advice = [f"m of at least {math.ceil(least_m)}"] if least_m <= MOST_PAIRS else []
     if least_gamma < 1:
-        # Rounded up, so that the gamma named here is feasible as it is printed.
+        # This gamma is rounded up, so that it is feasible as it is printed.
         rounding = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
         advice.append(f"gamma of at least {rounding.create_decimal(least_gamma)}")
     raise ValueError(f"m={m} is too small for gamma={gamma:g}: take {', or '.join(advice)}")
@@ -155,7 +156,10 @@ def _refuse_infeasible(m: int, gamma: float, least_m: float, least_gamma: float)
 def _point(
     m: int | None, gamma: float | None, method: Method, confidence: float | None
 ) -> OperatingPoint:
-    """The operating point of "exact" or "anytime"; numbers not given are the least possible."""
+    """Returns the operating point of "exact" or "anytime".
+
+    Parameters not given are the least ones.
+    """
     least_m, least_gamma, least_k = _LEAST["marginal" if confidence is None else method]
     if gamma is None:
         assert m is not None
@@ -171,13 +175,13 @@ def _point(
     return OperatingPoint(m, k, gamma, None, method, confidence)
 
 
-# Method "exact" with a confidence.
+# The following functions are for method "exact" with a confidence.
 
 
 def _covers(m: int, gamma: float, confidence: float) -> bool:
     """Whether the largest of m distances covers 1 - gamma: 1 - (1 - gamma)^m >= confidence."""
-    # The power is computed by squaring, in fixed point. Products are rounded up, so an error can
-    # only make the result False, which is safe.
+    # The power is computed by repeated squaring in fixed-point arithmetic. Products are rounded up,
+    # so an error can only change the result to False, which is safe.
     square, power = int((1 - Fraction(gamma)) * _ONE), _ONE
     while m:
         if m % 2:
@@ -188,7 +192,7 @@ def _covers(m: int, gamma: float, confidence: float) -> bool:
 
 
 def _least_m(gamma: float, confidence: float) -> float:
-    """The exact least m, searched near an approximation; above the limit, the approximation."""
+    """Searches for the exact least m near an approximation. Above the limit, returns the latter."""
     about = math.log1p(-confidence) / math.log1p(-gamma)
     if about > MOST_PAIRS:
         return about
@@ -206,7 +210,7 @@ def _least_gamma(m: int, confidence: float) -> float:
 
 
 def _least_k(m: int, gamma: float, confidence: float) -> int | None:
-    """The least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence; None if m has none."""
+    """Returns the least k with P(Binomial(m, 1 - gamma) >= k) <= 1 - confidence, or None."""
     if not _covers(m, gamma, confidence):
         return None
     allowed = 1 - Fraction(confidence)
@@ -214,8 +218,9 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
         return _least_k_of_few(m, Fraction(gamma), allowed)
 
     def covers(k: int) -> bool:
-        # This tail is the complement of the regularized incomplete beta I_gamma(m - k + 1, k). If
-        # floats cannot decide the comparison, k counts as too small, which is safe.
+        # This tail probability is the complement of the regularized incomplete beta function
+        # I_gamma(m - k + 1, k). If floats cannot decide the comparison, k is treated as too small,
+        # which is safe.
         tail = float(scipy.special.betaincc(m - k + 1, k, gamma))
         return tail < float(allowed) * (1 - _UNRESOLVED)
 
@@ -224,7 +229,7 @@ def _least_k(m: int, gamma: float, confidence: float) -> int | None:
 
 
 def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
-    """`_least_k` in exact integers, which for few pairs is faster than importing SciPy."""
+    """Computes `_least_k` in exact integers. For few pairs this is faster than importing SciPy."""
     lost, whole = gamma.as_integer_ratio()
     # `ways` counts the outcomes with exactly k of m pairs covered, among whole^m outcomes.
     k, ways, seen, most = m, (whole - lost) ** m, 0, math.floor(allowed * whole**m)
@@ -235,9 +240,9 @@ def _least_k_of_few(m: int, gamma: Fraction, allowed: Fraction) -> int:
     return k + 1
 
 
-# Method "exact" without a confidence: the marginal statement. The arithmetic is exact for the
-# binary value of the float gamma. For example, the float .3 is slightly below 3/10, so it may need
-# one more rank than 3/10 would.
+# The following functions are for method "exact" without a confidence, that is, for the marginal
+# statement. The arithmetic is exact for the binary value of the float gamma. For example, the float
+# .3 is slightly below 3/10, so it may need one more rank than 3/10 would.
 
 
 def _least_marginal_m(gamma: float, _: None) -> int:
@@ -253,50 +258,51 @@ def _least_marginal_gamma(m: int, _: None) -> float:
     return round_up(Fraction(1, m + 1))
 
 
-# Method "anytime".
+# The following functions are for method "anytime".
 
 
 def anytime_k(m: int, gamma: float, confidence: float) -> int | None:
-    """The least rank whose order statistic covers 1 - gamma; None if no rank up to m does."""
+    """Returns the least rank whose order statistic covers 1 - gamma, or None if no rank does."""
     return _least(m, lambda k: _is_sure(k, m, gamma, confidence, scipy.special.betainc))
 
 
 def anytime_lower_k(m: int, gamma: float, confidence: float) -> int:
-    """The largest rank whose order statistic is below the 1 - gamma quantile; 0 for no rank."""
-    # The excess grows as the rank falls, so the search counts ranks down from m.
+    """Returns the largest rank whose order statistic is below the 1 - gamma quantile, or 0."""
+    # The excess increases as the rank decreases, so the search counts ranks down from m.
     found = _least(m, lambda j: _is_sure(m - j, m, gamma, confidence, scipy.special.betaincc))
     return 0 if found is None else m - found
 
 
 def _least_anytime_m(gamma: float, confidence: float) -> float:
-    """The least m whose largest distance covers 1 - gamma; infinite if it is above `MOST_PAIRS`."""
+    """Returns the least m whose largest distance covers 1 - gamma; inf if above `MOST_PAIRS`."""
     found = _least(MOST_PAIRS, lambda m: _is_sure(m, m, gamma, confidence, scipy.special.betainc))
     return math.inf if found is None else found
 
 
 def _least_anytime_gamma(m: int, confidence: float) -> float:
-    """The least gamma that the largest of m distances covers, rounded up."""
+    """Returns the least gamma that the largest of m distances covers, rounded up."""
     tail = scipy.special.betainc
     return bisect(lambda gamma: not _is_sure(m, m, gamma, confidence, tail), 0.0, 1.0)[1]
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least number from 1 to `most` with a monotone property; None if no number has it."""
+    """Returns the least number from 1 to `most` with a monotone property, or None."""
     found = bisect_left(range(1, most + 1), True, key=holds) + 1
     return found if found <= most else None
 
 
 def _is_sure(k: int, m: int, gamma: float, confidence: float, tail: _Tail) -> bool:
-    """Whether the e-value of `_excess` is at least 1 / (1 - confidence)."""
+    """Whether the e-value whose log is `_excess` is at least 1 / (1 - confidence)."""
     return _excess(k, m, gamma, tail) >= -math.log1p(-confidence) * (1 + _ERROR)
 
 
 def _excess(k: int, m: int, gamma: float, tail: _Tail) -> float:
-    """Log of the mixture e-value for k of m pairs within the 1 - gamma quantile, rounded down.
+    """Returns the log of a mixture e-value for k of m pairs within the 1 - gamma quantile.
 
-    The formula is written in gamma and m - k, because 1 - gamma would lose digits for small gammas.
-    `tail` is `betainc` for a mixture over smaller gammas, and `betaincc` for a mixture over larger
-    gammas. docs/proofs/sampled-sensitivity.md has the proof, in "At any time".
+    The result is rounded down. The formula is written in gamma and m - k, because 1 - gamma would
+    lose digits for small gammas. `tail` is `betainc` for a mixture over smaller gammas, and
+    `betaincc` for a mixture over larger gammas. docs/proofs/sampled-sensitivity.md has the proof,
+    in "At any time".
     """
     mass = float(tail(m - k + 1, k + 1, gamma))
     if not 0 < gamma < 1 or mass <= 0:
@@ -314,7 +320,7 @@ def _excess(k: int, m: int, gamma: float, tail: _Tail) -> float:
     return math.fsum(terms) - error
 
 
-# For each kind of statement, the functions that compute the least m, the least gamma and the least
+# For each kind of statement: the functions that compute the least m, the least gamma and the least
 # k. The function for k returns None if m is too small.
 _LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[..., Any]]] = {
     "exact": (_least_m, _least_gamma, _least_k),
@@ -323,7 +329,7 @@ _LEAST: dict[str, tuple[Callable[..., float], Callable[..., float], Callable[...
 }
 
 
-# Method "dkw": Table 1.
+# The following functions are for method "dkw", which is Table 1 of the paper.
 
 
 def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
@@ -350,7 +356,7 @@ def _dkw(m: int | None, gamma: float | None) -> OperatingPoint:
 
 
 def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
-    """Rho and the least m as a float; m is infinite if gamma^2 would underflow."""
+    """Returns rho and the least m as floats; m is infinite if gamma^2 would underflow."""
     if gamma < 1e-100:
         return 0.0, math.inf
     rho = math.exp(scipy.special.lambertw(-gamma / (2 * math.sqrt(math.e)), k=-1).real + 0.5)
@@ -358,7 +364,7 @@ def _dkw_minimize_m(gamma: float) -> tuple[float, float]:
 
 
 def _dkw_gamma(m: int, rho: float) -> float:
-    """The gamma of Theorem 15 for a rho, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
+    """Returns the gamma of Theorem 15, rounded up: rho + sqrt(log(1 / rho) / (2 m))."""
     exact = decimal.Context(prec=50)
     root = exact.sqrt(exact.divide(-exact.ln(decimal.Decimal(rho)), decimal.Decimal(2 * m)))
     return round_up((Fraction(rho) + Fraction(root)) * (1 + Fraction(1, 10**40)))

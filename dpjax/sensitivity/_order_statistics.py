@@ -1,4 +1,4 @@
-"""Exact selection of the k-th smallest of many floats in linear time."""
+"""Selects the k-th smallest of many floats exactly, in linear time."""
 
 import functools
 
@@ -9,17 +9,17 @@ from jax import lax
 from dpjax._core import _checks
 from dpjax._exact._numerics import compute_dtype
 
-# Each step of a bisection reads all distances, which is slow on a CPU if they do not fit its cache.
-# So from `_MANY` distances on, a CPU first selects the few distances near the result, and bisects
-# only among these. An accelerator bisects among all distances just as fast.
+# Each step of a bisection reads all distances, which is slow on a CPU if they do not fit into its
+# cache. So for at least `_MANY` distances, a CPU first selects the few distances near the result,
+# and bisects only among these. An accelerator bisects among all distances just as fast.
 _MANY, _INDEXABLE = 2**19, 2**31
 _BLOCK = 2**15
-_GROUP = 64  # Below 2^16, so that two counts of a group fit into 32 bits.
+_GROUP = 64  # This is below 2^16, so that two counts of a group fit into 32 bits.
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Two bit patterns, low and high, and how many distances are below low and below high. Fewer
-# distances than the rank are below low, and at least as many as the rank are below high.
+# Two bit patterns, low and high, and the numbers of distances below each. The number below low is
+# less than the rank, and the number below high is at least the rank.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 # Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
@@ -80,9 +80,9 @@ def _select(distances: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> jax.Array:
-    """The k-th smallest element of an array, or of all shards along a mesh axis.
+    """Returns the k-th smallest element of an array, or of all shards along a mesh axis.
 
-    Devices add up only counts over the axis. Distances stay on their devices.
+    Devices exchange only counts. Distances stay on their devices.
     """
     flat, rank = distances.reshape(-1), k.astype(jnp.uint32)
     search = functools.partial(_search, axis=axis)
@@ -96,7 +96,7 @@ def select(distances: jax.Array, k: jax.Array, *, axis: str | None = None) -> ja
 
 def _patterns(distances: jax.Array) -> jax.Array:
     unsigned = jnp.dtype(f"uint{8 * distances.dtype.itemsize}")
-    # abs turns -0.0, whose sign bit is set, into 0.0.
+    # `abs` converts -0.0, whose sign bit is set, to 0.0.
     ordered = jnp.where(distances >= 0, jnp.abs(distances), jnp.inf)
     return lax.bitcast_convert_type(ordered, unsigned)
 
@@ -111,8 +111,8 @@ def _all_patterns(distances: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _search(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """The bit pattern of a rank, by bisection with one pass over all distances for each bit."""
-    # The number of steps is constant. On an accelerator, a loop whose end depends on data would
+    """Finds the bit pattern of a rank by bisection, with one pass over all distances per bit."""
+    # The number of steps is constant. On an accelerator, a loop that ends depending on data would
     # wait for the host after each step.
     bits = 8 * distances.dtype.itemsize - 1
     return _search_among(_patterns(distances), rank, *_all_patterns(distances), bits, axis)
@@ -126,7 +126,7 @@ def _search_among(
     halvings: int | jax.Array,
     axis: str | None,
 ) -> jax.Array:
-    """The largest pattern from low to high - 1 with fewer than `rank` patterns below it.
+    """Returns the largest pattern in [low, high) with fewer than `rank` patterns below it.
 
     Halving a bracket that contains one pattern does not change it, so `halvings` may be larger than
     needed.
@@ -142,7 +142,7 @@ def _search_among(
 
 
 def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax.Array:
-    """`_search` for a CPU, which brackets the result by a sample and then by interpolation.
+    """Does the same as `_search` for a CPU: brackets the result by a sample, then by interpolation.
 
     Then it gathers the distances in the bracket, and bisects among them. If ties leave too many
     distances in the bracket, it bisects among all distances.
@@ -185,7 +185,10 @@ def _search_many(distances: jax.Array, rank: jax.Array, axis: str | None) -> jax
 def _sampled_bracket(
     distances: jax.Array, rank: jax.Array, m: jax.Array, axis: str | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Patterns that most likely enclose the rank: three standard errors around its estimate."""
+    """Returns two patterns that most likely enclose the rank, from a sample of the distances.
+
+    They are three standard errors away from the estimated position of the rank.
+    """
     sample = distances[:: round(distances.size ** (1 / 3))]
     size = _total(jnp.uint32(sample.size), axis).astype(jnp.float32)
     share = jnp.minimum(rank.astype(jnp.float32) / m.astype(jnp.float32), 1)
@@ -199,7 +202,7 @@ def _sampled_bracket(
 
 
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
-    """Two patterns around the rank, by linear interpolation in the bracket.
+    """Returns two patterns around the rank, by linear interpolation in the bracket.
 
     Interpolation assumes uniformly distributed patterns. The margin on either side is 1/64 of the
     bracket, for densities that are not uniform, plus a fraction 3 / sqrt(inside), which is at least
@@ -218,7 +221,7 @@ def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Arr
 
 
 def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """How many distances of each group are below the first pattern, and between both patterns.
+    """Counts the distances of each group below the first pattern, and between both patterns.
 
     A group consists of every `_BLOCK // _GROUP`-th distance of a block. Both counts share one
     uint32, with the second count in the upper 16 bits. Distances after the last whole block are not
@@ -228,7 +231,8 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
     def count(index: jax.Array) -> jax.Array:
         patterns = _patterns(_block(distances, index)).reshape(_GROUP, -1)
         below = (patterns < first).astype(jnp.uint32)
-        # The subtraction is unsigned, so patterns below the first one wrap around to large numbers.
+        # The subtraction is unsigned, so patterns below the first pattern wrap around to large
+        # numbers.
         between = (patterns - first < second - first).astype(jnp.uint32)
         return jnp.sum(below + (between << 16), axis=0, dtype=jnp.uint32)
 
@@ -238,7 +242,7 @@ def _counts_of_groups(distances: jax.Array, first: jax.Array, second: jax.Array)
 def _count_below(
     distances: jax.Array, groups: jax.Array, first: jax.Array, second: jax.Array
 ) -> jax.Array:
-    """How many distances are below each of two patterns, computed from the counts of groups."""
+    """Returns how many distances are below each of two patterns, from the counts of groups."""
     rest = _patterns(distances[distances.size // _BLOCK * _BLOCK :])
     below = jnp.sum(groups & 0xFFFF, dtype=jnp.uint32)
     below_both = below + jnp.sum(groups >> 16, dtype=jnp.uint32)
@@ -253,7 +257,7 @@ def _block(distances: jax.Array, index: jax.Array) -> jax.Array:
 def _gather(
     distances: jax.Array, low: jax.Array, high: jax.Array, seen: _Seen
 ) -> tuple[jax.Array, jax.Array]:
-    """The patterns from low to high - 1, padded with high, and whether there are too many to store.
+    """Returns the patterns in [low, high), padded with high, and whether there are too many.
 
     It reads only the groups that contain such a pattern, and all distances outside of groups.
     """

@@ -34,8 +34,8 @@ from dpjax.sensitivity._norms import (
 from dpjax.sensitivity._shaped_norm import NoiseShape
 from dpjax.sensitivity._sums import Summable, SumOfRecords
 
-# Pair i is drawn with fold_in(key, i). The last uint32 is reserved: it derives the keys of random
-# positions.
+# Pair i is drawn with the key fold_in(key, i). The last uint32 is reserved for deriving the keys of
+# random positions.
 MOST_SAMPLED_PAIRS = 2**32 - 1
 _MOST_RECORDS = 2**31 - 2
 _POSITION_DOMAIN = 2**32 - 1
@@ -61,8 +61,8 @@ def neighboring_pair(
     def replaced(leaf: jax.Array) -> jax.Array:
         n = leaf.shape[0] - 1
         changed = jnp.asarray(n - 1 if position is None else position, jnp.int32)
-        # `where` rather than a scatter, because accelerators do not fuse a scatter with other
-        # operations.
+        # This uses `where` instead of a scatter, because accelerators do not fuse a scatter with
+        # other operations.
         here = jnp.arange(n, dtype=jnp.int32) == changed
         return jnp.where(jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf[-1], leaf[:-1])
 
@@ -70,7 +70,7 @@ def neighboring_pair(
 
 
 def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
-    """Numbers of places by which to rotate the records of databases, uniform over 1 to n - 1.
+    """Draws by how many places to rotate the records of databases, uniformly from 1 to n - 1.
 
     The host draws these numbers from the words of the key, because drawing them in the compiled
     program would double its compile time.
@@ -81,14 +81,14 @@ def random_rotations(words: np.ndarray, n: int, count: int) -> np.ndarray:
 
 
 def rotated(database: Database, steps: jax.Array) -> Database:
-    """The database with its records shifted by some places; the last records come first."""
+    """Rotates the records of a database by some places, so that the last records come first."""
     return jax.tree.map(lambda leaf: jnp.roll(leaf, steps, axis=0), database)
 
 
 def rotated_pair(records: Database, steps: jax.Array) -> Database:
-    """A rotation of the first n of n + 1 records, without and with its last record replaced.
+    """Rotates the first n of n + 1 records; then replaces the last record of a copy.
 
-    Record n + 1 is the replacement. One gather makes both databases along a new axis. On a CPU,
+    Record n + 1 is the replacement. One gather makes both databases, along a new axis. On a CPU,
     stacking two arrays would take as long as drawing the records.
     """
 
@@ -157,8 +157,8 @@ class RandomPair:
         if isinstance(norm, NoiseShape):
             _check_shape(norm, key, target_program)
             shape, unmapped = norm, target_program
-            # A release multiplies f by A^-1 and adds noise to the product. Distances are between
-            # the same products, so they include the rounding of the multiplication.
+            # A release multiplies f by A^-1 and adds noise to the product. Distances are measured
+            # between the same products, so they include the rounding of the multiplication.
             target_program = target_program.followed_by(norm.mapped)
             norm_of = norm_function("l2")
         value = target_program.outputs.tree()
@@ -175,14 +175,15 @@ class RandomPair:
             raise ValueError(f"norm must return one scalar, got {norm_program.outputs}")
         programs = target_program, oracle_program, norm_program
         pair = cls(*programs, positions, shape=shape, unmapped=unmapped, in_range=in_range)
-        # The shortcuts stop after `finish`, but a `NoiseShape` transforms the result of `finish`.
+        # A shortcut computes the result of `finish`. With a `NoiseShape`, the target also
+        # transforms this result, so there is no shortcut.
         return pair if shape else pair._with_shortcuts(key, target, oracle, database)
 
     def _with_shortcuts(
         self, key: Key, target: Target, oracle: Oracle, database: Database
     ) -> "RandomPair":
-        """The pair with shortcuts, which compute distances without two whole databases."""
-        # A target that runs on the host needs whole databases, so there is no shortcut for it.
+        """Adds shortcuts to the pair, which compute distances without two whole databases."""
+        # A target that runs on the host needs whole databases, so it has no shortcut.
         if not isinstance(target, Summable) or self.target.calls_host:
             return self
         if not (self.target.is_concrete and self.oracle.is_concrete):
@@ -198,7 +199,7 @@ class RandomPair:
         self, key: Key, target: Summable, oracle: Oracle, database: Database
     ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
-        # Both sums use the same statistics of the n - 1 records that do not change. This would be
+        # Both sums share the statistics of the n - 1 records that do not change. This would be
         # wrong if the statistic of one record depended on other records under `vmap`.
         if touching(sums.statistic.jaxpr):
             return self
@@ -206,9 +207,9 @@ class RandomPair:
         if not (sums.affine and isinstance(oracle, IndependentRecords)) or self.oracle.calls_host:
             return pair
 
-        # The change of an affine function of the sum depends on the old and the new record only.
-        # An oracle of independent records can draw these two records alone, with the same bits as
-        # in the whole database.
+        # The change of an affine function of the sum depends only on the old and the new record. An
+        # oracle of independent records can draw these two records alone, with the same bits as in
+        # the whole database.
         def two(key: Key, position: jax.Array) -> tuple[Database, Database]:
             records = oracle.at(key, jnp.stack([position, jnp.full_like(position, self.n)]))
             old, new = (jax.tree.map(lambda leaf, i=i: leaf[i], records) for i in (0, 1))
@@ -219,12 +220,12 @@ class RandomPair:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The programs of the functions that the caller passed."""
+        """Returns the programs of the functions that the caller passed."""
         return self.target, self.oracle, self.norm
 
     @property
     def released(self) -> Program:
-        """The target as a release calls it: without the multiplication by A^-1."""
+        """Returns the target as a release calls it, without the multiplication by A^-1."""
         return self.target if self.unmapped is None else self.unmapped
 
     @property
@@ -239,54 +240,54 @@ class RandomPair:
 
     @property
     def shortcut(self) -> str:
-        """How distances are computed, because that affects their rounding."""
+        """Returns how distances are computed, in words, because this affects their rounding."""
         if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
 
     def bytes_of_a_database(self, device: Device | None) -> int:
-        """The memory that the target needs for one more database."""
+        """Returns the memory that the target needs for one more database, in bytes."""
         terms = 0
-        # The sums over both databases of a pair need the statistics of n + 1 records.
+        # The sums over both databases of a pair use the statistics of n + 1 records.
         if self.sums is not None and self.two_records is None:
             terms = (self.n + 1) * _bytes_of(self.sums.statistic, device)
         return max(_bytes_of(self.oracle, device), _bytes_of(self.target, device), terms)
 
     def bytes_of_a_pair(self, device: Device | None) -> int:
-        """The memory of one more pair."""
+        """Returns the memory that one more pair needs, in bytes."""
         if self.sums is None or self.two_records is None:
             return self.bytes_of_a_database(device)
         return max(_bytes_of(self.two_records, device), _bytes_of(self.sums.statistic, device))
 
     @property
     def records(self) -> TreeSpec:
-        """Structure, shapes and dtypes of a database."""
+        """Returns the structure, shapes and dtypes of a database."""
         return self.target.inputs.argument(0)
 
     @property
     def n(self) -> int:
-        """Records of a database."""
+        """Returns the number of records of a database."""
         return self.oracle.outputs.leaves[0].shape[0] - 1
 
     @property
     def positions_sampled(self) -> int:
-        """Number of positions that are sampled separately."""
+        """Returns the number of positions that are sampled separately."""
         return self.n if self.positions == "each" else 1
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The shape of the numbers that `distance` returns for a pair."""
+        """Returns the shape of the numbers that `distance` returns for a pair."""
         return ()
 
     @property
     def distance_dtype(self) -> np.dtype:
-        """The float dtype of a distance."""
+        """Returns the float dtype of a distance."""
         return compute_dtype(self.norm.outputs.leaves[0].dtype)
 
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The distance of pair `index`, and the resolution of its value.
+        """Returns the distance of pair `index`, and the resolution of its value.
 
         `position` is the changed record if positions="each", and ignored otherwise.
         """
@@ -296,24 +297,28 @@ class RandomPair:
         return self.distance_by_sums(key, index, self._changed(key, index, position))
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """The distance of pair `index`, from its two values; a subclass may return several."""
+        """Returns the distance of pair `index`, given its two values.
+
+        A subclass may return several.
+        """
         del key, index
         return distance(self.norm, value, other)
 
     def databases(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[Database, Database]:
-        """The two databases of pair `index`."""
+        """Returns the two databases of pair `index`."""
         changed = self._changed(key, index, position)
         return neighboring_pair(written(self.records_of(key, index)), changed)
 
     def values(
         self, index: jax.Array, database: Database, neighbor: Database
     ) -> tuple[Value, Value]:
-        """The target's values on the two databases of pair `index`."""
+        """Returns the target's values on the two databases of pair `index`."""
         if self.calls_host or not self.target.has_loops:
             return self._one_by_one(index, database, neighbor)
-        # A GPU starts kernels at every step of a loop, so both databases share one loop.
+        # A GPU starts kernels at every step of a loop, so one loop computes the values of both
+        # databases.
         return lax.platform_dependent(
             index, database, neighbor, cpu=self._one_by_one, default=self._together
         )
@@ -327,13 +332,14 @@ class RandomPair:
     def _together(
         self, index: jax.Array, database: Database, neighbor: Database
     ) -> tuple[Value, Value]:
-        del index  # Only code on the host needs the index, and there is none here.
+        # Only code on the host needs the index, and this target does not run on the host.
+        del index
         both = jax.vmap(self.target)(jax.tree.map(lambda *x: jnp.stack(x), database, neighbor))
         value, other = (jax.tree.map(lambda x, i=i: x[i], both) for i in (0, 1))
         return value, other
 
     def resolution(self, value: Value) -> jax.Array:
-        """The norm of a unit in the last place of every coordinate of the target's value."""
+        """Returns the norm of a unit in the last place of every coordinate of the value."""
         if self.shape is not None:
             return self.shape.resolution(value)
         return resolution("range" if self.in_range else self.norm, value)
@@ -346,7 +352,7 @@ class RandomPair:
     def distance_by_sums(
         self, key: Key, index: jax.Array, changed: jax.Array | int
     ) -> tuple[jax.Array, jax.Array]:
-        """The distance of pair `index` by a shortcut, and the resolution of its value.
+        """Returns the distance of pair `index` by a shortcut, and the resolution of its value.
 
         Two records do not determine the value, so with `two_records` the resolution is returned
         as 0.
@@ -361,7 +367,7 @@ class RandomPair:
         return moved, jnp.zeros_like(moved)
 
     def records_of(self, key: Key, index: jax.Array) -> Database:
-        """The n + 1 records of a pair."""
+        """Draws the n + 1 records of a pair."""
 
         def records(key: Key, index: jax.Array) -> Database:
             return self.oracle(jax.random.fold_in(key, index), origin=sampled(Role.ORACLE, index))
@@ -369,14 +375,14 @@ class RandomPair:
         return drawn(records, key, index)
 
     def random_position(self, key: Key, index: jax.Array) -> jax.Array:
-        """A position for pair `index`, drawn uniformly."""
+        """Draws a position for pair `index` uniformly."""
         n = self.n
         return drawn(lambda k, i: jax.random.randint(position_key(k, i), (), 0, n), key, index)
 
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """A cache entry: a list that is empty until the caller appends the pair with its shortcuts.
+    """Returns a cache entry: a list, empty until the caller appends the pair with its shortcuts.
 
     Programs compare equal if they compute the same function.
     """
@@ -385,7 +391,7 @@ def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list
 
 
 def position_key(key: Key, index: jax.Array) -> Key:
-    """A key for all draws about a pair except its records."""
+    """Returns a key for all draws about a pair except its records."""
     return jax.random.fold_in(jax.random.fold_in(key, _POSITION_DOMAIN), index)
 
 
@@ -399,7 +405,7 @@ def _spec(key: Key) -> jax.ShapeDtypeStruct:
 
 
 def _traced_oracle(oracle: Oracle, key: Key, n: int) -> Program:
-    """The oracle's program for n + 1 records: a database and a replacement record."""
+    """Traces the oracle for n + 1 records: a database, and a record that replaces one of it."""
     try:
         program = Program.trace("oracle", lambda key: oracle(key, n + 1), _spec(key))
     except Exception as error:
@@ -437,7 +443,7 @@ def _check_oracle(program: Program, n: int) -> None:
 
 
 def _check_shape(shape: NoiseShape, key: Key, target: Program) -> None:
-    """Refuses a noise shape for other values, or one that was learned from the same pairs."""
+    """Refuses a noise shape that is for other values or was learned from the same pairs."""
     shape.check_fits(target.outputs.tree())
     if not _checks.is_traced(key) and shape.sampled_with == digest(jax.random.key_data(key)):
         raise ValueError(

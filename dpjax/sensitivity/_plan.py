@@ -1,6 +1,6 @@
-"""Plans of samplings: traced programs, operating point, chunk size and identity.
+"""Plans a sampling: traces its programs, and determines operating point, chunk size and identity.
 
-A chunk is a number of pairs that a device computes at once. The bits of its distances are
+A chunk is a number of pairs that a device computes at once. The bits of the distances are
 reproducible.
 """
 
@@ -33,7 +33,7 @@ from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS, RandomPair
 # If only gamma is given, the default m is this many times the least feasible m. With the least m,
 # the estimate would be the largest of all sampled distances, and the noise would be larger.
 PAIRS_OVER_LEAST = 10
-# Code on the host is slow. Its chunks are small, so that progress bars advance and checkpoints are
+# Code on the host is slow, so its chunks are small. Then progress bars advance and checkpoints are
 # written often.
 _LEAST_HOST_CHUNKS, _LEAST_HOST_PAIRS = 16, 64
 _STEPS = 32  # The largest number of chunk sizes, because every size compiles another program.
@@ -44,7 +44,7 @@ _TOO_LARGE, _SMALLER = "RESOURCE_EXHAUSTED", 1 / 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sampling:
-    """Pairs to draw on the devices of one or several processes.
+    """A sampling: the pairs to draw on the devices of one or several processes.
 
     Attributes:
         key: a threefry key, placed where this host's devices can use it.
@@ -62,10 +62,10 @@ class Sampling:
     def of(
         cls, key: jax.Array, pair: RandomPair, layout: Layout, team: Team, *more: object
     ) -> Self:
-        """Places the key on devices. Refuses processes whose calls differ."""
+        """Makes a sampling, with its key on devices. Refuses processes whose calls differ."""
         made = cls(placed(key, layout), pair, layout, team, *more)
-        # If the calls differed, the processes would combine chunks of different samplings, and a
-        # mismatch would go undetected.
+        # Processes with different calls would combine chunks of different samplings without
+        # noticing it.
         if len(layout.local) < len(layout.devices) and len(team.meet(digest(made.run))) > 1:
             raise ValueError(
                 "processes must make the same call, with one key, target, oracle and size, and"
@@ -77,12 +77,12 @@ class Sampling:
 
     @functools.cached_property
     def words(self) -> np.ndarray:
-        """The words of the key, on the host."""
+        """Returns the words of the key, on the host."""
         return np.asarray(jax.random.key_data(self.key))
 
     @functools.cached_property
     def run(self) -> dict[str, str | int]:
-        """Everything that determines the bits of the distances. A checkpoint must match it."""
+        """Returns all facts that determine the bits of distances. A checkpoint must match them."""
         return {
             "key": digest(self.words),
             "target": self.pair.target.fingerprint,
@@ -113,7 +113,7 @@ class Plan(Sampling):
 
     @functools.cached_property
     def identity(self) -> str:
-        """A hash, which is equal for samplings that draw equal pairs and select the same rank."""
+        """Returns a hash that is equal for samplings of equal pairs and the same rank."""
         programs = (program.fingerprint for program in self.pair.programs)
         return digest(self.words, *programs, self.pair.positions, self.point)
 
@@ -128,10 +128,10 @@ def point_of_each(
     over_least: int = PAIRS_OVER_LEAST,
     most: int = MOST_SAMPLED_PAIRS,
 ) -> tuple[OperatingPoint, float | None]:
-    """The operating point of each position, and the confidence of all positions together."""
+    """Returns the operating point of each position, and the confidence of all of them together."""
     stated = operating_point(m=m, gamma=gamma, method=method, confidence=confidence).confidence
-    # By a union bound, the statements about all positions are true together, so the statement about
-    # the worst position is true.
+    # By a union bound, the statements about all positions are true together with the stated
+    # confidence. So the statement about the worst position is true, too.
     each = confidence_of_each(stated, positions)
     point = operating_point(m=m, gamma=gamma, method=method, confidence=each)
     if m is None:
@@ -145,7 +145,7 @@ def point_of_each(
 def pairs_in_a_chunk(
     pair: RandomPair, m: int, chunk_size: int | None, device: Device | None
 ) -> int:
-    """The number of pairs in a chunk, at most m. It depends only on programs, m and the device."""
+    """Returns the number of pairs in a chunk, which depends only on programs, m and the device."""
     if chunk_size is not None:
         most = _checks.integer("chunk_size", chunk_size, least=1)
         return size_of_parts(pair, m, most)
@@ -153,14 +153,15 @@ def pairs_in_a_chunk(
     if pair.calls_host:
         most = min(most, max(_LEAST_HOST_PAIRS, -(-m // _LEAST_HOST_CHUNKS)))
         return size_of_parts(pair, m, most)
-    # A few chunks get nearly equal sizes, so that the last chunk needs little padding. Sizes are
-    # multiples of a step, so that calls with many chunks use one size and one compiled program.
+    # If there are few chunks, their sizes are nearly equal, so that the last chunk needs little
+    # padding. Sizes are multiples of a step, so that calls with many chunks use the same size and
+    # the same compiled program.
     step = max(1, most // _STEPS)
     return min(m, -(-_even_part(m, most) // step) * step)
 
 
 def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | None) -> Layout:
-    """The chunks of m pairs, on the devices of a mesh."""
+    """Returns the layout of m pairs in chunks, on the devices of a mesh."""
     devices = devices_of(mesh, calls_host=pair.calls_host)
     layout = Layout(devices, m, pairs_in_a_chunk(pair, m, chunk_size, devices[0]))
     if len(layout.devices) > 1 and any(program.is_spread for program in pair.programs):
@@ -173,7 +174,7 @@ def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | Non
 
 
 def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
-    """The size of chunks of `count` pairs, at most `most`; equal sizes for code on the host."""
+    """Returns the size of chunks of `count` pairs, at most `most`, equal for code on the host."""
     if pair.calls_host:
         return _even_part(count, most)
     return min(count, most)
@@ -184,7 +185,7 @@ def _even_part(count: int, most: int) -> int:
 
 
 def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: int = 0) -> Layout:
-    """The layout, with smaller chunks if a chunk takes too much memory.
+    """Returns the layout, with smaller chunks if a chunk takes too much memory.
 
     The first chunk size is an estimate from shapes. It nearly always fits, and then the program
     compiled here is the one that will run. Sometimes XLA needs several times as much memory. Then
@@ -196,7 +197,7 @@ def layout_that_fits(key: jax.Array, pair: RandomPair, layout: Layout, probes: i
         return layout
     probing = probing_of(pair, layout.size, probes)
     key = placed(key, layout)
-    # If the key is committed to a device, the program is compiled for that device.
+    # If the key is committed to a device, the program must be compiled for that device.
     sharding = key.sharding if key.committed else None
     spec = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=sharding)
     try:

@@ -13,9 +13,9 @@ refused.
 The test of order rotates the records by a random number of places. Rotations suffice if the sampler
 replaces only the last record: a rotation can bring any position to the end, and the oracle's
 records are exchangeable. A rotation may change the values of both databases of a pair, so twice the
-largest change is added to the estimate. The proof in docs/proofs/sampled-sensitivity.md bounds how
-often a rotation changes a value by more than half of the added amount. A target that passes, such
-as a sum over neighbors in a ring, may still depend on reversals, exchanges of two records and odd
+largest change is added to the estimate. docs/proofs/sampled-sensitivity.md bounds how often a
+rotation changes a value by more than half of the added amount. A target that passes, such as a sum
+over neighbors in a ring, may still depend on reversals, exchanges of two records and odd
 permutations. But such a target treats all positions alike.
 
 The oracle's records may not be exchangeable. So the probes also replace the last record of the
@@ -63,23 +63,23 @@ from dpjax.sensitivity._pairs import RandomPair, neighboring_pair, random_rotati
 from dpjax.sensitivity._plan import Plan, size_of_parts
 
 # Rounding may change a value if its terms are added in another order, or in a batch of another
-# size. These are the largest changes that the probes accept as rounding: in units in the last
-# place, and as a fraction of the change that a replaced record causes.
+# size. These are the largest changes that the probes accept as rounding: a number of units in the
+# last place, and a fraction of the change that a replaced record causes.
 _ROUNDED_UNITS, _ROUNDED_SHARE = 16, 2**-8
-# A defect that occurs on a fraction gamma of all databases escapes 5 / gamma probes with a
+# If a defect occurs on a fraction gamma of all databases, then 5 / gamma probes miss it with a
 # probability of at most (1 - gamma)^(5 / gamma) < exp(-5) < 1 / 148.
 _LEAST_PROBES, _PROBES_TIMES_GAMMA = 32, 5
-# The probes of a sum only measure its rounding. More probes would cost more time than the shortcut
-# for sums saves.
+# The largest number of probes of a sum, which only measure its rounding. More probes would take
+# more time than the shortcut for sums saves.
 _MOST_SUM_PROBES = 4096
 # `refuse_places` refuses an oracle of independent records with a probability of at most 10^-8.
 _CERTAIN = math.log(1e8)
-# The false-alarm rate of each of the three tests that records are exchangeable.
+# The false-alarm rate of each of the three tests that the records of an oracle are exchangeable.
 _CHANCE = 3e-7
 
 
 class Findings(NamedTuple):
-    """The results of all probes. Every number is the largest one over the probed databases.
+    """The results of all probes. Each number is the maximum over all probed databases.
 
     Attributes:
         resolution: the norm of one unit in the last place of the value.
@@ -107,7 +107,7 @@ class Findings(NamedTuple):
         return Findings(*map(max, numbers, others), elsewhere=elsewhere | more)
 
     def is_rounding(self, moved: float, resolution: float) -> bool:
-        """Whether rounding alone could move a value this far."""
+        """Whether rounding alone could change a value by this distance."""
         return moved <= max(_ROUNDED_UNITS * resolution, _ROUNDED_SHARE * self.replaced)
 
     def of_all(self, team: Team) -> "Findings":
@@ -137,7 +137,7 @@ class Probes:
             self._sum = _ProbesOfSum(plan, _databases(pair, plan.point), progress=progress)
             return
         needed = -(-self._count // layout.size)
-        # If there are few chunks, all of them run the program with probes. That takes less time
+        # If there are few chunks, all of them run the program with probes. This takes less time
         # than compiling a second program without probes.
         few = not pair.calls_host and layout.chunks <= 2 * needed
         self.chunks = range(layout.chunks if few else needed)
@@ -145,7 +145,7 @@ class Probes:
         self._rotations = random_rotations(plan.words, pair.n, self._count)
 
     def rotations(self, chunks: list[int | None]) -> np.ndarray:
-        """For each device, by how many places to rotate the records of the probed databases."""
+        """Returns by how many places to rotate the records of each device's probed databases."""
         starts = np.array([self._layout.size * (chunk or 0) for chunk in chunks])[:, None]
         indices = starts + np.arange(self.probing.rows)
         return self._rotations[np.minimum(indices, self._count - 1)].reshape(-1)
@@ -155,7 +155,7 @@ class Probes:
         rows, kept = self.probing.rows, self.probing.kept
         permuted = np.asarray(probed.permuted).reshape(len(chunks), rows)
         elsewhere = _as_sampled(np.asarray(probed.elsewhere)).reshape(len(chunks), rows)
-        # If only rounding differs between a database alone and in a batch, it differs on nearly all
+        # If the values alone and in a batch differ only by rounding, they differ on nearly all
         # databases. Then the databases of the first chunk are enough.
         looks_alone = kept > LEAST_ALONE or 0 in chunks
         databases, values = jax.tree.map(np.asarray, probed[2:]) if looks_alone else (None, None)
@@ -173,7 +173,7 @@ class Probes:
         return found
 
     def sufficient(self, finished: dict[int, Finished]) -> dict[int, Finished]:
-        """The chunks of a checkpoint, except those with fewer probes than are needed now."""
+        """Returns the chunks of a checkpoint, except those with too few probes for this call."""
         return {
             chunk: x
             for chunk, x in finished.items()
@@ -197,7 +197,7 @@ class Probes:
         return found
 
     def at_another_position(self, block: Block) -> Findings:
-        """The largest finite change of a probed database's value, for one more sampled position."""
+        """Returns the largest finite change of a probed value, for one more sampled position."""
         layout, found = self._layout, Findings()
         for place, d in enumerate(layout.local):
             for chunk in layout.chunks_of(d):
@@ -225,26 +225,26 @@ class Probes:
         return found
 
     def rounding(self, found: Findings) -> float:
-        """The amount to add to the estimate for rounding, see `rounding_of_releases`."""
+        """Returns the amount to add to the estimate for rounding; see `rounding_of_releases`."""
         return rounding_of_releases(found, is_sum=self._sum is not None)
 
     @staticmethod
     def _distances(row: np.ndarray, count: int) -> np.ndarray:
-        """The distances of the first pairs of a chunk; for several norms, only the first norm."""
+        """Returns the distances of the first pairs of a chunk; of several norms, only the first."""
         return row[:count].reshape(count, -1)[:, 0]
 
     def _in(self, chunk: int) -> int:
-        """The number of probed pairs in a chunk."""
+        """Returns the number of probed pairs in a chunk."""
         return min(max(self._count - chunk * self._layout.size, 0), self._layout.size)
 
 
 def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
-    """The number of pairs whose databases are probed; 0 for a sum, which has its own databases."""
+    """Returns the number of pairs whose databases are probed; 0 for a sum, which has others."""
     return 0 if pair.sums else _databases(pair, point)
 
 
 def _databases(pair: RandomPair, point: OperatingPoint) -> int:
-    """The number of databases that are probed."""
+    """Returns the number of databases that are probed."""
     if not (pair.sums or pair.positions == "last" or touching(pair.target.jaxpr)):
         return min(point.m, LEAST_ALONE)
     wanted = max(_LEAST_PROBES, math.ceil(_PROBES_TIMES_GAMMA / point.gamma))
@@ -260,11 +260,11 @@ def _largest_finite(distances: np.ndarray) -> float:
     return float(distances[np.isfinite(distances)].max(initial=0.0))
 
 
-# Comparing the value of a database alone with its value in a batch.
+# The following functions compare the value of a database alone with its value in a batch.
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
-    """The largest distance between values from a batch and values of the same databases alone."""
+    """Returns the largest distance between values in a batch and of the same databases alone."""
     if pair.positions == "last":
         refuse_places(databases)
     leaves, structure = jax.tree.flatten(databases)
@@ -281,7 +281,7 @@ def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Where two arrays agree; a NaN agrees with a NaN."""
+    """Returns where two arrays are equal. NaN counts as equal to NaN."""
     return (x == y) | ((x != x) & (y != y))
 
 
@@ -289,24 +289,24 @@ def _equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _compiled_distances(values: Value, others: Value, equal: PyTree, *, norm: Program) -> jax.Array:
     def moved(value: Value, other: Value, equal: PyTree) -> jax.Array:
         apart = difference(value, other)
-        # The difference of two equal infinities would be NaN.
+        # The difference of two equal infinities would be NaN, so equal entries are replaced by 0.
         return length(norm, jax.tree.map(lambda e, x: jnp.where(e, 0, x), equal, apart))
 
     return jax.vmap(moved)(values, others, equal)
 
 
-# Probes of sums. They use separate databases, because the sampler never draws whole databases for a
-# sum.
+# The following class probes sums. It uses separate databases, because the sampler never draws whole
+# databases for a sum.
 
 
 class _ProbesOfSum:
-    """Probes of a sum, chunk by chunk on the devices of this host."""
+    """Runs the probes of a sum, chunk by chunk on the devices of this host."""
 
     def __init__(self, plan: Plan, count: int, *, progress: bool):
-        """Starts the first chunk of every device."""
+        """Starts the first chunk on every device."""
         pair, layout = plan.pair, plan.layout
-        # No operation of a sum mixes the lanes of a `vmap`, so its probes may use another chunk
-        # size than the sampler.
+        # No operation of a sum mixes the lanes of a `vmap`, so its probes may use a different chunk
+        # size from the sampler's.
         device = layout.devices[0]
         most = fitting(pair.bytes_of_a_database(device), device)
         self._plan, self._count, self._progress = plan, count, progress
@@ -358,13 +358,13 @@ class _ProbesOfSum:
                     found |= Findings(alone=alone)
                 done(min(left, together))
         if plan.pair.positions != "last" or plan.pair.two_records is not None:
-            elsewhere = []  # A sum treats all positions alike, so positions need no test.
+            elsewhere = []  # A sum treats all positions alike, so the positions need no test.
         self._found = found._replace(elsewhere={"sum": tuple(elsewhere)})
         return self._found
 
 
 def _first_of_all(most: int, x: jax.Array) -> np.ndarray:
-    """The first databases, with all devices and chunks joined in one axis."""
+    """Returns the first `most` databases, after joining the axes of devices and chunks."""
     return np.asarray(x).reshape(-1, *x.shape[2:])[:most]
 
 
@@ -377,7 +377,7 @@ def _compiled_probes(
     kept: int,
     devices: tuple[Device | None, ...],
 ) -> tuple[dict[str, jax.Array], Database, Value]:
-    """For every device, the distances of a chunk, its first databases, and all of its values.
+    """Returns, for every device, distances of a chunk, its first databases, and all values.
 
     `work` contains the indices of the pairs, and by how many places to rotate each database.
     """
@@ -400,8 +400,8 @@ def _compiled_probes(
 
     def probe_chunk(work: jax.Array) -> tuple[dict[str, jax.Array], Database, Value]:
         numbers, databases, values = jax.vmap(probe)(work[0], work[1].astype(jnp.int32))
-        # The barrier makes the program return the same bits that the target got. Without it, XLA
-        # would draw the databases a second time, possibly with different rounding.
+        # The barrier makes the program return the same bits that the target received. Without it,
+        # XLA would draw the databases a second time, possibly with different rounding.
         databases = lax.optimization_barrier(databases)
         return numbers, jax.tree.map(lambda x: x[:kept], databases), values
 
@@ -411,16 +411,16 @@ def _compiled_probes(
 def permuted(
     pair: RandomPair, steps: jax.Array, index: jax.Array, database: Database, value: Value
 ) -> jax.Array:
-    """How much the value of a database changes when its records are rotated."""
+    """Returns how much the value of a database changes when its records are rotated."""
     other = pair.target(rotated(database, steps), origin=sampled(Role.PERMUTED, index))
     return moved_if_finite(pair, value, other)
 
 
-# Tests that refuse a target or an oracle.
+# The following functions test the findings, and refuse a target or an oracle.
 
 
 def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
-    """The amount to add to the estimate for rounding that the sampled distances do not contain.
+    """Returns the amount to add to the estimate for rounding that sampled distances do not include.
 
     The result is twice the largest change of a value, because both values of a pair may have
     changed. The changes are between a database alone and in a batch and, for targets that ignore
@@ -469,7 +469,7 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
 
 
 def refuse_rounding(found: Findings) -> None:
-    """Refuses a target whose estimate is 0, although a probe moved its value."""
+    """Refuses a target whose estimate is 0 although a probe changed its value."""
     moved = max(found.permuted, found.alone)
     if moved > 0:
         raise ValueError(
@@ -507,7 +507,7 @@ def refuse_places(databases: Database) -> None:
 def refuse_other_places(
     found: Findings, kth: Callable[[int], float], point: OperatingPoint, *, looks: int = 1
 ) -> None:
-    """Refuses an oracle if replacing other records changes the target more than the last record.
+    """Refuses an oracle if replacing other records changes values more than replacing the last.
 
     Args:
         found: the findings of all processes.
@@ -526,7 +526,7 @@ def _all(found: Findings) -> np.ndarray:
 
 
 def _rounded_apart(found: Findings) -> float:
-    """A bound on how much rounding can change one distance between two compiled programs."""
+    """Bounds how much rounding can change one distance between two compiled programs."""
     return 2 * max(found.permuted, _ROUNDED_UNITS * found.resolution)
 
 
@@ -569,7 +569,7 @@ def chance_of_as_many(beyond: int, probed: int, m: int, k: int) -> float:
     """
     by_signs = float(scipy.special.bdtr(min(m - k, beyond), beyond, 0.5))
     top = m - k + beyond
-    # The second condition says that no more distances than expected exceed the limit.
+    # The second condition means that no more distances than expected exceed the limit.
     if k <= probed or beyond * m <= probed * top:
         return by_signs
     of_top = np.arange(max(beyond, probed - (m - top)), min(probed, top) + 1)

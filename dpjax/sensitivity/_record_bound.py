@@ -1,6 +1,7 @@
 """`record_bound`: sampled sensitivities of regularized linear classifiers, without training them.
 
-Each pair needs only the two records that differ. docs/proofs/record-bound.md has the proofs.
+The bound for a pair is computed from the two records that differ alone. docs/proofs/record-bound.md
+has the proofs.
 """
 
 import math
@@ -24,7 +25,7 @@ from dpjax.sensitivity._plan import point_of_each
 
 # Pairs are drawn in chunks of about this many bytes.
 _BYTES = 2**26
-# This factor covers the rounding errors of the last steps in float64.
+# This factor covers the rounding errors of the last few operations, in float64.
 _OUTWARD = 1 + 2.0**-40
 
 
@@ -188,7 +189,7 @@ def _lengths(
         largest = jnp.max(jnp.abs(three))
         safe = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
         found = safe * jnp.sqrt(jnp.max(jnp.sum(jnp.square(three / safe), axis=1)))
-        # On a CPU, XLA may ignore NaN in a maximum.
+        # XLA may ignore NaN in a maximum on a CPU, so this is tested separately.
         return jnp.where(jnp.all(jnp.isfinite(three)), found, jnp.inf)
 
     chunk = max(1, min(m, _BYTES // max(1, 4 * rows.largest_array, 64)))

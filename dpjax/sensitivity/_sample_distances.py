@@ -97,7 +97,7 @@ def sample_distances(
 
 
 def _on_the_host(sampling: Sampling) -> jax.Array:
-    """Runs the compiled program of `sample_sensitivity`, so that the bits are the same."""
+    """Runs the compiled program of `sample_sensitivity`, so that distances have the same bits."""
 
     def at(position: int) -> jax.Array:
         block, _ = sample_block(sampling, position=position)

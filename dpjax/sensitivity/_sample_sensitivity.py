@@ -1,4 +1,4 @@
-"""`sample_sensitivity`: the estimate, an order statistic of sampled distances, and its checks.
+"""`sample_sensitivity`: an order statistic of sampled distances as an estimate, and its checks.
 
 Nothing here is private, because all databases are drawn from the oracle. So the checks may depend
 on sampled values.
@@ -40,9 +40,9 @@ from dpjax.sensitivity._probes import (
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Defaults with `until`: the largest number of pairs, as a multiple of the least m and in total; and
-# the least number of chunks (sampling can end only after a chunk). Memory for all distances is
-# allocated at the start: at most 256 MiB.
+# Defaults if `until` is given: the largest number of pairs, as a multiple of the least m and in
+# total; and the least number of chunks, because sampling can end only after a chunk. Memory for all
+# distances is allocated at the start: at most 256 MiB.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -207,8 +207,8 @@ def sample_sensitivity(
         method = "anytime"
     each, stated = confidence, None
     if several:
-        # A marginal statement need not be split among oracles: for each oracle, the largest of all
-        # estimates covers at least as many pairs as the oracle's own estimate.
+        # A marginal confidence need not be divided among oracles: for each oracle, the largest of
+        # all estimates covers at least as many pairs as the oracle's own estimate.
         point = operating_point(m=m, gamma=gamma, method=method, confidence=confidence)
         stated = point.confidence
         each = confidence_of_each(stated, len(oracles))
@@ -217,8 +217,8 @@ def sample_sensitivity(
         path = checkpoint
         if several and checkpoint is not None:
             path = f"{os.fspath(checkpoint)}.oracle-{j}"
-        # If an error is raised inside this block, the other processes of the mesh raise an error,
-        # too.
+        # If an error is raised inside this block, the other processes of the mesh also raise an
+        # error.
         with together(mesh) as team:
             own = sampling_key(key)
             _checks.host_only(
@@ -251,7 +251,7 @@ def sample_sensitivity(
 
 
 class _Sample(NamedTuple):
-    """An estimate, and everything else that goes into the `Sensitivity`.
+    """An estimate, and everything else from which the `Sensitivity` is made.
 
     Attributes:
         plan: the sampling, with its final operating point.
@@ -273,10 +273,10 @@ class _Sample(NamedTuple):
 def _sampled(
     plan: Plan, path: str | os.PathLike[str] | None, until: float | None, *, progress: bool
 ) -> _Sample:
-    """Draws the pairs of all positions, and selects the estimate of the worst one."""
+    """Draws the pairs of all positions, and selects the estimate of the worst position."""
     store = None if path is None else Checkpoint(path, plan.run)
-    # Looking at distances before sampling ends, even to show them in the progress bar, is valid
-    # only if the operating point is "anytime".
+    # Inspecting distances before sampling ends, even to show them in the progress bar, is valid
+    # only if the method is "anytime".
     may_look = plan.point.method == "anytime" and jax.process_count() == 1
     watch = Watch(plan.point, until or 1.0) if until or (progress and may_look) else None
     with saying_what_is_kept(functools.partial(_what_is_kept, plan, store)):
@@ -314,18 +314,18 @@ def _sampled(
             looks=1 if watch is None else plan.layout.chunks,
         )
     if until is not None:
-        # With `until`, timing decides which pairs are drawn. So the estimate is hashed into the
-        # identity, to tell such runs apart.
+        # With `until`, the time of each chunk decides which pairs are drawn. The estimate is
+        # included in the identity, to distinguish such runs.
         identity = digest(plan.identity, estimate)
     return _Sample(plan, identity, estimate, resolution, rounding, findings)
 
 
 def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
-    """The sensitivity: the estimate plus all bounds on rounding, with a record of its origin."""
+    """Makes the sensitivity: the estimate plus all bounds on rounding, with its origin."""
     plan, estimate = sample.plan, sample.estimate
     pair, point = plan.pair, plan.point
     hidden = max(sample.resolution, sample.rounding), rounding_of_a_distance(plan, norm, estimate)
-    # If the estimate is 0 here, the caller passed allow_zero, and no probe changed the value.
+    # If the estimate is 0 here, the caller passed `allow_zero`, and no probe changed the value.
     value = sum_up((estimate, *hidden)) if estimate > 0 else 0.0
     return Sensitivity(
         value=value,
@@ -350,7 +350,7 @@ def _sensitivity(sample: _Sample, target: Target, norm: Norm) -> Sensitivity:
 
 
 def _worst(found: list[Sensitivity], confidence: float | None) -> Sensitivity:
-    """The largest sensitivity of several oracles."""
+    """Returns the largest of the sensitivities sampled from several oracles."""
     if len({(x.target, x.distance, str(x.records), str(x.outputs)) for x in found}) > 1:
         raise ValueError("oracles must draw records of the same structure, shapes and dtypes")
     worst = max(found, key=lambda x: float(x.value))
@@ -386,7 +386,7 @@ def _check_until(until: float, gamma: float | None, method: Method, positions: P
 
 
 def rounding_of_a_distance(plan: Plan, norm: Norm, estimate: float) -> float:
-    """How much a norm of a difference of integers may lose by rounding in floats.
+    """Bounds how much the norm of a difference of integers may decrease by rounding in floats.
 
     Integers below 1 / eps are exact in floats, so there is no error except for l2. For larger
     integers, the cast of each nonzero coordinate may round, and so may its addition. The l2 norm

@@ -64,7 +64,7 @@ class NoiseShape:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of all attributes."""
+        """Returns a hash of all attributes."""
         shapes = [(leaf.shape, leaf.dtype.name) for leaf in self.outputs.leaves]
         structure = str(self.outputs.structure)
         return digest(self.inverse, self.bits, self.unit, structure, shapes, self.sampled_with)
@@ -84,16 +84,16 @@ class NoiseShape:
 
     @property
     def largest_value(self) -> float:
-        """The largest magnitude of a coordinate; larger magnitudes are clamped to this value."""
+        """Returns the largest magnitude of a coordinate. Larger magnitudes are clamped to it."""
         return 2.0 ** (VALUE_BITS + self.unit)
 
     @functools.cached_property
     def log_determinant(self) -> float:
-        """Log |det A^-1|, by which the map changes a log density."""
+        """Returns log |det A^-1|, by which the map changes a log density."""
         return -float(np.linalg.slogdet(self.matrix)[1])
 
     def check_fits(self, value: Value) -> None:
-        """Refuses values whose structure or shapes differ from `outputs`."""
+        """Raises an error for values whose structure or shapes differ from `outputs`."""
         got = TreeSpec.of(value)
         if got.form != self.outputs.form:
             raise ValueError(
@@ -113,7 +113,8 @@ class NoiseShape:
         Returns:
             Shape (d,), of the widest float dtype of the value.
         """
-        # The barrier keeps XLA from fusing the grid's rounding with the computation of the value.
+        # The barrier prevents XLA from fusing the rounding to the grid with the computation of the
+        # value.
         leaves = lax.optimization_barrier(jax.tree.leaves(value))
         units = [round_to_grid(leaf.reshape(-1), self.unit) for leaf in leaves]
         whole = Limbs(*map(jnp.concatenate, zip(*units, strict=True)))
@@ -161,7 +162,7 @@ class NoiseShape:
 def shape_of(
     matrix: np.ndarray, outputs: TreeSpec, unit: float, sampled_with: str | None
 ) -> NoiseShape:
-    """A `NoiseShape` near a positive definite matrix, on a grid no coarser than `unit`."""
+    """Returns a `NoiseShape` near a positive definite matrix, on a grid as fine as `unit`."""
     size = len(matrix)
     wanted = np.linalg.inv(matrix)
     most = min(_MOST_ENTRY_BITS, _ROW_BITS - (size - 1).bit_length())
@@ -175,18 +176,19 @@ def shape_of(
         )
     exact = np.linalg.inv(inverse / 2.0**bits)
     found = NoiseShape((exact + exact.T) / 2, inverse, bits, exponent, outputs, sampled_with)
-    # Compiled programs contain copies of both arrays, so later changes would be ignored.
+    # Compiled programs contain copies of both arrays, so later changes would have no effect. So the
+    # arrays are made read-only.
     for array in (found.matrix, found.inverse):
         array.setflags(write=False)
     return found
 
 
 def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
-    """The product of an integer matrix and a vector, digit by digit so that int32 suffices."""
+    """Multiplies an integer matrix and a vector, digit by digit so that int32 suffices."""
     places = range(0, VALUE_BITS + 1, _DIGIT_BITS)
     shifted = (_limbs.shift_right(vector, jnp.uint32(place)) for place in places)
     digits = [limbs.low.astype(jnp.int32) for limbs in shifted]
-    # The last digit carries the sign.
+    # The last digit has the sign.
     digits = [*(digit & np.int32(2**_DIGIT_BITS - 1) for digit in digits[:-1]), digits[-1]]
     products = lax.dot(
         jnp.stack(digits), jnp.asarray(matrix.T), preferred_element_type=np.dtype("int32")
@@ -199,7 +201,10 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 
 
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
-    """Casts to float16 or bfloat16 if the target returned it. Integers become wider floats."""
+    """Casts to float16 or bfloat16 if the target returned this dtype.
+
+    Integers stay wider floats.
+    """
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
 

@@ -1,4 +1,4 @@
-"""Targets f(D) = finish(sum over records of a statistic), and a shortcut for their distances.
+"""Targets f(D) = finish(sum over records of a statistic), with a shortcut for their distances.
 
 If `finish` is affine, the distance depends only on two records: the replaced record and its
 replacement.
@@ -23,21 +23,21 @@ from dpjax._tracing._walks import Equation, aval, bind, called, names, run, spec
 from dpjax.sensitivity._norms import difference, distance, length
 
 _WIDER = {"int2": "int8", "int4": "int8", "uint2": "uint8", "uint4": "uint8"}
-# Primitives that move or copy the elements of their operand.
+# Primitives that move or copy the elements of their operand, without arithmetic.
 _MOVES = names("reshape broadcast_in_dim transpose slice rev squeeze expand_dims copy copy_p")
-# Primitives that add, or negate, the elements of their operand.
+# Primitives that add or negate the elements of their operand.
 _LINEAR = names("reduce_sum cumsum neg")
 # Primitives that add, subtract or concatenate several operands.
 _SUMS = names("add sub add_any concatenate")
-# Primitives that select elements of their first operand, at indices in the other operands.
+# Primitives that select elements of their first operand, at indices given by the other operands.
 _CHOICES = names("gather dynamic_slice")
-# An array, and whether it depends on the inputs. If it does, the array is only the linear part of
-# the value.
+# An array, and whether it depends on the inputs of the program. If it does, the array contains only
+# the linear part of the value.
 _Known: TypeAlias = tuple[jax.Array, bool]
 
 
 def sum_of_rows(x: jax.Array) -> jax.Array:
-    """The sum over the leading axis; integers too narrow for `jnp.sum` are widened."""
+    """Sums over the leading axis. Integers that are too narrow for `jnp.sum` are widened."""
     wider = _WIDER.get(x.dtype.name)
     return jnp.sum(x if wider is None else x.astype(wider), axis=0)
 
@@ -73,7 +73,7 @@ class Summable:
         return self.finish_sum(total, len(jax.tree.leaves(database)[0]))
 
     def finish_sum(self, total: PyTree, n: int) -> Value:
-        """The value, from the sum over n records."""
+        """Computes the value from the sum over n records."""
         if self.average:
             total = jax.tree.map(lambda x: x / n, total)
         return self.finish(total)
@@ -81,7 +81,7 @@ class Summable:
 
 @dataclasses.dataclass(frozen=True)
 class SumOfRecords:
-    """A target in two parts: the statistic of a record, and the function of their sum.
+    """The traced parts of a target: the statistic of a record, and the function of the sum.
 
     Attributes:
         statistic: maps a record to an array.
@@ -109,13 +109,13 @@ class SumOfRecords:
         return cls(statistic, finish, is_affine(finish.jaxpr), n)
 
     def distance_of_records(self, norm: Norm, old: PyTree, new: PyTree) -> jax.Array:
-        """The distance when `old` is replaced by `new`, for an affine finish."""
+        """Returns the distance when `old` is replaced by `new`, if `finish` is affine."""
         statistics = self.statistic(new), self.statistic(old)
         moved = difference(*statistics)
         leaves = linear_part(self.finish.jaxpr, jax.tree.leaves(moved))
         found = length(norm, jax.tree.unflatten(self.finish.outputs.structure, leaves))
         # A sum of n integers of this magnitude might exceed the range of its dtype and wrap around.
-        # Then the distance is unknown, and counts as infinite.
+        # Then the distance is not known, and counts as infinite.
         totals = self.finish.inputs.argument(0).leaves
         wraps = jnp.zeros((), bool)
         for statistic in statistics:
@@ -129,7 +129,7 @@ class SumOfRecords:
     def distance(
         self, norm: Norm, records: Database, position: jax.Array | int
     ) -> tuple[jax.Array, Value]:
-        """The distance and the value for any finish, from all n + 1 records.
+        """Returns the distance and the value for any `finish`, from all n + 1 records.
 
         Both databases share n - 1 records, and the sum over these is computed once. Then the
         replaced record is added for one database, and its replacement for the other.
@@ -153,7 +153,7 @@ class SumOfRecords:
         return distance(norm, value, other), value
 
 
-# Affine programs.
+# The following functions recognize and evaluate affine programs.
 
 
 class NotAffineError(Exception):
@@ -161,7 +161,7 @@ class NotAffineError(Exception):
 
 
 def is_affine(program: jex.ClosedJaxpr) -> bool:
-    """Whether every primitive of a program of real arrays is affine in the inputs.
+    """Whether every primitive of a program on real arrays is affine in the inputs.
 
     Derivatives cannot decide this: rounding has the derivative 0, but is not affine.
     """
@@ -217,19 +217,20 @@ def _apply(equation: Equation, operands: list[_Known]) -> list[_Known]:
             raise NotAffineError(name)
         return [(values[0] if old == new else values[0].astype(new), True)]
     if not jnp.issubdtype(aval(equation.outvars[0]).dtype, jnp.floating):
-        raise NotAffineError(name)  # Integer arithmetic wraps around, and its division rounds.
-    # The linear part is in floats even if the program computes with integers, so constants become
-    # floats.
+        # Integer arithmetic wraps around, and integer division rounds, so neither is affine.
+        raise NotAffineError(name)
+    # The linear part is computed in floats even if the program computes with integers, so constants
+    # are converted to floats.
     dtype = next(x.dtype for x, d in operands if d)
     if name in _SUMS:
-        # Added constants cancel in f(x) - f(0).
+        # Added constants cancel in f(x) - f(0), so they are replaced by 0.
         values = [x if d else jnp.zeros_like(x, dtype) for x, d in operands]
     else:
         by_one = name in ("mul", "dot_general") and sum(depends) == 1
         by_first = (name == "div" or name in _CHOICES) and depends[0] and not any(depends[1:])
         if not (name in _LINEAR or by_one or by_first):
             raise NotAffineError(name)
-        # The other operands of `_CHOICES` are indices, which stay integers.
+        # In `_CHOICES`, the other operands are indices, which stay integers.
         if name not in _CHOICES:
             values = [x if d else jnp.asarray(x).astype(dtype) for x, d in operands]
     return [(x, True) for x in bind(equation, parameters, values)]
