@@ -1,7 +1,8 @@
-"""The walk under add-or-remove-one, for records in a public number of slots.
+"""Proofs under add-or-remove-one, for records in a public number of slots.
 
-Let D' contain all records of D except one, in any slots. Let E be D after the slot of that record
-is emptied. Then D' is a permutation of E. So ||f(D) - f(D')|| is at most the sum of two distances:
+Let D' contain all records of D except one, in any order of slots. Let E be the database D after the
+slot of that record is emptied. Then D' is a permutation of E. So ||f(D) - f(D')|| is at most the
+sum of two distances:
 
 1. from f(D) to f(E): one row becomes the row of an empty slot;
 2. from f(E) to f(D'): the rows are permuted.
@@ -48,12 +49,16 @@ from dpjax.proving._value import (
 )
 from dpjax.proving._walk import Step, Walk
 
-# Functions of single entries with a lemma, and the place of the array of entries.
+# Functions that treat the entries of an array separately and that have a lemma, with the index of
+# the operand that has these entries.
 _LOOK_UPS = {"searchsorted": 1, "_interp": 0}
 
 
 def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[Tracked]:
-    """The records' abstract values after the clamp, which fills empty slots with a public row."""
+    """Returns the abstract values of the records after the clamp.
+
+    The clamp fills empty slots with a public row.
+    """
     return [
         _within_rows(Tracked(x, _filled(x, number), Slots(0)))
         for x, number in zip(clamped, public.empty_row, strict=True)
@@ -61,7 +66,7 @@ def inputs_of(clamped: Sequence[Abstract], public: PaddedRecordBounds) -> list[T
 
 
 def _filled(x: Abstract, number: float) -> Abstract:
-    """The abstract value of an array in which every entry is the same public number."""
+    """Returns the abstract value of an array whose entries all equal a public number."""
     ends, none = np.full(x.low.shape, number), np.zeros(x.low.shape)
     still = Difference(none, 0.0, 0.0, 0.0)
     count = math.prod(x.shape[1:])
@@ -73,10 +78,10 @@ def _filled(x: Abstract, number: float) -> Abstract:
 
 
 class PaddedWalk(Walk):
-    """A walk that computes `Tracked` values."""
+    """A walk of a program whose abstract values are `Tracked`."""
 
     def known(self, array: object) -> Tracked:
-        """The value of a constant, which no permutation of records changes."""
+        """Returns the abstract value of a constant, which no permutation of records changes."""
         value = constant(array)
         numbers = np.abs(np.append(value.low, value.high))
         if ((numbers > 0) & (numbers < rounding.tiny(value.dtype))).any():
@@ -92,18 +97,21 @@ class PaddedWalk(Walk):
         return dataclasses.replace(value, value=facts.of(value.value))
 
     def improved(self, *situation: Any) -> None:
-        """Applies no lemma, because lemmas do not say how results depend on slots."""
+        """Applies no lemma, because lemmas do not say how a result depends on the slots."""
 
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """Does not cut ranges into cells: cells do not say how results depend on slots."""
+        """Returns `outputs` unchanged.
+
+        Ranges are not cut into cells, because cells do not say how a result depends on the slots.
+        """
         return outputs
 
     def outputs(
         self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Tracked]
     ) -> list[Tracked]:
-        """The values of an operation's results, by its inner program or by its rules."""
+        """Returns the values of an operation's results, by its inner program or by its rules."""
         if inner := called(equation):
             found = self._exact_sum(equation, inner, operands)
             found = found or self._looked_up(equation, inner, operands)
@@ -113,7 +121,7 @@ class PaddedWalk(Walk):
         try:
             rows = Walk().ruled(equation, [x.empty for x in operands])
         except RefusalError:
-            # The ranges of the values contain every row, including the row of an empty slot.
+            # The ranges in `values` include every row, also the row of an empty slot.
             rows = values
         operation, made = operation_of(equation.primitive.name), list[Tracked]()
         for value, row in zip(values, rows, strict=True):
@@ -124,7 +132,7 @@ class PaddedWalk(Walk):
             applied = Applied(equation.params, operands, value)
             slots = placed(operation.slots, applied)
             tighter = operation.tighter(applied) if operation.tighter else value
-            # Equal numbers at equal places give equal results. Sums of integers are exact.
+            # Equal numbers at equal indices give equal results, and sums of integers are exact.
             exact = value.dtype.kind in "iub" and value.apart == 0
             fixed = slots.axis is None and (exact or all(x.fixed for x in operands))
             made.append(_within_rows(Tracked(tighter, row, slots, fixed)))
@@ -133,9 +141,11 @@ class PaddedWalk(Walk):
     def _looked_up(
         self, equation: Equation, inner: Any, operands: list[Tracked]
     ) -> list[Tracked] | None:
-        """The value of `searchsorted` or `interp` of each entry, or in records that were sorted.
+        """Returns the value of `searchsorted` or `interp`, for each entry or in sorted records.
 
-        Both treat each entry of their array alike, and all other operands are public.
+        The result is None if the operation is neither, or is not supported.
+
+        Both functions treat all entries of their array alike, and all other operands are public.
         """
         name = str(equation.params.get("name"))
         moving = [x for x in operands if not x.value.is_known]
@@ -158,7 +168,7 @@ class PaddedWalk(Walk):
     def _exact_sum(
         self, equation: Equation, inner: Any, operands: list[Tracked]
     ) -> list[Tracked] | None:
-        """The value of an exact sum; None if the inner program is not an exact sum."""
+        """Returns the value of an exact sum; None if the inner program is not an exact sum."""
         if (kind := kind_of(equation, inner)) is None:
             return None
         if isinstance(kind, ExactVariance):
@@ -173,15 +183,18 @@ class PaddedWalk(Walk):
         else:
             place, found = scattered(applied), tight_exact_sums(applied)
         self.steps.append(Step(self.depth, kind.title, self.line, found, self.path))
-        # Equal terms have equal integers, whose exact sum is rounded once.
+        # Equal terms are rounded to equal integers, whose exact sum is rounded once.
         fixed = place.axis is None and all(not x.value.apart for x in operands)
         return [_within_rows(Tracked(found, row, place, fixed))]
 
 
 def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
-    """The largest norm of a vector of integers that does not exceed a bound.
+    """Returns the largest norm that a vector of integers can have within `bound`.
 
-    The bound was rounded up. For integers, rounding it down to a possible norm is exact.
+    If some outputs are not integers, it returns `bound`.
+
+    The bound was rounded up. The possible norms of vectors of integers are known, so rounding the
+    bound down to the nearest of them makes it exact again.
     """
     if not all(x.value.whole for x in outputs) or bound > 2.0**20:
         return bound
@@ -192,10 +205,10 @@ def whole_norm(bound: float, outputs: Sequence[Tracked], norm: str) -> float:
 
 
 def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
-    """How much the outputs change if a slot is emptied, and if the records are permuted.
+    """Returns how much the outputs change if a slot is emptied, and if records are permuted.
 
     Raises:
-        RefusalError: if an output has one entry per slot, and so reveals the slots of records.
+        RefusalError: if an output has one entry per slot, and so reveals which slots have records.
     """
     if any(x.slots.axis is not None for x in outputs):
         raise RefusalError(
@@ -214,9 +227,12 @@ def moves(outputs: Sequence[Tracked], norm: str) -> tuple[float, float]:
 
 
 def _within_rows(x: Tracked) -> Tracked:
-    """A tighter bound: a row that is emptied or filled changes by at most the sum of two norms."""
+    """Returns a tighter bound on the change of a row that is emptied or filled.
+
+    The change is at most the sum of the norms of the two rows.
+    """
     axis, value = x.slots.axis, x.value
-    if axis is None:  # Without rows of records, there is no row of an empty slot.
+    if axis is None:  # Without rows of records, there is also no row of an empty slot.
         return dataclasses.replace(x, empty=value)
     if value.axis != axis or value.nan:
         return x

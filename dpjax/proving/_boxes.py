@@ -1,10 +1,10 @@
-"""Splits the box of one record into small boxes, to bound how much a record changes a sum.
+"""Splits the box of a record into small boxes, to bound how much a record changes a sum.
 
 Let g(x) be the row that a program computes from record x alone. Replacing x by y changes this row
-from g(x) to g(y). Every record is in one of the boxes, so max |g(x) - g(y)| is at most the largest
-bound over pairs of boxes. A box is dropped once its bound with every other box is at most a
-threshold, and the result is never below the threshold. So the result is right whenever the search
-stops, and for any threshold. docs/proofs/boxes.md has the proof.
+from g(x) to g(y). Every record is in one of the boxes, so max ||g(x) - g(y)|| is at most the
+largest bound over all pairs of boxes. A box is dropped when its bound with every other box is at
+most a threshold, and the final bound is never below this threshold. So the final bound is valid for
+any threshold, and whenever the search stops. docs/proofs/boxes.md has the proof.
 """
 
 import contextlib
@@ -36,26 +36,26 @@ from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import Abstract, RefusalError, Tighter, difference
 
 Array = np.ndarray
-# Limits on the number of boxes that a device encloses in one call, of boxes that are kept, of pairs
-# of boxes, and of entries in a table of pairs.
+# Limits: the number of boxes for which a device bounds g in one call, the number of boxes that are
+# kept, the number of pairs of boxes, and the number of entries in a table of pairs.
 _AT_ONCE, _MOST_BOXES, _MOST_PAIRS, _MOST_NUMBERS = 2**13, 2**18, 2**25, 2**24
-# The usual number of floats that a device computes in one call, which takes about a second; and the
-# largest number, which takes a few GB of memory. A program that needs more is refused.
+# The usual number of floats that a device computes in one call, which takes about a second. Then
+# the largest number, which takes a few GB of memory. A program that needs more is refused.
 _MANY_NUMBERS, _TOO_MANY_NUMBERS = 2**24, 2**27
-# Coordinates that are moved to their ends, to find values that are far apart.
+# The number of coordinates that are moved to their ends in the search for a pair of distant values.
 _MOST_MOVED = 16
-# Boxes are dropped when they are this close to the distance of two records, and the search stops
-# when all are nearly as close.
+# A box is dropped if its bound is within the factor CLOSE of the distance of two known records. The
+# search stops when the bounds of all remaining boxes are within the factor ENOUGH.
 CLOSE, ENOUGH = 1.001, 1.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-    """Boxes of one record, with bounds on g over each box.
+    """Boxes that contain possible records, with bounds on g over each box.
 
     Attributes:
-        low: lower ends, of shape (boxes, coordinates of a record).
-        high: upper ends.
+        low: the lower ends of the boxes, of shape (boxes, coordinates of a record).
+        high: the upper ends.
         least: lower bounds on g, of shape (boxes, entries of g).
         most: upper bounds on g.
     """
@@ -78,11 +78,11 @@ class Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinates:
-    """The coordinates of a record in each array of a database, and how boxes of them are halved.
+    """The coordinates of a record, over all arrays of a database, and how to halve their boxes.
 
     Attributes:
         shapes: the shape of one record in each array.
-        bounds: public bounds on each array.
+        bounds: the public bounds on the records of each array.
         dtypes: the dtype of each array.
     """
 
@@ -92,12 +92,12 @@ class Coordinates:
 
     @property
     def places(self) -> list[slice]:
-        """The coordinates of each array."""
+        """For each array, which of the coordinates it has."""
         ends = np.cumsum([0, *map(math.prod, self.shapes)]).tolist()
         return list(map(slice, ends[:-1], ends[1:]))
 
     def whole_box(self) -> tuple[Array, Array]:
-        """The box of all records, as one row of lower ends and one of upper ends."""
+        """Returns the box that contains all records: one row of lower and one row of upper ends."""
         ends = [
             np.repeat([[*_limits(bound)]], math.prod(shape), 0)
             for bound, shape in zip(self.bounds, self.shapes, strict=True)
@@ -106,9 +106,9 @@ class Coordinates:
         return low[None], high[None]
 
     def halved(self, low: Array, high: Array, axis: Array) -> tuple[tuple[Array, Array], ...]:
-        """Both halves of each box, along one given axis per box.
+        """Returns both halves of each box, cut along one given axis for each box.
 
-        They cover every record of the box.
+        Every record in a box is in one of its halves.
         """
         rows = np.arange(len(low))
         a, b = low[rows, axis], high[rows, axis]
@@ -131,13 +131,13 @@ class Coordinates:
         return (low, first), (second, high)
 
     def inside(self, low: Array, high: Array) -> Array:
-        """Which boxes may contain a record: the boxes that intersect every ball."""
+        """Returns which boxes may contain a record: those that intersect every ball of bounds."""
         found = np.ones(len(low), bool)
         for bound, dtype, place in zip(self.bounds, self.dtypes, self.places, strict=True):
             if isinstance(bound, Ball):
                 nearest = np.maximum(np.maximum(low[:, place], -high[:, place]), 0)
-                # Widen the radius as the walk does: the clamp computes the norm and scales the
-                # record with rounding.
+                # The radius is widened, as in the walk of the clamp: the clamp computes the norm
+                # with rounding, and also rounds when it scales a record.
                 count = place.stop - place.start
                 radius = bound.radius * (1 + (count + 16) * 4 * rounding.unit(dtype))
                 found &= np.sqrt((nearest**2).sum(1)) <= radius * (1 + 2.0**-30)
@@ -153,24 +153,24 @@ def _limits(bound: Bound) -> tuple[float, float]:
 
 
 class Enclosure:
-    """Encloses g over many boxes, in one compiled program."""
+    """Bounds the row g over many boxes, in one compiled program."""
 
     def __init__(
         self, ends: Callable[..., Any], coordinates: Coordinates, n: int, numbers: int
     ) -> None:
         self.coordinates, self.n = coordinates, n
         self.lanes = max(1, min(_AT_ONCE // n, _MANY_NUMBERS // numbers))
-        self.size = self.lanes * n  # The boxes of one call.
+        self.size = self.lanes * n  # The number of boxes in one call.
         self.run, self.count = jax.jit(jax.vmap(ends)), 0
 
     def __call__(self, low: Array, high: Array) -> Boxes:
-        """The boxes with these ends, and bounds on g over each box."""
+        """Returns the boxes with the given ends, and bounds on g over each box."""
         found, size = [], self.size
         with jax.enable_x64(True):
             for start in range(0, len(low), size):
                 rows = min(size, len(low) - start)
-                # Each row of the arrays is one box. In the last call, rows that are left over
-                # repeat the first box.
+                # Each row of the arrays is one box. In the last call, unused rows repeat its first
+                # box.
                 chosen = np.where(np.arange(size) < rows, start + np.arange(size), start)
                 ends = [self._leaves(x[chosen]) for x in (low, high)]
                 least, most = self.run(list(zip(*ends, strict=True)))
@@ -194,15 +194,15 @@ class Enclosure:
 
 @dataclasses.dataclass(frozen=True)
 class Diameter:
-    """The largest distance of two rows of g.
+    """Bounds on the distance of two rows of g, for any two records.
 
     Attributes:
-        bound: an upper bound in the norm of the proof.
-        each: upper bounds on the distance of two entries.
+        bound: an upper bound on the distance, in the norm of the proof.
+        each: upper bounds on the distance in each entry.
         low: lower bounds on g.
         high: upper bounds on g.
-        pair: two records whose rows are about as far apart as the rows of any two records.
-        boxes: the number of boxes that were enclosed.
+        pair: two records whose rows are nearly as far apart as those of any two records.
+        boxes: the number of boxes for which g was bounded.
     """
 
     bound: float
@@ -214,7 +214,7 @@ class Diameter:
 
 
 def norms(moves: Array, norm: str) -> Array:
-    """Norms along the last axis, rounded up."""
+    """Returns norms along the last axis, rounded up."""
     if norm == "linf":
         return moves.max(-1)
     found = moves.sum(-1) if norm == "l1" else np.sqrt((moves**2).sum(-1))
@@ -222,10 +222,10 @@ def norms(moves: Array, norm: str) -> Array:
 
 
 def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = None) -> Diameter:
-    """The largest distance of two rows of g, or of a row from the `fixed` row if it is given.
+    """Bounds the distance of any two rows of g, or of any row and the row `fixed`.
 
-    The search halves the worst boxes until the bound is close to the distance of two known records,
-    or until `time.monotonic()` reaches `end`.
+    The search halves the boxes with the largest bounds, until the bound is close to the distance of
+    two known records, or until `time.monotonic()` reaches `end`.
     """
     alive = enclose(*enclose.coordinates.whole_box())
     low, high = _hull(alive if fixed is None else alive.joined(fixed))
@@ -256,16 +256,16 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
 
 
 def _hull(boxes: Boxes, low: Any = np.inf, high: Any = -np.inf) -> tuple[Array, Array]:
-    """The range of g over all boxes, extended to contain `low` and `high`."""
+    """Returns the range of g over all boxes, extended to contain `low` and `high`."""
     least = np.minimum(boxes.least.min(0, initial=np.inf), low)
     return least, np.maximum(boxes.most.max(0, initial=-np.inf), high)
 
 
 def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
-    """Bounds on the distance of g over each box from g over any other box."""
+    """Returns, for each box, a bound on the distance of g over it from g over any other box."""
     count, entries = boxes.least.shape
-    # If there are too many pairs, neighboring boxes are grouped, and the hull of a group takes the
-    # place of its boxes.
+    # If there are too many pairs of boxes, neighboring boxes are grouped, and the bounds of a group
+    # replace those of its boxes.
     size = 1 if norm != "linf" else max(1, count)
     size = max(size, math.ceil(count * count * entries / _MOST_PAIRS))
     starts = np.arange(0, count, size)
@@ -280,20 +280,21 @@ def _scores(boxes: Boxes, norm: str, fixed: Boxes | None) -> Array:
         a, b = boxes.least[rows, None], boxes.most[rows, None]
         moves = np.maximum(b - least, most - a)
         found[rows] = norms(moves * (1 + 2.0**-40), norm).max(1)
-    return np.where(found >= 0, found, np.inf)  # NaN would be dropped by a maximum.
+    # NaN becomes infinite, because a maximum over bounds would ignore it.
+    return np.where(found >= 0, found, np.inf)
 
 
 def _can_halve(boxes: Boxes) -> Any:
-    """Whether a box is wide enough to be halved in float64."""
+    """Returns which boxes are wide enough to be halved in float64."""
     size = np.maximum(np.abs(boxes.low), np.abs(boxes.high))
     return np.any(boxes.high - boxes.low > size * 2.0**-40 + 2.0**-900, 1)
 
 
 def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: float) -> list[Boxes]:
-    """The halves of boxes. When the time is up, the remaining boxes are not halved."""
+    """Returns the halves of boxes. When `end` is reached, the remaining boxes are not halved."""
     axes = _order(enclose, boxes, scores, norm)
     low, high, parents = boxes.low, boxes.high, np.arange(len(boxes))
-    # A few boxes are halved along several axes at once.
+    # If there are only a few boxes, they are halved along several axes at once.
     for axis in axes[: max(1, int(math.log2(max(1, _AT_ONCE // 4 / len(low)))))]:
         low, high = _along(enclose.coordinates, low, high, axis)
         parents = np.repeat(parents, 2)
@@ -309,9 +310,9 @@ def _halved(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str, end: flo
 
 
 def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tuple[Array, Array]:
-    """The halves of boxes along an axis.
+    """Returns the halves of boxes along an axis.
 
-    A box without width there is halved along its widest axis.
+    A box that has no width along this axis is halved along its widest axis.
     """
     widths = high - low
     axes = np.where(widths[:, axis] > 0, axis, widths.argmax(1))
@@ -321,7 +322,7 @@ def _along(coordinates: Coordinates, low: Array, high: Array, axis: int) -> tupl
 
 
 def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[int]:
-    """The axes, sorted by how much halving the worst boxes along each axis tightens the bounds."""
+    """Returns the axes, sorted by how much halving along them tightens the worst bounds."""
     count = boxes.low.shape[1]
     rows = max(1, enclose.size // (2 * count))
     some = boxes[np.argsort(-scores)[:rows]]
@@ -338,9 +339,9 @@ def _order(enclose: Enclosure, boxes: Boxes, scores: Array, norm: str) -> list[i
 
 
 class _Farthest:
-    """The two sampled records that are farthest apart.
+    """The two records, among all sampled ones, whose rows of g are farthest apart.
 
-    They need not be the farthest of all records.
+    Some records that were not sampled may be farther apart.
     """
 
     def __init__(self, norm: str, fixed: Boxes | None, records: tuple[Array, Array]) -> None:
@@ -348,7 +349,7 @@ class _Farthest:
         self.distance, self.kept = 0.0, None
 
     def sample(self, enclose: Enclosure, boxes: Boxes) -> None:
-        """Adds the middle of each box, moved to those of its ends that bound all records."""
+        """Samples the middle of each box; coordinates at the end of their range are kept there."""
         all_ = enclose.coordinates
         low, high = all_.whole_box()
         middle = (boxes.low + boxes.high) / 2
@@ -389,7 +390,7 @@ class _Farthest:
 
 
 class Split(NamedTuple):
-    """One part of a program, the diameter of its rows, and the resulting facts for the walk."""
+    """One part of a program, bounds on the distance of its rows, and facts for the walk."""
 
     part: Part
     diameter: Diameter
@@ -404,15 +405,15 @@ def split(
     norm: str,
     end: float,
 ) -> list[Split]:
-    """Splits the box of a record, for each part of the program that is computed by record.
+    """Splits the box of a record for each part of a program that treats records separately.
 
     Args:
         jaxpr: the program after the clamp, whose last inputs are the clamped records.
         consts: its constants.
         inputs: the abstract values of the clamped records.
-        public: bounds on the records.
+        public: the bounds on the records.
         norm: the norm of the proof.
-        end: when `time.monotonic` reaches it, the search stops.
+        end: the time, as by `time.monotonic`, at which the search stops.
     """
     found = list[Split]()
     known = enclosures(jaxpr, consts, inputs, public)
@@ -429,13 +430,13 @@ def split(
 def enclosures(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[Abstract], public: RecordBounds
 ) -> list[tuple[Part, Enclosure]]:
-    """The parts of a program that can be enclosed over boxes."""
+    """Returns the parts of a program that can be bounded over boxes, each with its `Enclosure`."""
     walk = RecordWalk()
     rows = [Tracked(x, x, Slots(0)) for x in inputs]
     if isinstance(public, PaddedRecordBounds):
         rows = inputs_of(inputs, public)
-    # This walk uses no lemmas, so it may refuse the operations that combine records. The parts
-    # before them have been found by then.
+    # This walk uses no lemmas, so it may refuse an operation that combines records. By then, it has
+    # found the parts before this operation.
     with contextlib.suppress(RefusalError):
         walk.run(jaxpr, consts, [None] * (len(jaxpr.invars) - len(rows)) + rows)
     coordinates = coordinates_of(inputs, public)
@@ -455,15 +456,15 @@ def enclosures(
 
 
 def coordinates_of(inputs: Sequence[Abstract], public: RecordBounds) -> Coordinates:
-    """The coordinates of a record."""
+    """Returns the coordinates of a record."""
     bounds = list(public.leaves)
-    if isinstance(public, PaddedRecordBounds):  # The record is in its slot.
+    if isinstance(public, PaddedRecordBounds):  # `present` is 1 for a record that is in its slot.
         bounds[-1] = Interval(1.0, 1.0)
     return Coordinates([x.shape[1:] for x in inputs], bounds, [x.dtype for x in inputs])
 
 
 def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array]:
-    """The row of an empty slot, as a box."""
+    """Returns the row of an empty slot, as a box without width."""
     assert isinstance(public, PaddedRecordBounds)
     numbers = zip((*public.empty_row[:-1], 0.0), coordinates.shapes, strict=True)
     row = np.concatenate([np.full(math.prod(shape), number) for number, shape in numbers])[None]
@@ -471,7 +472,7 @@ def _empty(public: RecordBounds, coordinates: Coordinates) -> tuple[Array, Array
 
 
 def _facts(part: Part, found: Diameter, norm: str) -> Tighter:
-    """The facts about a part, in the shape of its abstract value."""
+    """Returns what is now known about a part, in the shape of its abstract value."""
     x = part.value
     assert x.axis is not None
     shape = [size for k, size in enumerate(x.shape) if k != x.axis]
@@ -491,10 +492,12 @@ def farthest_apart(
     pairs: Sequence[tuple[Array, Array]],
     norm: str,
 ) -> float:
-    """The distance of the values of two databases that differ in one record, far apart if it can.
+    """Returns the distance of the program's values on two neighboring databases.
 
-    It begins with the records of the pairs, and moves one coordinate at a time to an end or to the
-    middle: of one of both records, or of all others.
+    The search tries to make the distance large.
+
+    It starts from the given pairs of records. Then it moves one coordinate at a time to one of its
+    ends or to the middle: of the first record, of the second record, or of all other records.
     """
     leaves = jax.tree.leaves(specs)
     run = jax.jit(jex.jaxpr_as_fun(program.jaxpr))
@@ -518,7 +521,7 @@ def farthest_apart(
 
 
 def _with_others(leaves: Sequence[Any], record: Array, other: Array) -> list[Array]:
-    """A database with `record` as its first record, and `other` as all other records."""
+    """Returns a database whose first record is `record`, and whose other records are `other`."""
     found, place = [], 0
     for leaf in leaves:
         size = math.prod(leaf.shape[1:])

@@ -1,19 +1,22 @@
-"""Ranges of elementwise functions of one array, on small cells of its range.
+"""Ranges of elementwise functions of one array, on small cells of the array's range.
 
-The rule of an operation bounds the result on the whole range of its operands. This loses the
-information which operands are large together, for example in p log(p), or in where(x > c, a / x,
-a). So the walk cuts the range of an array, the *base*, into cells. For an array x that elementwise
-operations computed from the base, it keeps one interval for each cell, with this property:
+The rule of an operation bounds its result over the whole ranges of its operands. This loses the
+information which operands are large at the same time, for example in p log(p), or in where(x > c, a
+/ x, a). So the walk cuts the range of an array, the *base*, into cells. For an array x that
+elementwise operations computed from the base, it stores one interval for each cell, with this
+property:
 
-    Let t be an entry of the base, on any database, in a cell. Then every use of the entry of x at
-    the same index, on the same database, lies in the interval of this cell.
+    If an entry of the base is in a cell, on any database, then every use of the entry of x at the
+    same index, on the same database, is in the interval of this cell.
 
 The rule of an operation maps intervals of its operands to an interval of its result, cell by cell.
-Operands without cells have their whole range. So the property holds by induction. The interval of a
-cell is unknown if the result may be infinite or NaN there. A later choice may not use this cell.
+For an operand without cells, its whole range is used. So the property is true for all arrays by
+induction. The interval of a cell is marked as unknown if the result may be infinite or NaN there. A
+`select` may later exclude this cell.
 
-If x depends on the base alone and an entry of the base moves by at most d, the entry of x stays
-between the ends of the intervals of two cells that are at most d apart. That bounds its move.
+Suppose that x depends on the base alone, and that an entry of the base changes by at most d. Then
+the old and the new entry of x are in the intervals of two cells that are at most d apart. This
+bounds how much the entry of x changes.
 """
 
 import dataclasses
@@ -39,11 +42,11 @@ _FLOATS, _MOST_INTEGERS, _MOST_BASES = 256, 1024, 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Base:
-    """An array whose range is cut into equal cells.
+    """An array whose range is cut into cells of equal width.
 
     Attributes:
-        value: its abstract value.
-        width: the length of a cell; 0 if each cell is one integer.
+        value: the abstract value of the array.
+        width: the width of a cell; 0 if each cell is a single integer.
         gap: the distance between the lower ends of two successive cells.
     """
 
@@ -52,7 +55,10 @@ class Base:
     gap: float
 
     def reach(self, d: np.ndarray) -> np.ndarray:
-        """An upper bound on how many cells apart two entries are whose distance is at most d."""
+        """Returns how many cells two entries can be apart if their distance is at most `d`.
+
+        The result is an upper bound.
+        """
         if not self.width:
             return np.floor(d * (1 + 2.0**-30))
         return np.ceil(d / self.gap * (1 + 2.0**-30)) + 1
@@ -60,12 +66,12 @@ class Base:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cells:
-    """The intervals of an array.
+    """The intervals of an array, one for each cell of its base.
 
     Attributes:
-        base: the array that is cut.
-        low: the lower ends, one for each cell.
-        high: the upper ends.
+        base: the array whose range is cut into cells.
+        low: the lower end of each interval.
+        high: the upper end of each interval.
         good: whether each interval is known.
         alone: whether the array depends on the base alone.
     """
@@ -77,7 +83,7 @@ class Cells:
     alone: bool
 
     def farthest(self, d: np.ndarray) -> np.ndarray:
-        """A bound on how much the array changes where the base changes by at most d."""
+        """Bounds how much the array changes if the base changes by at most `d`."""
         count = len(self.low)
         reach = np.minimum(self.base.reach(d), count)
         found = np.zeros(np.shape(d))
@@ -90,7 +96,7 @@ class Cells:
         return np.where(np.asarray(d) > 0, found, 0.0)
 
     def over(self, x: Abstract) -> Abstract:
-        """The abstract value, tightened by the range and the moves that follow from the cells."""
+        """Returns the abstract value, tightened by the range and the change over the cells."""
         base = self.base.value
         same = base.axis == x.axis and len(base.shape) == len(x.shape)
         ends = float(self.low.min()), float(self.high.max())
@@ -98,7 +104,7 @@ class Cells:
             return meet(x, *ends)
         ds = base.changed, base.others
         changed, others = ((self.farthest(d.each), math.inf, math.inf) for d in ds)
-        # A compiler may start a sum of floats at a number that is added to it (`counted`).
+        # A compiler may start a sum of floats at a number that the program adds later (`counted`).
         exact = x.shape == base.shape and (base.whole or not base.pending.starts)
         counts = [d.count if exact else math.inf for d in ds]
         return meet(x, *ends, changed, others, counts=counts)
@@ -108,9 +114,9 @@ Held = Mapping[Base, Cells]
 
 
 def separated(x: Abstract) -> Held:
-    """The cells of an array itself, if it can be cut.
+    """Returns the cells of an array as a base, if its range can be cut; otherwise none.
 
-    Two uses of an entry may differ by `apart`. So each cell is widened by this number.
+    Two uses of an entry may differ by `apart`, so each cell is widened by this number.
     """
     low, high = float(x.low.min()), float(x.high.max())
     if x.is_public or x.nan or x.pending.coarse or not x.is_finite or low >= high:
@@ -119,7 +125,7 @@ def separated(x: Abstract) -> Held:
     if x.whole and not x.apart and count <= _MOST_INTEGERS and max(-low, high) < 2.0**30:
         base, lows = Base(x, 0.0, 1.0), low + np.arange(count)
         return {base: Cells(base, lows, lows, np.ones(count, bool), alone=True)}
-    # The host rounds the ends of cells, so neighboring cells overlap a little.
+    # The ends of cells are computed with rounding, so neighboring cells must overlap slightly.
     gap = (high - low) / _FLOATS
     slack = 2.0**-40 * max(-low, high) + 4 * rounding.tiny(x.dtype) + x.apart
     if x.dtype.kind != "f" or slack > gap / 16:
@@ -133,12 +139,13 @@ def separated(x: Abstract) -> Held:
 def of_result(
     rule: Callable[..., Abstract], operands: Sequence[tuple[Abstract, Held]], *, chooses: bool
 ) -> Held:
-    """The cells of the result of an elementwise operation.
+    """Returns the cells of the result of an elementwise operation.
 
     Args:
         rule: the rule of the operation, with its parameters.
         operands: the abstract value and the cells of each operand.
-        chooses: whether the operation is a choice, whose other cases do not matter.
+        chooses: whether the operation is a `select`, for which cases that are not chosen do not
+            matter.
     """
     bases = list(dict.fromkeys(base for _, held in operands for base in held))
     made = dict[Base, Cells]()
@@ -151,12 +158,12 @@ def of_result(
         )
         if good.any():
             made[base] = Cells(base, low, high, good, alone)
-    # Cells that bound how the array moves come first, because the number of bases is limited.
+    # Cells that bound how the array changes come first, because the number of bases is limited.
     kept = sorted(made.items(), key=lambda pair: not pair[1].alone)
     return dict(kept[:_MOST_BASES])
 
 
-# The ends of an operand in each cell, whether they are known, and its abstract value.
+# The ends of an operand in each cell, whether they are known, and the operand's abstract value.
 _Ends = tuple[np.ndarray, np.ndarray, np.ndarray, Abstract]
 
 
@@ -169,16 +176,16 @@ def _ends(x: Abstract, cells: Cells | None) -> _Ends:
 def _by_cell(
     rule: Callable[..., Abstract], operands: Sequence[_Ends], chooses: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The ends of the result in each cell, and whether they are known."""
+    """Returns the ends of the result in each cell, and whether they are known."""
     count = max(len(one[0]) for one in operands)
     lows, highs, goods = (
         [np.array(np.broadcast_to(one[k], count)) for one in operands]  # type: ignore[arg-type]
         for k in range(3)
     )
     for k in range(1, len(operands) if chooses else 0):
-        # If a case is certainly not chosen in a cell, its interval there does not matter, so an
-        # unknown interval may stay. A known interval is not changed, because another operand may be
-        # the same array.
+        # If a case is certainly not chosen in a cell, its interval in this cell does not matter, so
+        # an unknown interval is replaced by 0. A known interval is not changed, because another
+        # operand may be the same array.
         left = goods[0] & ~goods[k] & ((lows[0] > k - 1) | (highs[0] < k - 1))
         goods[k] |= left
         lows[k][left] = highs[k][left] = 0.0
@@ -186,11 +193,11 @@ def _by_cell(
     low, high = np.full(count, -math.inf), np.full(count, math.inf)
 
     def fill(places: np.ndarray) -> None:
-        """Applies the rule to all cells at once.
+        """Applies the rule to all given cells at once.
 
-        If it refuses, applies it to both halves of the cells.
+        If the rule refuses them, this tries each half of the cells.
         """
-        # If an operand occurs twice, both occurrences must be the same object.
+        # If an array occurs twice among the operands, the rule must get the same object twice.
         arrays = dict[Abstract, Abstract]()
         for a, b, one in zip(lows, highs, operands, strict=True):
             arrays[one[3]] = _array(a[places], b[places], one[3])
@@ -213,9 +220,11 @@ def _by_cell(
 
 
 def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
-    """An array with one entry for each cell, and the dtype and pending operations of another.
+    """Returns an abstract value with one entry per cell, in the range [low, high].
 
-    The array is public only if `like` is, because a compiler adds up public numbers first.
+    Its dtype and pending operations are those of `like`.
+
+    The array is public only if `like` is, because a compiler may combine public numbers.
     """
     one = 0.0 if like.is_public else 1.0
     each = Difference(np.full(1, one), one * len(low), one * math.sqrt(len(low)))
@@ -227,13 +236,15 @@ def _array(low: np.ndarray, high: np.ndarray, like: Abstract) -> Abstract:
 
 
 def stand_in(operands: Sequence[Abstract], held: Held, dtype: np.dtype) -> Abstract:
-    """A value for a result that a rule refuses. An entry of it may move where an operand moves.
+    """Returns a value for a result that the rule refuses.
 
-    Its range covers the known cells. So it is a valid value only if all cells are known.
+    An entry of the result may change wherever an entry of an operand changes.
+
+    Its range covers the cells whose intervals are known, so it is valid only if all of them are.
     """
     xs = aligned(*operands)
-    # If all cells of one base are known, only such bases are used: the known cells of another base
-    # may not cover all numbers.
+    # If all cells of some base are known, only such bases are used, because the known cells of
+    # another base may not cover all numbers.
     whole = [x for x in held.values() if x.good.all()] or list(held.values())
     ends = [(x.low[x.good].min(), x.high[x.good].max()) for x in whole]
     low, high = max(a for a, _ in ends), min(b for _, b in ends)

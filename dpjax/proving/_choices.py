@@ -24,18 +24,18 @@ from dpjax.proving._value import (
 )
 
 BOOL = np.dtype(bool)
-# sure(a, b, gap) says for each entry whether a comparison is certainly true, and whether it is
-# certainly false. A device may flush two numbers to 0 if they are closer than the gap.
+# sure(a, b, gap) returns, for each entry, whether a comparison is certainly true, and whether it is
+# certainly false. If two numbers are closer than `gap`, a device may flush both of them to 0.
 Sure = Callable[[Abstract, Abstract, float], tuple[np.ndarray, np.ndarray]]
 
 
 def less(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The comparison a < b. It is unsure within the gap, where total order puts -0 before 0."""
+    """Compares a < b. The answer is not sure within the gap: total order puts -0 before 0."""
     return a.high + gap < b.low, a.low >= b.high + gap
 
 
 def equal(a: Abstract, b: Abstract, gap: float) -> tuple[np.ndarray, np.ndarray]:
-    """The comparison a == b."""
+    """Compares a == b."""
     apart = (a.high + gap < b.low) | (a.low > b.high + gap)
     return (a.low == a.high) & (b.low == b.high) & (a.low == b.low), apart
 
@@ -44,14 +44,14 @@ def compare(
     sure: Sure, first: Abstract, second: Abstract, *, swapped: bool = False, negated: bool = False,
     total_order: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Comparisons. If an operand changes, the answer may change from 0 to 1 or from 1 to 0.
+    """Returns the value of a comparison. If an operand changes, an answer may change by 1.
 
-    `swapped` and `negated` make a > b, a >= b and a <= b from b < a, and a != b from a == b.
+    `swapped` and `negated` turn b < a into a > b, a >= b and a <= b, and a == b into a != b.
 
-    Without NaN, an array equals itself. A comparison with NaN is false, except that != is true.
+    Without NaN, an array equals itself. A comparison with NaN is false, except that a != b is true.
 
-    In a one-hot encoding x == c_j with distinct constants c_j, at most one answer is true. So a row
-    of answers moves by at most 2 in l1.
+    In a one-hot encoding x == c_j with distinct constants c_j, at most one answer is true. So the
+    l1 norm of the change of a row of answers is at most 2.
     """
     if first is second and first.is_finite and not first.pending.coarse and not first.nan:
         return everywhere((sure is not less) != negated, first.shape)
@@ -59,7 +59,7 @@ def compare(
     gap = 2 * max(rounding.tiny(a.dtype), rounding.tiny(b.dtype))
     one, other = (b, a) if swapped else (a, b)
     true, false = sure(one, other, gap)
-    if sure is less and not total_order:  # Flushing a number to 0 does not reverse the order.
+    if sure is less and not total_order:  # Flushing two numbers to 0 does not reverse their order.
         false = false | ((one.low >= 0) & (other.high <= 0))
     if negated:
         true, false = false, true
@@ -69,15 +69,16 @@ def compare(
             "the total order of numbers that may be NaN is not supported in proofs: compare "
             "with < or =="
         )
-    # NaN makes a comparison false, but != true. Where NaN is possible, only that answer is certain.
+    # With NaN, == and < are false, and != is true. So where NaN is possible, only this answer can
+    # be certain.
     if nan:
         true, false = (true & unequal, false & (not unequal))
     l1 = l2 = row = math.inf
     if sure is equal and not negated and (fibers := one_true(a, b)):
         row = float(fibers)
         l1, l2 = 2.0 * fibers, math.sqrt(2.0 * fibers) * (1 + 2.0**-40)
-    # In the total order, 0 and -0 differ. So the answer may change although the numbers are equal:
-    # x * 0 may be 0 for a database and -0 for its neighbor.
+    # In total order, 0 and -0 differ. So the answer may change although the numbers compare as
+    # equal: x * 0 may be 0 on a database and -0 on its neighbor.
     zeros = (_least(a) <= gap) & (_least(b) <= gap) if total_order else np.array(False)
 
     def answers(x: Difference, y: Difference) -> Moves:
@@ -93,23 +94,24 @@ def compare(
 
 
 def _least(a: Abstract) -> np.ndarray:
-    """The least magnitude that a value may have."""
+    """Returns the smallest magnitude that each entry may have."""
     return np.maximum(np.maximum(a.low, -a.high), 0.0)
 
 
 def everywhere(answer: bool, shape: Sequence[int]) -> Abstract:
-    """An array that contains one public boolean everywhere."""
+    """Returns an array in which every entry is the same public boolean."""
     return stretched(constant(np.full((1,) * len(shape), answer)), shape)
 
 
 def one_true(a: Abstract, b: Abstract) -> int:
-    """The number of one-hot groups in a row of a == b; 0 if it is not a one-hot encoding.
+    """Returns the number of one-hot groups in a row of a == b; 0 if it is not one-hot.
 
-    It is a one-hot encoding if x is constant along an axis where the other array contains distinct
-    constants.
+    It is a one-hot encoding if one array is constant along an axis along which the other array has
+    distinct constants.
     """
     for x, levels in ((a, b), (b, a)):
-        # Two uses of x may be rounded differently and equal different levels, so both may be true.
+        # Two uses of x may be rounded differently and equal different levels, so both answers may
+        # be true.
         if x.pending.coarse or not levels.is_known or not np.isfinite(levels.low).all():
             continue
         long = [k for k, size in enumerate(levels.low.shape) if size > 1]
@@ -126,7 +128,7 @@ def _check_booleans(*inputs: Abstract) -> None:
 
 
 def negation(x: Abstract, **_: Any) -> Abstract:
-    """`not` of booleans."""
+    """Returns the value of `not`, for booleans."""
     _check_booleans(x)
     found = lipschitz((x,), (1 - x.high, 1 - x.low), (1.0,), whole=True)
     opposite = frozenset((source, not answer) for source, answer in x.answers)
@@ -137,7 +139,10 @@ def logic(
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray] | None,
     first: Abstract, second: Abstract, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """and, or, xor of booleans. `combine` maps the ends of both ranges to an end of the result."""
+    """Returns the value of and, or, xor, for booleans.
+
+    `combine` computes the ends of the result from the ends of the two operands; None for xor.
+    """
     _check_booleans(first, second)
     a, b = aligned(first, second)
     ends = np.zeros((1,) * len(a.shape)), np.ones((1,) * len(a.shape))
@@ -146,8 +151,8 @@ def logic(
     both = zip((a.l1_of_row, a.l2_of_row), (b.l1_of_row, b.l2_of_row), strict=True)
     rows = [min(pair) if combine is np.minimum else math.inf for pair in both]
     found = lipschitz((a, b), ends, (1.0, 1.0), whole=True, rows=(rows[0], rows[1]))
-    # One true operand makes `or` true, and one false operand makes `and` false. So such an operand
-    # is decisive.
+    # One true operand makes `or` true, and one false operand makes `and` false. An answer that has
+    # this effect is decisive.
     decisive = {np.maximum: True, np.minimum: False}.get(combine)
     every = frozenset((a.answers | b.answers) if decisive is not None else ())
     kept = [pair for pair in every if pair[1] is decisive or pair in a.answers & b.answers]
@@ -155,24 +160,29 @@ def logic(
 
 
 def is_finite(x: Abstract, **_: Any) -> Abstract:
-    """Always true, because an array with a finite range contains only finite numbers."""
+    """Returns the value of `isfinite`: always true, because the range of the operand is finite."""
     if not x.is_finite:
         raise RefusalError("is_finite of a constant that is not finite is not supported in proofs")
-    # The range is finite, so exactly the entries that equal themselves are finite: all except NaN.
+    # The range is finite, so an entry is finite exactly if it equals itself, that is, unless it is
+    # NaN.
     if x.nan:
         return compare(equal, x, x)
     return everywhere(True, x.shape)
 
 
 def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
-    """If `which` does not change, the result moves like one of the cases; else within its range."""
+    """Returns the value of a `select`.
+
+    If `which` does not change, an entry changes like one of the cases; otherwise it may change
+    within its range.
+    """
     if which.is_known and (which.low == which.low.flat[0]).all():
         place = int(which.low.flat[0])
         if 0 <= place < len(cases):
             shape = np.broadcast_shapes(*(x.shape for x in (which, *cases)))
             return stretched(cases[place], shape)
     choice, *values = aligned(which, *cases)
-    # Which cases may be chosen: a case that is certainly not chosen is ignored.
+    # A case that is certainly not chosen is ignored.
     left = [(choice.low > k) | (choice.high < k) for k in range(len(values))]
     low = np.minimum.reduce(
         np.broadcast_arrays(*(np.where(out, math.inf, x.low) for out, x in zip(left, values)))  # noqa: B905
@@ -206,13 +216,13 @@ def select(which: Abstract, *cases: Abstract, **_: Any) -> Abstract:
 
 
 def _never_chosen(which: Abstract, nan: frozenset[Source], case: int, count: int) -> bool:
-    """Whether `select` chooses another case wherever this case is NaN."""
+    """Whether `select` certainly chooses another case wherever this case is NaN."""
     other = case == 0
     return not nan or (count == 2 and all(source.says(other, which.answers) for source in nan))
 
 
 def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
-    """A cast: exact if the new dtype can represent the number, else rounded or truncated."""
+    """Returns the value of a cast. It is exact, or else rounds or truncates."""
     dtype, ends, rows = np.dtype(new_dtype), (x.low, x.high), (x.l1_of_row, x.l2_of_row)
     if dtype == x.dtype:
         return x
@@ -248,14 +258,16 @@ def convert(x: Abstract, new_dtype: np.dtype, **_: Any) -> Abstract:
     found = lipschitz(
         (x,), ends, (1.0,), dtype=dtype, relative=theta, whole=x.whole and exact, rows=rows
     )  # fmt: skip
-    return dataclasses.replace(found, tied=x.tied)  # Copies along a tied axis change alike.
+    # Entries along a tied axis change alike, and still do so after the cast.
+    return dataclasses.replace(found, tied=x.tied)
 
 
 def _narrow(x: Abstract, dtype: np.dtype) -> Abstract:
-    """A cast to or from 16 bits. A compiler may drop a cast to 16 bits and back.
+    """Returns the value of a cast to or from 16 bits.
 
-    Then nothing is rounded. Otherwise the cast rounds to nearest, with a relative error of at most
-    u. In both cases, an entry that does not move is rounded in the same way on both databases.
+    A compiler may drop a cast to 16 bits and back, and then nothing is rounded. Otherwise the cast
+    rounds to nearest, with a relative error of at most u. In both cases, an entry that does not
+    change is rounded in the same way on both databases.
     """
     if not rounding.is_float(dtype):
         raise RefusalError(

@@ -1,10 +1,10 @@
-"""Rules of elementwise operations: arithmetic, powers, elementary functions.
+"""Rules of elementwise operations: arithmetic, powers, and elementary functions.
 
-Let |df/da| <= g_1 and |df/db| <= g_2 on the box of the inputs of an operation f(a, b). Then
-|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b; the
-intermediate point is in the box too. The numbers g_1 and g_2 are called gains. Norms of the
-difference grow by at most the largest gain. In entries where the inputs differ, the rounding errors
-of both values are added.
+For an operation f(a, b), let |df/da| <= g_1 and |df/db| <= g_2 on the box of its operands. Then
+|f(a, b) - f(a', b')| <= g_1 |a - a'| + g_2 |b - b'|. Proof: change a first and then b. The
+intermediate point (a', b) is also in the box. The numbers g_1 and g_2 are called gains. Norms of
+the difference grow by at most the largest gain. In entries where the operands differ, the rounding
+errors of both values are added.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ from dpjax.proving._value import (
 _LARGEST_EXPONENT = 64
 _ALL = 2.0**60
 Array = np.ndarray
-# modulus(low, high, d) bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low, high].
+# A function modulus(low, high, d) that bounds |f(a) - f(b)| for |a - b| <= d and a, b in [low,
+# high].
 Modulus = Callable[[Array, Array, Array], Array]
 
 
@@ -53,17 +54,17 @@ def lipschitz(
     whole: bool = False,
     rows: tuple[float, float] = (math.inf, math.inf),
 ) -> Abstract:
-    """The value of an operation on aligned inputs.
+    """Returns the value of an operation with bounded derivatives, on aligned operands.
 
-    Let v be the exact value. The device computes v (1 + theta) + eta, and may flush it to 0.
-    (1 - relative) v and (1 + relative) v both grow with v, since `relative` is below 1. So each end
-    of the interval is widened by its own error. If eta is 0, no sign changes.
+    Let v be the exact result. The device computes v (1 + theta) + eta, and may flush this number to
+    0. Both (1 - relative) v and (1 + relative) v increase with v, because `relative` is below 1. So
+    each end of the interval is widened by the error at this end. If eta is 0, no sign changes.
 
     Args:
-        inputs: the operands, which have one shape and one axis of records.
+        inputs: the operands, which have the same shape and the same axis of records.
         interval: the range of v.
-        gains: a bound on the derivative in each input.
-        dtype: the dtype of the result; by default the dtype of the first input.
+        gains: a bound on the derivative with respect to each operand.
+        dtype: the dtype of the result; by default that of the first operand.
         relative: a bound on |theta|, below 1.
         absolute: a bound on |eta|.
         whole: whether the results are integers.
@@ -76,7 +77,7 @@ def lipschitz(
     shape, axis, dtype = inputs[0].shape, inputs[0].axis, dtype or inputs[0].dtype
     error = relative * np.maximum(*map(np.abs, interval)) + absolute
     per_row = [over(_ranked(gain, len(shape)), axis) for gain in gains]
-    # Each input may be flushed to 0, and the gain amplifies this error. The result may be flushed
+    # Each operand may be flushed to 0, and the gain amplifies this error. The result may be flushed
     # to 0, too.
     flush = 0.0 if whole else 2 * rounding.tiny(dtype) * (1 + sum(per_row))
     slip = rounding.up(over(_ranked(error, len(shape)), axis) + flush)
@@ -88,7 +89,7 @@ def lipschitz(
         l2 = sum(float(rounding.times(g, d.l2)) for g, d in zip(tops, ds, strict=True))
         return erring((rounding.up(np.asarray(each)), l1, l2), slip, shape, axis)
 
-    # Each end is widened by its own error, because a relative error is small near 0.
+    # Each end is widened by the error at this end, because a relative error is small near 0.
     off = [rounding.up(relative * np.abs(end) + absolute + flush) for end in interval]
     low, high = rounding.widened(*interval, *off)
     if not np.any(absolute):
@@ -113,7 +114,7 @@ def _ranked(array: Array | float, rank: int) -> Array:
 
 
 def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array]:
-    """The widened interval (low, high), cut at 0 if `interval` is on one side of 0."""
+    """Returns the widened interval (low, high), cut at 0 if `interval` is on one side of 0."""
     return (
         np.where(interval[0] >= 0, np.maximum(low, 0.0), low),
         np.where(interval[1] <= 0, np.minimum(high, 0.0), high),
@@ -121,25 +122,25 @@ def _of_one_sign(interval: tuple[Array, Array], low: Array, high: Array) -> tupl
 
 
 def _nearest_to_zero(low: Array, high: Array) -> Array:
-    """The least |v| for v in an interval."""
+    """Returns the smallest |v| for v in an interval."""
     return np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))
 
 
 def _fits(low: Array, high: Array, dtype: np.dtype) -> bool:
-    """Whether a dtype can represent all integers of an interval."""
+    """Whether a dtype can represent all integers in an interval."""
     largest = max(float(np.abs(low).max()), float(np.abs(high).max()))
     return dtype.kind != "f" or largest <= rounding.exact_integers(dtype)
 
 
 def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstract:
-    """Sums and differences.
+    """Returns the value of a sum (`sign` 1) or of a difference (`sign` -1).
 
-    The gains are 1. If the dtype can represent a sum of integers, this sum is exact.
+    The gains are 1. A sum of integers is exact if the dtype can represent it.
 
-    A compiler may rewrite (x + c) + d as x + (c + d). Rounding c + d shifts f(D) and f(D') by the
-    same amount, so it widens only the range. If the first operand is a sum, a compiler may also
-    start this sum at the second operand. Then all its additions round numbers as large as the
-    second operand.
+    A compiler may rewrite (x + c) + d as x + (c + d). The rounding error of c + d is the same for
+    f(D) and f(D'), so it widens only the range. If the first operand is a sum, a compiler may also
+    start this sum at the second operand. Then all additions of the sum round numbers as large as
+    the second operand.
     """
     a, b = aligned(first, second)
     dtype = a.dtype
@@ -148,7 +149,8 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
     most = max(pending.shift, pending.load)
     whole = a.whole and b.whole and _fits(low, high, dtype)
     whole = whole and (dtype.kind != "f" or most <= rounding.exact_integers(dtype))
-    constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))  # Adding 0 changes nothing.
+    # Adding 0 changes nothing, so a constant that is 0 does not count.
+    constant_ = any(x.is_public and x.magnitude.any() for x in (a, b))
     if not whole and (a.pending.shift or b.pending.shift) and constant_:
         combined = 8 * rounding.unit(dtype) * pending.shift
         low, high = low - combined, high + combined
@@ -160,9 +162,11 @@ def add(first: Abstract, second: Abstract, *, sign: int = 1, **_: Any) -> Abstra
 
 
 def vanishing(x: Abstract, bits: float) -> Abstract:
-    """The product x, with the error from factors that are flushed to 0 before they are multiplied.
+    """Returns the product x with an additional error, for factors that are flushed to 0 early.
 
-    The other factors are at most 2^bits.
+    A device may flush a factor to 0 before it is multiplied by the other factors.
+
+    The product of the other factors is at most 2^bits.
     """
     if x.whole or not bits:
         return x
@@ -174,7 +178,7 @@ def vanishing(x: Abstract, bits: float) -> Abstract:
 
 
 def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
-    """The range of an operation that is monotone in each operand."""
+    """Returns the range of an operation that is monotone in each operand."""
     corners = [of(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
     return functools.reduce(np.minimum, corners), functools.reduce(np.maximum, corners)
 
@@ -182,8 +186,11 @@ def _corners(a: Abstract, b: Abstract, of: Callable[[Array, Array], Array]) -> t
 def multiply(
     first: Abstract, second: Abstract, *, dtype: np.dtype | None = None, **_: Any
 ) -> Abstract:
-    """A product. Its gains are |b| and |a|. An array times itself is its square."""
-    if first is second:  # The range of a square is tighter, because it has no negative number.
+    """Returns the value of a product, whose gains are |b| and |a|.
+
+    If both operands are the same array, it is a square.
+    """
+    if first is second:  # The range of a square is tighter, because a square is never negative.
         return integer_power(first, 2, dtype=dtype)
     a, b = aligned(first, second)
     dtype = dtype or a.dtype
@@ -201,7 +208,7 @@ def multiply(
 
 
 def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
-    """Whether the exact product of two known numbers is a small integer, such as .5 times 4."""
+    """Whether the exact product of two known numbers is a small integer, such as 0.5 times 4."""
     if not (a.is_known and b.is_known) or a.low.size * b.low.size > 1:
         return False
     x, y, found = float(a.low.flat[0]), float(b.low.flat[0]), float(product.flat[0])
@@ -210,10 +217,11 @@ def _makes_integer(a: Abstract, b: Abstract, product: Array) -> bool:
 
 
 def integer_power(x: Abstract, y: int, *, dtype: np.dtype | None = None, **_: Any) -> Abstract:
-    """x^y for an integer y: increasing for odd y, even for even y. If y < 0, it is 1 / x^-y."""
+    """Returns the value of x^y for a public integer y; for y < 0, it is 1 / x^-y."""
     if y < 0:
         found = quotient(constant(np.ones((), x.dtype)), integer_power(x, -y))
-        return dataclasses.replace(found, off=None)  # The power is rounded, too.
+        # Not only the quotient is rounded, but also the power, so `off` is not valid.
+        return dataclasses.replace(found, off=None)
     if y == 0:
         ones = np.ones((1,) * len(x.shape))
         return lipschitz((x,), (ones, ones), (0.0,), whole=True)
@@ -237,10 +245,10 @@ SQUARE = functools.partial(integer_power, y=2)
 
 
 def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
-    """x^y for x > 0 and a public y: monotone. The slope |y| x^(y - 1) is largest at an end.
+    """Returns the value of x^y for x > 0 and a public y, whose slope is largest at an end.
 
-    A device may compute exp(y log x). Then each of a few operations shifts the operand of exp by at
-    most u |y log x|, where u is the unit roundoff.
+    A device may compute exp(y log x). Then each of a few operations changes the operand of exp by
+    at most u |y log x|, where u is the unit roundoff.
     """
     dtype = x.dtype
     if x.is_known and x.low.size == 1 and exponent.dtype == dtype:
@@ -266,22 +274,22 @@ def power(x: Abstract, exponent: Abstract, **_: Any) -> Abstract:
     low, high = np.minimum(*ends), np.maximum(*ends)
     gain = abs(y) * np.maximum(x.low ** (y - 1), x.high ** (y - 1)) * (1 + 2.0**-30)
     logs = np.maximum(np.abs(np.log(x.low)), np.abs(np.log(x.high)))
-    # Bounds the errors of log and exp, and a few rounding errors of y log x, which become relative
-    # errors of the power.
+    # This bounds the errors of log and exp, and a few rounding errors of y log x, which become
+    # relative errors of the power.
     units = 2 * rounding.elementary(dtype) + 16 * abs(y) * (logs + 1)
     if not np.isfinite(high).all():
         raise RefusalError("the power may overflow: rescale its base its base")
-    # This covers the exponential of an error, and the rounding of the host.
+    # This covers the exponential of these errors, and the rounding errors of the host.
     theta = np.expm1(units * rounding.unit(dtype)) + 2.0**-40
     return lipschitz((x,), (low, high), (rounding.up(gain) + 2.0**-500,), relative=theta)
 
 
 def _power_from_zero(x: Abstract, y: float) -> Abstract:
-    """x^y for x >= 0 and y > 0.
+    """Returns the value of x^y for x >= 0 and y > 0.
 
-    Let |a - b| <= d. If y < 1, the power is concave, so it moves by at most (low + d)^y - low^y. If
-    y >= 1, it is convex, so it moves by at most high^y - (high - d)^y. A number that is flushed to
-    0 had a power of up to tiny^y, where tiny is the least normal number.
+    Let |a - b| <= d. If y < 1, the power is concave, so it changes by at most (low + d)^y - low^y.
+    If y >= 1, it is convex, so it changes by at most high^y - (high - d)^y. If a number is flushed
+    to 0, its power was at most tiny^y, where tiny is the smallest normal number.
     """
     tiny = rounding.tiny(x.dtype)
     low, high = x.low**y, x.high**y
@@ -296,7 +304,7 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
     def apart(d: Array | float) -> Array:
         if y < 1:
             moved = (lowest + d) ** y - lowest**y
-            # This covers the rounding error of the two powers on the host.
+            # This covers the rounding errors of the two powers on the host.
             moved = moved + 2.0**-50 * (lowest + d) ** y
         else:
             moved = highest**y - np.maximum(highest - d, 0.0) ** y + 2.0**-50 * highest**y
@@ -310,7 +318,7 @@ def _power_from_zero(x: Abstract, y: float) -> Abstract:
 
 
 def _exponential(base: float, x: Abstract) -> Abstract:
-    """b^x for a public b > 0, as exp(x log b), whose slope is largest where its value is."""
+    """Returns the value of b^x for a public b > 0, computed as exp(x log b)."""
     if not (2.0**-30 <= base <= 2.0**30 and x.dtype.kind == "f"):
         raise RefusalError(
             f"a power of the base {base:.3g} is not supported in proofs: use a base in [1e-9, 1e9]"
@@ -335,21 +343,23 @@ def _exponential(base: float, x: Abstract) -> Abstract:
 
 
 def exp2(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-    """2^x."""
+    """Returns the value of 2^x."""
     _check(x, accuracy)
     return _exponential(2.0, x)
 
 
 def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
-    """|a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|, if b is bounded away from 0.
+    """Returns the value of a quotient a / b, if b is bounded away from 0.
 
-    Let l be the least |b|. If |b - b'| <= d, then |1/b - 1/b'| <= 1/l - 1/(l + d).
+    It uses |a/b - a'/b'| <= |a - a'| / |b| + |a'| |1/b - 1/b'|. Let l be the smallest |b|. If |b -
+    b'| <= d, then |1/b - 1/b'| <= 1/l - 1/(l + d).
     """
     a, b = aligned(first, second)
     if first.dtype.kind != "f":
         _check_divisor(b)
         ends = np.trunc(a.low / b.low), np.trunc(a.high / b.low)
-        least = -over(-b.low, a.axis)  # The divisor may differ between records.
+        # The divisor may differ between records, so its smallest value is used.
+        least = -over(-b.low, a.axis)
         return _of_whole_numbers((a, b), ends, lambda d: np.ceil(d / least))
     least = _nearest_to_zero(b.low, b.high)
     if (least < rounding.SMALLEST_DENOMINATOR).any():
@@ -361,7 +371,7 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
     theta = rounding.DIVISION * rounding.unit(a.dtype)
     gains = rounding.up(1 / least), rounding.up(a.magnitude / least**2)
     found = lipschitz((a, b), (low, high), gains, relative=theta)
-    # Gains overestimate large changes of b, because 1/b is convex. So the entries of the result get
+    # Gains overestimate large changes of b, because 1/b is convex. So the change of each entry gets
     # a second, tighter bound.
     error = theta * np.maximum(np.abs(low), np.abs(high))
     flush = 2 * rounding.tiny(a.dtype) * (1 + gains[0] + gains[1])
@@ -378,9 +388,12 @@ def quotient(first: Abstract, second: Abstract, **_: Any) -> Abstract:
 
 
 def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
-    """The remainder of integers, with the sign of the first one: smaller than the public divisor.
+    """Returns the value of the remainder of an integer and a public divisor.
 
-    A number smaller than the divisor is its own remainder. Others may move to any remainder.
+    The remainder has the sign of the integer, and is smaller than the divisor.
+
+    A number smaller than the divisor is its own remainder. For any other number, the remainder may
+    change to any other remainder.
     """
     a, b = aligned(first, second)
     if first.dtype.kind == "f":
@@ -396,7 +409,7 @@ def remainder(first: Abstract, second: Abstract, **_: Any) -> Abstract:
 
 
 def _check_divisor(b: Abstract) -> None:
-    """Refuses divisors of integers that are private, or not above 0."""
+    """Refuses integer divisors that are private, or not above 0."""
     if not b.is_known or not (b.low > 0).all():
         raise RefusalError(
             "a quotient or remainder of integers is supported in proofs only for a public "
@@ -407,7 +420,10 @@ def _check_divisor(b: Abstract) -> None:
 def _of_whole_numbers(
     operands: tuple[Abstract, Abstract], ends: tuple[Array, Array], moved: Callable[[Array], Array]
 ) -> Abstract:
-    """An exact function of an integer and a public divisor: a move of d becomes moved(d)."""
+    """Returns the value of an exact function of an integer and a public divisor.
+
+    If the integer changes by d, the result changes by at most moved(d).
+    """
     a, _ = operands
 
     def moves(d: Difference, _: Difference) -> Moves:
@@ -419,7 +435,7 @@ def _of_whole_numbers(
 
 
 def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., Array]) -> Abstract:
-    """The result with a second bound on how its entries move, computed from the operands' moves."""
+    """Adds a second bound on how much each entry changes: a function of the operands' changes."""
 
     def moved(d: Difference, *ds: Difference) -> Moves:
         return np.minimum(d.each, bound(*ds)), d.l1, d.l2
@@ -429,20 +445,23 @@ def _capped(found: Abstract, operands: Sequence[Abstract], bound: Callable[..., 
 
 
 def negative(x: Abstract, **_: Any) -> Abstract:
-    """Exact, with gain 1."""
+    """Returns the value of -x, which is exact and has gain 1."""
     rows = x.l1_of_row, x.l2_of_row
     return lipschitz((x,), (-x.high, -x.low), (1.0,), whole=x.whole, rows=rows)
 
 
 def absolute(x: Abstract, **_: Any) -> Abstract:
-    """Exact, with gain 1."""
+    """Returns the value of |x|, which is exact and has gain 1."""
     ends, rows = (_nearest_to_zero(x.low, x.high), x.magnitude), (x.l1_of_row, x.l2_of_row)
     return lipschitz((x,), ends, (1.0,), whole=x.whole, rows=rows)
 
 
 def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> Abstract:
-    """Max and min: |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|)."""
-    # JAX starts a maximum at -inf. This start has no effect, because max(-inf, x) is x.
+    """Returns the value of a maximum or minimum of two arrays.
+
+    It uses |max(a, b) - max(a', b')| <= max(|a - a'|, |b - b'|).
+    """
+    # JAX starts a maximum at -inf, which has no effect, because max(-inf, x) is x.
     idle = -math.inf if largest else math.inf
     for one, other in ((first, second), (second, first)):
         shape = np.broadcast_shapes(one.shape, other.shape)
@@ -463,9 +482,9 @@ def extremum(first: Abstract, second: Abstract, *, largest: bool, **_: Any) -> A
 
 
 def clamp(low: Abstract, x: Abstract, high: Abstract, **_: Any) -> Abstract:
-    """min(max(x, low), high), for low <= high.
+    """Returns the value of min(max(x, low), high), for low <= high.
 
-    XLA rewrites max(low, clamp(low, x, high)) as the clamp, which would be wrong if low > high.
+    XLA may rewrite max(low, clamp(low, x, high)) as the clamp, which would be wrong for low > high.
     """
     if low.high.max() > high.low.min():
         a, b = aligned(low, high)
@@ -480,9 +499,9 @@ def steps(
     function: Callable[..., Array], x: Abstract, *, dtype: np.dtype | None = None,
     rounding_method: Any = lax.RoundingMethod.TO_NEAREST_EVEN, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """floor, ceil, round, trunc, sign: monotone, with integer results. Jumps add 1 to a move."""
-    # The interval below is computed by np.round, which rounds halves to even. Another method might
-    # give results outside of this interval.
+    """Returns the value of floor, ceil, round, trunc or sign: monotone, with integer results."""
+    # The interval below is computed by np.round, which rounds halves to even. With another method,
+    # results might be outside of this interval.
     if rounding_method != lax.RoundingMethod.TO_NEAREST_EVEN:
         raise RefusalError("rounding halves away from 0 is not supported in proofs: use jnp.round")
     dtype = dtype or x.dtype
@@ -519,20 +538,20 @@ def _monotone(
     absolute_error: bool = True,
     rounded_operand: float = 0.0,
 ) -> Callable[..., Abstract]:
-    """The rule of a monotone function.
+    """Returns the rule of a monotone function.
 
     Args:
         function: the function on the host, in float64.
         slope: slope(low, high) is the largest |slope| on [low, high].
-        domain: operands outside of it are refused.
+        domain: the interval of allowed operands; others are refused.
         modulus: bounds |f(a) - f(b)| for |a - b| <= d. It is tighter than slope times d. If f is
             convex or concave, the worst a and b are at the steeper end of the interval. If f is odd
-            and its slope falls with |x|, they are -d/2 and d/2.
+            and its slope decreases with |x|, they are -d/2 and d/2.
         reach: an interval that contains every computed result.
         absolute_error: whether small values have the same absolute error as the value 1. Otherwise
-            the error is relative.
+            the error is relative to the value.
         rounded_operand: the error of the operand, in units of u times its magnitude. A compiler may
-            rewrite exp(a) exp(b) as exp(a + b), and rounds that sum.
+            rewrite exp(a) exp(b) as exp(a + b), and that sum is rounded.
     """
 
     def rule(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
@@ -542,7 +561,8 @@ def _monotone(
                 f"the operand is in [{x.low.min():.3g}, {x.high.max():.3g}], but a proof needs "
                 f"it to be in [{domain[0]:.3g}, {domain[1]:.3g}]"
             )
-        # A device may flush a subnormal operand to 0. In that case the interval contains 0.
+        # A device may flush a subnormal operand to 0. In this case, the interval of operands
+        # contains 0.
         ends = function(x.low), function(x.high)
         low, high = np.minimum(*ends), np.maximum(*ends)
         size = np.maximum(np.abs(low), np.abs(high))
@@ -561,8 +581,8 @@ def _monotone(
 
         below, off = np.asarray(reach[0]), found.off
         if not absolute_error:
-            # For small values, the error is smaller. Operands are cut at 64 because below -64 the
-            # values are below 2^-90.
+            # Small values have smaller errors. Operands are cut at 64, because for operands below
+            # -64 the values are below 2^-90.
             operand = np.minimum(x.magnitude, 64.0)
             counted = rounding.elementary(x.dtype) + rounded_operand * operand
             relative = counted * rounding.unit(x.dtype) + 2.0**-44
@@ -585,17 +605,17 @@ def _erf(x: Array) -> Array:
 
 
 def _exp_modulus(low: Array, high: Array, d: Array) -> Array:
-    """exp(high) - exp(high - d)."""
+    """Returns exp(high) - exp(high - d)."""
     return -np.exp(high) * np.expm1(-d)
 
 
 def _centered(function: Callable[[Array], Array]) -> Modulus:
-    """f(d/2) - f(-d/2) of an odd function f."""
+    """Returns the modulus f(d/2) - f(-d/2) of an odd function f."""
     return lambda low, high, d: 2 * function(d / 2)
 
 
 def _steepest_at_zero(slope: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
-    """The largest slope on an interval, if the slope falls with |x|."""
+    """Returns the largest slope on an interval, for a slope that decreases with |x|."""
     return lambda low, high: slope(_nearest_to_zero(low, high))
 
 
@@ -606,7 +626,7 @@ EXP = _monotone(
 EXPM1 = _monotone(
     np.expm1, lambda low, high: np.exp(high), (-_ALL, 40.0), modulus=_exp_modulus
 )  # fmt: skip
-# log(low + d) - log(low) = log1p(d / low).
+# The modulus is log(low + d) - log(low) = log1p(d / low).
 LOG = _monotone(
     np.log, lambda low, high: 1 / low, (2.0**-60, _ALL),
     modulus=lambda low, high, d: np.log1p(d / low),
@@ -621,7 +641,7 @@ TANH = _monotone(
 ATAN = _monotone(
     np.arctan, _steepest_at_zero(lambda x: 1 / (1 + x**2)), modulus=_centered(np.arctan)
 )
-# The logistic function is 1/2 + tanh(x/2) / 2.
+# The logistic function equals 1/2 + tanh(x/2) / 2.
 LOGISTIC = _monotone(
     _expit, _steepest_at_zero(lambda x: _expit(x) * _expit(-x)),
     modulus=lambda low, high, d: np.tanh(d / 4), reach=(0.0, math.inf),
@@ -630,7 +650,7 @@ ERF = _monotone(
     _erf, _steepest_at_zero(lambda x: 2 / math.sqrt(math.pi) * np.exp(-(x**2))),
     modulus=_centered(_erf),
 )  # fmt: skip
-# low^-1/2 - (low + d)^-1/2.
+# The modulus is low^-1/2 - (low + d)^-1/2.
 RSQRT = _monotone(
     lambda x: 1 / np.sqrt(x), lambda low, high: 0.5 * low**-1.5, (2.0**-60, _ALL),
     modulus=lambda low, high, d: -np.expm1(-np.log1p(d / low) / 2) / np.sqrt(low),
@@ -639,7 +659,10 @@ RSQRT = _monotone(
 
 
 def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
-    """|sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low) if |a - b| <= d, since the root is concave."""
+    """Returns the value of sqrt(x), which is concave.
+
+    If |a - b| <= d, then |sqrt a - sqrt b| <= sqrt(low + d) - sqrt(low).
+    """
     _check(x, accuracy)
     if x.low.min() < 0:
         raise RangeRefusalError(
@@ -647,7 +670,8 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
             "negative: clamp it from below, for example by jnp.maximum(x, 0)"
         )
     ends = np.sqrt(x.low), np.sqrt(x.high)
-    # Subnormal numbers may be flushed to 0, which changes a root by the root of such a number.
+    # Subnormal numbers may be flushed to 0, which changes their roots by at most the root of such a
+    # number.
     flush = math.sqrt(4 * rounding.tiny(x.dtype))
     error = rounding.DIVISION * rounding.unit(x.dtype) * ends[1] + flush
     lowest = -over(-x.low, x.axis)
@@ -665,10 +689,9 @@ def square_root(x: Abstract, *, accuracy: object = None, **_: Any) -> Abstract:
 
 
 def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abstract:
-    """The rule of sin (with its peak at pi/2) and cos (with its peak at 0): the gain is 1.
+    """Returns the value of sin (whose peak is at pi/2) or cos (whose peak is at 0), with gain 1.
 
-    The range contains 1 only if the operands may reach a peak, and -1 only if they may reach a
-    trough.
+    The range contains 1 only if an operand may be at a peak, and -1 only if one may be at a trough.
     """
     _check(x, accuracy)
     if x.magnitude.max() > 2.0**12:
@@ -683,6 +706,6 @@ def wave(x: Abstract, *, peak: float, accuracy: object = None, **_: Any) -> Abst
 
 
 def _meets(x: Abstract, place: float) -> Array:
-    """Whether the interval may contain `place` plus a multiple of 2 pi."""
+    """Whether the interval of an operand may contain `place` plus a multiple of 2 pi."""
     turn = 2 * np.pi
     return place + turn * np.ceil((x.low - 2.0**-30 - place) / turn) <= x.high + 2.0**-30
