@@ -1,4 +1,4 @@
-"""A search for two neighboring databases whose values are as far apart as possible."""
+"""Searches for two neighboring databases whose values are as far apart as possible."""
 
 import dataclasses
 import functools
@@ -26,22 +26,22 @@ _LARGEST_INTEGER = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class _IntervalSearch:
-    """Makes coordinates (floats or integers) between two numbers, both included."""
+    """Makes coordinates (floats or integers) in a closed interval, for the search."""
 
     low: float
     high: float
 
     def inside(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Uniform coordinates."""
+        """Maps uniform numbers to coordinates that are uniform in the interval."""
         if jnp.issubdtype(dtype, jnp.floating):
             return self.projected((self.low + self.width() * uniform).astype(dtype))
         steps = jnp.floor(uniform * (self.width() + 1)).astype(int)
         return (int(self.low) + jnp.minimum(steps, int(self.width()))).astype(dtype)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Coordinates at the two ends.
+        """Maps uniform numbers to coordinates at the two ends of the interval.
 
-        Integers may be codes, so they take any value of the range.
+        Integers may be codes of categories, so they may take any value in the interval.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             return self.inside(uniform, dtype)
@@ -52,18 +52,18 @@ class _IntervalSearch:
         return jnp.clip(records, self.low, self.high)
 
     def opposite(self, records: jax.Array) -> jax.Array:
-        """Records mirrored at the middle of the interval."""
+        """Returns records mirrored at the middle of the interval."""
         if is_float(records):
             return self.projected((self.low + self.high) - records)
         return (int(self.low) + int(self.high) - records.astype(int)).astype(records.dtype)
 
     def width(self) -> float:
-        """The length of the interval."""
+        """Returns the length of the interval."""
         return self.high - self.low
 
 
 class _BallSearch(_IntervalSearch):
-    """Makes records of floats whose l2 norm is at most a radius.
+    """Makes records of floats whose l2 norm is at most a radius, for the search.
 
     `inside` draws records in a cube, and scales them down if they are outside of the ball.
     """
@@ -72,7 +72,7 @@ class _BallSearch(_IntervalSearch):
         super().__init__(-radius, radius)
 
     def extreme(self, uniform: jax.Array, dtype: np.dtype) -> jax.Array:
-        """Records whose norm equals the radius, often nearly along an axis."""
+        """Returns records whose norm equals the radius, often nearly along an axis."""
         direction = (2 * uniform - 1) ** 3
         return self.projected((direction * (self.high / _norms(direction))).astype(dtype))
 
@@ -81,8 +81,8 @@ class _BallSearch(_IntervalSearch):
         wide = records.astype(compute_dtype(records.dtype))
         # In units of the radius, squares neither overflow nor underflow.
         norms = _norms(wide / self.high)
-        # The margin covers the rounding of the cast to a narrow dtype, of the sum of squares and of
-        # the products.
+        # The margin covers the rounding of the cast to a narrow dtype, of the sum of squares, and
+        # of the products.
         inward = 1 - _eps(records) - (_size(records) + 10) * _eps(wide)
         return jnp.where(norms > inward, wide * (inward / norms), wide).astype(records.dtype)
 
@@ -92,18 +92,18 @@ def _eps(array: jax.Array) -> float:
 
 
 def _size(records: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """Coordinates of a record."""
+    """Returns the number of coordinates of a record."""
     return math.prod(records.shape[1:])
 
 
 def _norms(records: jax.Array) -> jax.Array:
-    """The l2 norm of each record, above 0."""
+    """Returns the l2 norm of each record, plus a tiny number so that it is above 0."""
     axes = tuple(range(1, records.ndim))
     return jnp.sqrt(jnp.sum(jnp.square(records), axis=axes, keepdims=True)) + 1e-30
 
 
 def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
-    """A search for each array of `records`, from one bound or a tree of bounds like the records.
+    """Returns a search for each array of `records`, from one bound or a tree of bounds.
 
     A bound is a pair (low, high) or a `Ball`.
     """
@@ -120,7 +120,7 @@ def _searches(records: PyTree, bounds: PyTree) -> list[_IntervalSearch]:
 
 
 def _is_bound(x: object) -> bool:
-    """Whether this is a ball or a pair of numbers. A tuple that contains bounds is a tree."""
+    """Whether `x` is a ball or a pair of numbers. A tuple that contains bounds is a tree."""
     if isinstance(x, tuple):
         return not any(isinstance(one, tuple | Ball) for one in x)
     return isinstance(x, Ball)
@@ -135,8 +135,8 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _IntervalSearch:
                 "which is only for floats"
             )
         radius, info = _checks.positive("radius", bound.radius), jnp.finfo(leaf.dtype)
-        # In a smaller ball, numbers would be subnormal, and rounding could move them out of the
-        # ball.
+        # In a smaller ball, numbers would be subnormal, and rounding them could move records out of
+        # the ball.
         if not _size(leaf) * float(info.tiny) <= radius <= float(info.max):
             raise ValueError(
                 f"bounds must be finite and normal (not subnormal) in {leaf.dtype}, got {bound}"
@@ -162,7 +162,7 @@ def _search(leaf: jax.ShapeDtypeStruct, bound: object) -> _IntervalSearch:
 
 
 def _inward(number: float, dtype: np.dtype, toward: float) -> float:
-    """The nearest number of a dtype in the direction of `toward`."""
+    """Returns `number` in a dtype, rounded in the direction of `toward`."""
     if abs(number) > float(jnp.finfo(dtype).max):
         raise ValueError(f"bounds must be finite in {dtype}, got {number}")
     near = jnp.asarray(number, dtype)
@@ -171,10 +171,10 @@ def _inward(number: float, dtype: np.dtype, toward: float) -> float:
     return float(near)
 
 
-# The learning rate starts at `_RATE` times the width of the bounds, and decays to `_FALL` times its
-# start.
+# The learning rate starts at `_RATE` times the width of the bounds, and decreases to `_FALL` times
+# its initial value.
 _RATE, _FALL = 0.1, 1e-3
-# A bound on the relative error of a norm of many coordinates.
+# A bound on the relative error of computed norms with many coordinates.
 _ERROR_OF_NORM = 1e-5
 
 
@@ -276,7 +276,7 @@ def adversarial_pair(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
-    """The constants of a search."""
+    """The functions and numbers that stay constant during a search."""
 
     program: Program
     limits: tuple[_IntervalSearch, ...]
@@ -284,12 +284,12 @@ class _Search:
     n: int
 
     def arrays(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of a pair: n + 1 records, the last of which replaces another one."""
+        """Returns the shapes and dtypes of n + 1 records, the last of which replaces another."""
         leaves = self.program.inputs.leaves
         return [jax.ShapeDtypeStruct((self.n + 1, *x.shape[1:]), x.dtype) for x in leaves]
 
     def databases(self, arrays: list[jax.Array], place: jax.Array) -> tuple[Database, Database]:
-        """The two databases of a pair."""
+        """Returns the two databases of a pair."""
         first = [jnp.asarray(array[: self.n]) for array in arrays]
         second = [a.at[place].set(b[self.n]) for a, b in zip(first, arrays, strict=True)]
         unflatten = self.program.inputs.structure.unflatten
@@ -297,14 +297,14 @@ class _Search:
         return one, other
 
     def log_distance(self, arrays: list[jax.Array], place: jax.Array) -> jax.Array:
-        """The log distance of a pair; -inf if the distance is 0 or not finite."""
+        """Returns the log distance of a pair; -inf if the distance is 0 or not finite."""
         one, other = map(self.program, self.databases(arrays, place))
         moved = distance(self.norm, one, other)
         return jnp.where((moved > 0) & jnp.isfinite(moved), jnp.log(moved), -jnp.inf)
 
 
 def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """The best pair that one restart finds, and its log distance."""
+    """Returns the best pair that one restart of the search finds, and its log distance."""
     key_start, key_steps = jax.random.split(key)
     arrays, place = _start(search, key_start)
     floats = list(map(is_float, arrays))
@@ -339,13 +339,13 @@ def _climb(search: _Search, steps: int, key: Key) -> tuple[list[jax.Array], jax.
 
 
 def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
-    """One of four kinds of starting pairs: random records, extremes, two blocks, or an outlier."""
+    """Makes one of four kinds of starting pairs: random, extreme, two blocks, or an outlier."""
     choices, uniforms = _uniforms(search, key, choices=2, sets=2)
     place, kind = (choices * jnp.array([search.n, 4.0])).astype(int)
     arrays: list[jax.Array] = []
     for limit, spec, (u, v) in zip(search.limits, search.arrays(), uniforms, strict=True):
         inside, extreme = limit.inside(u, spec.dtype), limit.extreme(v, spec.dtype)
-        # Replacing the record at `place` moves a record from the first block to the second.
+        # Replacing the record at `place` then moves one record from the first block to the second.
         first, second = extreme[:1], extreme[1:2]
         second = jnp.where(jnp.all(first == second), limit.opposite(first), second)
         rows = jnp.arange(search.n + 1).reshape((-1, *(1 for _ in spec.shape[1:])))
@@ -358,7 +358,7 @@ def _start(search: _Search, key: Key) -> tuple[list[jax.Array], jax.Array]:
 def _uniforms(
     search: _Search, key: Key, *, choices: int, sets: int
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Uniform numbers: some for choices, and `sets` numbers for every entry of each array.
+    """Draws uniform numbers: some for choices, and `sets` for every entry of each array.
 
     One call draws all numbers, because each call of a random number generator takes long to
     compile.
@@ -375,7 +375,10 @@ def _uniforms(
 def _slope(
     search: _Search, arrays: list[jax.Array], place: jax.Array
 ) -> Callable[[list[jax.Array], jax.Array], list[jax.Array]] | None:
-    """The gradient of the negative log distance, 0 for integers; None if there is no gradient."""
+    """Returns the gradient of the negative log distance, or None if JAX cannot compute it.
+
+    The gradient of integers is 0.
+    """
 
     def depth(arrays: list[jax.Array], place: jax.Array) -> jax.Array:
         return -search.log_distance(arrays, place)
@@ -391,7 +394,8 @@ def _slope(
         return None
     try:
         jax.eval_shape(slope, arrays, place)
-    except (TypeError, ValueError, NotImplementedError):  # A loop, or code on the host.
+    # Loops and code on the host have no gradient.
+    except (TypeError, ValueError, NotImplementedError):
         return None
     return slope
 
@@ -399,7 +403,7 @@ def _slope(
 def _adam(
     slopes: list[jax.Array], means: list[jax.Array], squares: list[jax.Array]
 ) -> tuple[list[jax.Array], tuple[list[jax.Array], list[jax.Array]]]:
-    """Adam's directions, with steps of about 1 in every coordinate, and its new state."""
+    """Returns Adam's update directions, of about 1 in every coordinate, and its new state."""
     means = [0.9 * m + 0.1 * g for m, g in zip(means, slopes, strict=True)]
     squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, slopes, strict=True)]
     directions = [m / (jnp.sqrt(s) + 1e-30) for m, s in zip(means, squares, strict=True)]
@@ -409,7 +413,7 @@ def _adam(
 def _changed(
     search: _Search, key: Key, arrays: list[jax.Array], place: jax.Array
 ) -> list[jax.Array]:
-    """Replaces a few records by random ones, extremes, copies of others, or perturbed records."""
+    """Replaces a few records by random, extreme, copied or perturbed records."""
     rows = jnp.arange(search.n + 1)
     choices, uniforms = _uniforms(search, key, choices=4 + 2 * len(rows), sets=1)
     (share, few, kind, size), of_rows = choices[:4], choices[4:].reshape(2, -1)
@@ -433,7 +437,10 @@ def _changed(
 
 
 def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> AdversarialPair:
-    """The farthest pair, measured on each database alone, because a batch may round differently."""
+    """Returns the pair with the largest distance, measured on each database alone.
+
+    In a batch, values may be rounded differently.
+    """
     alone = jax.jit(search.program)
     heights = jax.jit(jax.vmap(search.log_distance))(found, places)
     best = int(jnp.argmax(heights))
@@ -441,6 +448,7 @@ def _best(search: _Search, found: list[jax.Array], places: jax.Array) -> Adversa
     values = alone(one), alone(other)
     moved = float(distance(search.norm, *values)) * (1 - _ERROR_OF_NORM)
     if not (math.isfinite(moved) and math.isfinite(heights[best])):
-        moved = 0.0  # If a value is not finite, the distance proves nothing.
+        # If a value is not finite, the distance proves nothing, so it is replaced by 0.
+        moved = 0.0
     hidden = sum(float(resolution(search.norm, value)) for value in values)
     return AdversarialPair(max(0.0, moved - hidden), *jax.device_get((one, other)))

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon and delta from the outputs of a mechanism."""
+"""`audit`: lower bounds on epsilon and delta from the outputs of a mechanism."""
 
 import dataclasses
 import math
@@ -19,13 +19,13 @@ from dpjax.random._keys import check_sampling_key
 
 
 def claim_of(mechanism: object) -> Guarantee | None:
-    """The guarantee of a mechanism; None if it has none, or an infinite epsilon."""
+    """Returns the guarantee of a mechanism; None if it has none or an infinite epsilon."""
     guarantee = guarantee_in(mechanism)
     return guarantee if guarantee and math.isfinite(float(guarantee.epsilon)) else None
 
 
 def as_clamped(mechanism: object, value: Value) -> Value:
-    """The value that gets noise, by `mechanism.clamped`.
+    """Returns the value to which noise is added, by `mechanism.clamped`.
 
     Without this method, NaN becomes 0, and infinities become the largest floats.
     """
@@ -37,23 +37,23 @@ def as_clamped(mechanism: object, value: Value) -> Value:
 
 @dataclasses.dataclass(frozen=True)
 class StatedGrid:
-    """For each array of a mechanism's outputs, the grid that the mechanism states."""
+    """The grid that a mechanism states for each array of its outputs."""
 
-    # Grid spacings are 2^exponent. None for an array without a grid.
+    # The spacings of the grids are 2^exponent; None for an array without a grid.
     exponents: tuple[int | None, ...]
 
     @classmethod
     def of(cls, mechanism: object, value: Value) -> "StatedGrid":
-        """Reads `mechanism.grids`. Without that method, no array has a grid."""
+        """Reads `mechanism.grids`. Without this method, no array has a grid."""
         grids = getattr(mechanism, "grids", None)
         spacings = () if grids is None else map(float, jax.tree.leaves(grids(value)))
         return cls(tuple(math.frexp(x)[1] - 1 if x > 0 else None for x in spacings))
 
     def misses(self, outputs: PyTree) -> np.ndarray:
-        """Whether each output of a batch is off the grid with half of the stated spacing.
+        """Returns which outputs of a batch are not on a grid of half the stated spacing.
 
-        The test uses half of the spacing, because a compiled mechanism may round differently, and
-        use half of the spacing that it states.
+        The test allows half of the spacing, because a compiled mechanism may round differently, and
+        then use half of the spacing that it states.
         """
         arrays = matrices(outputs)
         missed = np.zeros(len(arrays[0]), bool)
@@ -136,9 +136,10 @@ Pair = tuple[Value, Value]
 Pairs = Iterable[Pair] | Callable[[Key], Iterable[Pair]]
 
 _LEAST_SAMPLES = 100
-# The number of samples of each value in the pilot, which chooses among candidate pairs.
+# The number of samples of each value in the pilot audit, which chooses among candidate pairs.
 _PILOT = 2**14
-# The first event gets most of the failure probability. Each later event gets this fraction of it.
+# Most of the failure probability is allotted to the first event. This fraction of it is allotted to
+# each later event.
 _LATER = 1 / 8
 
 
@@ -315,7 +316,7 @@ def _question(mechanism: object, delta: float | None, at_epsilon: float | None) 
             )
         return Question("delta", _checks.non_negative("at_epsilon", at_epsilon))
     claim = claim_of(mechanism)
-    # At the claimed delta, a bound above the claimed epsilon refutes the claim.
+    # At the claimed delta, a lower bound above the claimed epsilon refutes the claim.
     by_default = 0.0 if claim is None else float(claim.delta)
     at: float = _checks.non_negative("delta", by_default if delta is None else delta)
     if at >= 1:
@@ -346,7 +347,7 @@ def _checked_pair(pair: Pair) -> Pair:
 def _worst(
     key: Key, sampler: Sampler, candidates: list[Pair], question: Question, error: float
 ) -> Pair:
-    """The pair with the largest expected bound in a small audit."""
+    """Returns the pair for which a small audit expects the largest bound."""
     if len(candidates) == 1:
         return candidates[0]
     promises: list[tuple[float, float]] = []
@@ -354,8 +355,8 @@ def _worst(
         plan = sampler.plan(pilot_key, *pair, _PILOT)
         experiment = Experiment(question, error, plan.learning)
         first, *_ = _learn(pilot_key, sampler, pair, plan, experiment)
-        # Compare the caution first, and then the expected bound, because an event that was chosen
-        # with a larger caution is more reliable.
+        # The caution of an event is compared before its expected bound, because an event that was
+        # chosen with a larger caution is more reliable.
         promises.append((first.caution, first.promise))
     return candidates[promises.index(max(promises))]
 
@@ -363,7 +364,7 @@ def _worst(
 def _learn(
     key: Key, sampler: Sampler, pair: Pair, plan: SamplePlan, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events to test: one sample proposes them, and a second one chooses among them."""
+    """Returns the events to test: one sample proposes them, a second sample chooses among them."""
     keys = jax.random.split(key, 4)
     value, neighbor = pair
     here, there, here_again, there_again = (
@@ -382,13 +383,13 @@ def _audit_pair(
     samples: int,
     confidence: float,
 ) -> AuditResult:
-    """Chooses events, then bounds their probabilities by fresh samples."""
+    """Chooses events, and then bounds their probabilities with fresh samples."""
     key_learn, *keys_bound = jax.random.split(key, 3)
     plan = sampler.plan(key, *pair, samples)
     error, trials = 1 - confidence, plan.bounding
     choices = _learn(key_learn, sampler, pair, plan, Experiment(question, error, trials))
     grid = StatedGrid.of(sampler.mechanism, pair[0])
-    # The last count is the number of outputs off the grid. It is not an event.
+    # The last count is the number of outputs that are not on the grid. It is not an event.
     counted = [*(choice.event.predicate for choice in choices), grid.misses]
     found = [
         np.sum([[np.sum(p(outputs)) for p in counted] for outputs in batches], axis=0)
@@ -397,7 +398,8 @@ def _audit_pair(
             for one_key, x in zip(keys_bound, pair, strict=True)
         )
     ]
-    hits = np.stack(found)  # Shape (2, events): the outputs of each value in each event.
+    # The number of outputs in each event, for each value; shape (2, events).
+    hits = np.stack(found)
     bounds = [
         _limits(choice, hits[:, i], trials, part * error, question)
         for i, (choice, part) in enumerate(zip(choices, _parts(len(choices)), strict=True))
@@ -424,9 +426,9 @@ def _audit_pair(
 
 
 def _parts(count: int) -> list[float]:
-    """The fraction of the error that each event gets.
+    """Returns the fraction of the error probability that is allotted to each event.
 
-    The first event, which likely gives the best bound, gets the most.
+    The first event has the largest fraction, because it likely gives the best bound.
     """
     rest = count - 1
     return [1 - _LATER * rest, *[_LATER] * rest]
@@ -435,17 +437,17 @@ def _parts(count: int) -> list[float]:
 def _limits(
     choice: ChosenEvent, hits: np.ndarray, trials: int, error: float, question: Question
 ) -> tuple[float, float, float]:
-    """The bound that follows from an event, and the limits of its two probabilities."""
+    """Returns the bound that follows from an event, and the limits of its two probabilities."""
     likelier, other = hits[::-1] if choice.swapped else hits
-    # The probability that a limit is wrong is at most its fraction of the error. So the probability
-    # that one of the two limits is wrong is at most the error.
+    # Each of the two limits is wrong with at most its fraction of the error probability. So the
+    # probability that one of them is wrong is at most the error probability.
     lower = float(clopper_pearson_lower(likelier, trials, choice.share * error))
     upper = float(clopper_pearson_upper(other, trials, (1 - choice.share) * error))
     return max(0.0, float(question.answer(lower, upper))), lower, upper
 
 
 def _claimed(mechanism: object, question: Question) -> float | None:
-    """The claimed number, which a larger bound would refute; None without such a claim."""
+    """Returns the claimed number, which a larger bound refutes; None without such a claim."""
     claim = claim_of(mechanism)
     if claim is None:
         return None

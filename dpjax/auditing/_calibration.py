@@ -1,4 +1,4 @@
-"""Simulation-based calibration: whether posteriors contain the truth as often as they claim."""
+"""Simulation-based calibration: do posteriors contain the truth as often as they claim?"""
 
 import dataclasses
 from collections.abc import Callable
@@ -72,8 +72,8 @@ class Calibration:
         """
         confidence = _checks.fraction("confidence", confidence)
         left = (1 - confidence) / 2 * (self.draws + 1)
-        # If the interval contains only a fraction of a rank, each trial with this rank counts as
-        # this fraction.
+        # If the interval contains only a fraction of a rank, each trial with this rank is counted
+        # with this fraction.
         whole, part = int(left), left - int(left)
         folded = np.minimum(self.ranks, self.draws - self.ranks)
         inside = np.where(folded > whole, 1.0, np.where(folded == whole, 1 - part, 0.0))
@@ -162,7 +162,7 @@ def calibration(
 
 
 def _ranks(key: Key, theta: PyTree, found: PyTree, draws: int) -> jax.Array:
-    """For every number of theta, the number of draws below it. Ties are broken at random."""
+    """Returns how many draws are below each number of theta. Ties are broken at random."""
     numbers, structure = jax.tree.flatten(theta)
     columns, of_draws = jax.tree.flatten(found)
     wanted = [(draws, *leaf.shape) for leaf in numbers]

@@ -1,4 +1,4 @@
-"""The checks that every mechanism must pass, both dpjax's own and mechanisms of users."""
+"""The checks that every mechanism must pass, whether it is dpjax's own or a user's."""
 
 import dataclasses
 import functools
@@ -22,20 +22,22 @@ from dpjax.auditing._verify import ROUNDING_OF_DISTANCE, double_moves, single_mo
 from dpjax.random._keys import check_key
 from dpjax.sensitivity._norms import distance
 
-_BATCH = 2**12  # Releases that one program draws.
-# The number of batches that test how single coordinates move. For moves of two coordinates, one
-# batch is used.
+_BATCH = 2**12  # The number of releases that one compiled program draws.
+# The number of batches that test how single coordinates move. One batch tests moves of two
+# coordinates.
 _BATCHES_OF_SINGLES = 64
-# The allowed error of a mean, in standard errors. The false-alarm rate is one in 500 million means.
+# The allowed error of a mean, in standard errors. A test of a mean gives a false alarm once in 500
+# million.
 _SIGMAS = 6.0
 # A bound on the relative rounding error of a log probability in float32, for several coordinates.
 _ROUNDING = 1e-4
-# If ratios exceed e^6, their mean depends on draws that are too rare to test.
+# If a ratio exceeds e^6, the mean of the ratios depends on draws that are too rare to test.
 _LARGEST_LOG_RATIO = 6.0
 # Limits for fitting a density: the largest number of integer outcomes, the least number of draws of
-# an outcome, and the largest number of floats.
+# an outcome, and the largest number of float coordinates.
 _MOST_OUTPUTS, _LEAST_SEEN, _MOST_FLOATS = 64, 64, 32
-# The fitted density is narrower than the noise by this factor, and truncated at these quantiles.
+# The standard deviation of the fitted density is smaller than that of the noise by this factor, and
+# the density is truncated at these quantiles.
 _NARROWER, _ENDS = 0.8, (0.01, 0.99)
 
 
@@ -96,17 +98,17 @@ class _Case:
 
     @functools.cached_property
     def keys(self) -> Key:
-        """A key for each draw, in batches of one size, so that all batches share a program."""
+        """Returns a key for each draw, in batches of one size, which share a compiled program."""
         return jax.random.split(self.key, (math.ceil(self.draws / _BATCH), _BATCH))
 
     @functools.cached_property
     def outputs(self) -> Value:
-        """Draws for the value."""
+        """Returns outputs of the mechanism for the value."""
         values = jax.tree.map(lambda x: np.broadcast_to(x, (_BATCH, *x.shape)), self.value)
         return joined([_released_values(self.mechanism, keys, values) for keys in self.keys])
 
     def log_probs(self, value: Value, batches: int | None = None) -> np.ndarray:
-        """Log probabilities of the outputs if the exact value were this one.
+        """Returns the log probabilities of the outputs, if `value` were the exact value.
 
         `batches` limits the computation to the first batches of outputs; None takes all.
         """
@@ -276,7 +278,8 @@ def _guarantees(case: _Case) -> str:
 def _works_over_grids(case: _Case) -> str:
     """Checks that the mechanism works under vmap.
 
-    Bad traced parameters must give NaN (or a negative integer) and a NaN epsilon.
+    Invalid traced parameters must give a release of NaN (or a negative integer), and an epsilon of
+    NaN.
     """
     good = np.asarray([case.epsilon / 2, case.epsilon])
     bad = np.asarray([0.0, -1.0, np.nan, np.inf])
@@ -290,7 +293,7 @@ def _works_over_grids(case: _Case) -> str:
         return mechanism, mechanism(case.key, case.value)
 
     made, batch = jax.jit(jax.vmap(release))(epsilons, scales)
-    # `vmap` does not map over constants, so they are broadcast here.
+    # `vmap` does not add an axis to constants, so they are broadcast here.
     returned = np.broadcast_to(made.guarantee.epsilon, epsilons.shape)
     promised = np.broadcast_to(batch.guarantee.epsilon, epsilons.shape)
     _require(np.allclose(promised[:2], good), "vmap must keep the guarantees apart")
@@ -325,7 +328,7 @@ def _refuses(case: _Case) -> str:
 
 
 def _sanitizes(case: _Case) -> str:
-    """Checks that no number in a private value decides whether or how a release happens.
+    """Checks that special numbers in a private value do not change how a release is made.
 
     Under the same key, a value with special numbers must be released exactly like its clamped
     replacement.
@@ -346,7 +349,7 @@ def _sanitizes(case: _Case) -> str:
     return f"released like their replacements: {', '.join(found)}"
 
 
-# The largest error of a mean ratio, loss and delta, for one move of the value.
+# The largest error of a mean ratio, of a loss, and of a delta, for one change of the value.
 _Fit = tuple[float, float, float]
 
 
@@ -354,8 +357,8 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
     swapped = dataclasses.replace(case, value=case.neighbor, neighbor=case.value)
     fits = [_fits_neighbor(case), *_moves_with_each_coordinate(case), _fits_neighbor(swapped)]
     if case.sensitivity is not None:
-        # This detects a mechanism that ignores its sensitivity: it may pass at one sensitivity, but
-        # then it fails at twice that sensitivity.
+        # This detects a mechanism that ignores its sensitivity. Such a mechanism may pass at one
+        # sensitivity, but then it fails at twice this sensitivity.
         stretched = jax.tree.map(lambda x, y: x + 2 * (y - x), case.value, case.neighbor)
         doubled = 2 * case.sensitivity
         fits.append(
@@ -365,14 +368,17 @@ def _keeps_its_guarantee(case: _Case) -> list[_Fit]:
 
 
 def _fits_neighbor(case: _Case) -> _Fit:
-    """Draws have the stated density, and the loss on the neighbor satisfies (epsilon, delta)."""
+    """Checks that draws have the stated density, and that the loss satisfies (epsilon, delta)."""
     here = case.log_probs(case.value)
     _require(np.all(np.isfinite(here)), "log_prob must be finite on draws")
     return _fits_density(case, "the neighbor", here, case.log_probs(case.neighbor))
 
 
 def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
-    """Detects shared noise, and coordinates without noise, which `neighbor` may leave unchanged."""
+    """Checks each coordinate, to detect shared noise and coordinates without noise.
+
+    `neighbor` may leave some coordinates unchanged.
+    """
     here = case.log_probs(case.value)
     norm, most = case.mechanism.norm, float(case.mechanism.sensitivity.value)
     singles = single_moves(norm, most, case.value, case.neighbor)
@@ -392,7 +398,10 @@ def _moves_with_each_coordinate(case: _Case) -> list[_Fit]:
 
 
 def _fits_density(case: _Case, name: str, here: np.ndarray, there: np.ndarray) -> _Fit:
-    """Draws of p have the density p, and the loss of p against p' satisfies (epsilon, delta)."""
+    """Checks that draws of p have density p, and that the loss satisfies (epsilon, delta).
+
+    The loss compares p with the density p' for another value.
+    """
     ratio_error = _has_mean_ratio_1(name, here, there)
     delta = float(case.mechanism.guarantee.delta)
     excess = np.maximum(0.0, -np.expm1(case.epsilon + _ROUNDING - (here - there)))
@@ -416,7 +425,7 @@ def _has_mean_ratio_1(name: str, here: np.ndarray, there: np.ndarray) -> float:
 def _bounds_its_error(case: _Case) -> str:
     error = getattr(case.mechanism, "error", None)
     if error is None:
-        # A method `error` is optional: only mechanisms that add noise have one.
+        # The method `error` is optional, because only mechanisms that add noise have one.
         return "not stated"
     like = {"like": case.value} if "like" in inspect.signature(error).parameters else {}
     largest = 0.0
@@ -428,7 +437,7 @@ def _bounds_its_error(case: _Case) -> str:
     return f"at most {largest:.4g} at confidence 0.95"
 
 
-_TRACES: list[None] = []  # The program below appends an entry whenever it is traced.
+_TRACES: list[None] = []  # The function below appends an entry to this list whenever JAX traces it.
 
 
 @jax.jit
@@ -448,9 +457,9 @@ def _log_probs(mechanism: Mechanism, outputs: Value, value: Value) -> jax.Array:
 
 
 def _without_sign_of_zero(clamped: ArrayLike, value: np.ndarray) -> np.ndarray:
-    """A clamped array without -0.0, in the dtype of the value if that is exact.
+    """Returns a clamped array without -0.0, in the dtype of the value if that is exact.
 
-    Then it shares the value's compiled program.
+    Then both arrays are released by the same compiled program.
     """
     clamped = np.asarray(clamped)
     clamped = np.where(clamped == 0, np.zeros_like(clamped), clamped)
@@ -468,12 +477,12 @@ def _same(tree: PyTree, other: PyTree, tolerance: float = 0.0) -> bool:
 
 
 def _require(holds: object, message: str) -> None:
-    if not holds:  # This is not an assert statement, because `python -O` would remove it.
+    if not holds:  # This is not an `assert` statement, because `python -O` would remove it.
         raise AssertionError(message)
 
 
 def _mean_ratio(here: np.ndarray, there: np.ndarray) -> tuple[float, float]:
-    """The mean of p' / p over draws of p, and how far from 1 it may be by chance.
+    """Returns the mean of p' / p over draws of p, and how far from 1 it may be by chance.
 
     Args:
         here: log p of every draw.
@@ -521,14 +530,14 @@ def wrong_total(outputs: Value, log_probs: np.ndarray) -> str | None:
     if not np.isfinite(log_q).any() or _depends_on_rare_draws(log_probs[half:], log_q):
         return None
     mean, margin = _mean_ratio(log_probs[half:], log_q)
-    # A float of a narrow dtype represents an interval, whose width depends on the number.
+    # A float of a narrow dtype represents an interval of numbers, whose width depends on the float.
     if abs(mean - 1) <= margin + _ROUNDING + 8 * precision:
         return None
     return f"of a density fitted to the draws, the mean ratio is {mean:.4f}, not 1"
 
 
 def _columns(outputs: Value) -> tuple[np.ndarray, np.ndarray, float]:
-    """The integers, the floats, and the precision of the floats."""
+    """Splits outputs into integers and floats, and returns the precision of the floats."""
     arrays = matrices(outputs)
     floats = [x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)]
     integers = [x for x in arrays if not jnp.issubdtype(x.dtype, jnp.floating)]
@@ -541,7 +550,7 @@ def _columns(outputs: Value) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _log_normal(known: np.ndarray, floats: np.ndarray) -> np.ndarray | None:
-    """Log density of a truncated normal fitted to known rows; None if no fit is possible."""
+    """Returns the log density of a truncated normal fitted to known rows, or None without a fit."""
     varied = np.ptp(known, axis=0) > 0
     same = np.all(floats[:, ~varied] == known[0, ~varied], axis=1)
     known, floats = known[:, varied], floats[:, varied]

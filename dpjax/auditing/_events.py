@@ -1,4 +1,4 @@
-"""Events of outputs, and the choice of the events that give the best bounds."""
+"""Events, which are sets of outputs, and the choice of those that give the best bounds."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class Question:
     at: float
 
     def answer(self, lower: ArrayLike, upper: ArrayLike) -> np.ndarray:
-        """The bound from limits of p and q. A bound below 0 proves nothing."""
+        """Returns the bound that follows from limits of p and q. A bound below 0 proves nothing."""
         lower, upper = np.asarray(lower), np.asarray(upper)
         with np.errstate(divide="ignore", over="ignore"):
             if self.bounded == "epsilon":
@@ -34,18 +34,19 @@ class Question:
             return lower - np.exp(self.at) * upper
 
 
-# Thresholds of each score: evenly spaced over the sample, and geometrically toward both ends.
+# The numbers of thresholds for each score: evenly spaced over the sample, and geometrically spaced
+# toward both ends.
 _EVEN, _TAIL = 256, 48
 # While an event is being chosen, the allowed error is divided by one of these numbers, so that no
 # event is chosen by chance. The first divisor widens the limits by three standard errors of the
 # sample. The smaller divisors are for rare events, small epsilons and few samples, for which the
 # first divisor would reject every event.
 _CAUTIONS = (1e5, 30.0, 1.0)
-# A later score is preferred only if it improves the bound of an earlier score by this fraction,
-# because earlier scores have simpler events.
+# A later score is preferred to an earlier score only if it improves the bound by this fraction,
+# because earlier scores have events that are simpler to describe.
 _MARGIN = 0.01
-# The error is split between two limits: the lower limit gets one of these fractions, and the upper
-# limit gets the rest.
+# The error probability is divided between two limits: one of these fractions is for the lower
+# limit, and the rest is for the upper limit.
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -86,15 +87,15 @@ class ChosenEvent:
     """An event and its test, fixed before the outputs of the test are drawn."""
 
     event: Event
-    swapped: bool  # Whether the event is likelier under neighbor.
-    share: float  # The fraction of the error for the lower limit.
-    caution: float  # The divisor of the error during the choice.
-    promise: float  # The expected bound at that caution; below 0 if it proves nothing.
+    swapped: bool  # Whether the event is more probable under the neighbor than under the value.
+    share: float  # The fraction of the error probability for the lower limit.
+    caution: float  # The number by which the error probability was divided during the choice.
+    promise: float  # The bound that is expected at this caution; below 0 if it proves nothing.
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The test of a chosen event."""
+    """The test of a chosen event, on fresh outputs."""
 
     question: Question
     error: float  # 1 - confidence.
@@ -103,7 +104,7 @@ class Experiment:
     def answer(
         self, likelier: ArrayLike, other: ArrayLike, share: float = 0.5, caution: float = 1.0
     ) -> np.ndarray:
-        """The bound that follows from counts of an event under the two values."""
+        """Returns the bound that follows from the counts of an event under the two values."""
         lower = clopper_pearson_lower(likelier, self.trials, share * self.error / caution)
         upper = clopper_pearson_upper(other, self.trials, (1 - share) * self.error / caution)
         return self.question.answer(lower, upper)
@@ -112,7 +113,7 @@ class Experiment:
 def choose(
     scores: Iterable[Score], here: Value, there: Value, experiment: Experiment
 ) -> list[ChosenEvent]:
-    """The events with the largest expected bounds, among all thresholds of all scores.
+    """Returns the events with the largest expected bounds, among all thresholds of all scores.
 
     There is one event for each caution, with the strictest caution first. A smaller caution admits
     rarer events. Scores must be in order of preference.
@@ -128,11 +129,12 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Tally:
-    """For each threshold, the number of outputs with a score at least, and at most, as large."""
+    """For each threshold, how many outputs have a score of at least, and at most, the threshold."""
 
     score: Score
     thresholds: np.ndarray
-    # (2, 2, thresholds): the first axis is value and neighbor, the second is at least and at most.
+    # Shape (2, 2, thresholds): the first axis is for value and neighbor, and the second for "at
+    # least" and "at most" the threshold.
     counts: np.ndarray
 
 
@@ -140,7 +142,7 @@ def _tally(score: Score, here: Value, there: Value, experiment: Experiment) -> _
     samples = [np.sort(x[~np.isnan(x)]) for x in map(score.evaluate, (here, there))]
     thresholds = _thresholds(np.concatenate(samples))
     counts = np.stack([_counts(sample, thresholds) for sample in samples])
-    # Counts are scaled to the number of outputs of the experiment.
+    # Counts are scaled from the number of outputs in the sample to the number in the experiment.
     size = len(jax.tree.leaves(here)[0])
     return _Tally(score, thresholds, counts * (experiment.trials / size))
 
@@ -185,7 +187,7 @@ class _Threshold:
 
 
 def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """The numbers of entries that are at least, and at most, every threshold."""
+    """Returns how many entries are at least, and how many are at most, each threshold."""
     at_least = len(sample) - np.searchsorted(sample, thresholds, "left")
     return np.stack([at_least, np.searchsorted(sample, thresholds, "right")])
 
@@ -193,7 +195,7 @@ def _counts(sample: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 def _thresholds(sample: np.ndarray) -> np.ndarray:
     distinct = np.unique(sample)
     if len(distinct) <= _EVEN + 2 * _TAIL:
-        # If all scores are NaN, every threshold gives the same empty event.
+        # If all scores are NaN, no output is in any event, whatever the threshold.
         return distinct if len(distinct) else np.zeros(1)
     ends = np.geomspace(1, len(sample), _TAIL) - 1
     ranks = np.concatenate([np.linspace(0, len(sample) - 1, _EVEN), ends, len(sample) - 1 - ends])

@@ -1,4 +1,4 @@
-"""The gamma of single records: how often the guarantee fails on a pair with this record."""
+"""`gamma_by_record`: how often the guarantee does not cover a pair that contains a given record."""
 
 import dataclasses
 from fractions import Fraction
@@ -75,7 +75,8 @@ class RecordGammas:
 
     @property
     def _error(self) -> Fraction:
-        # If records were drawn, half of the allowed error is reserved for `share_above`.
+        # If records were drawn, half of the allowed error probability is reserved for
+        # `share_above`.
         return (1 - Fraction(self.confidence)) / (2 if self.drawn else 1)
 
     @property
@@ -117,7 +118,7 @@ class RecordGammas:
 
 @frozen_pytree
 class _WithRecord(IndependentRecords):
-    """An oracle whose record at one place is given."""
+    """An oracle of independent records that has a given record at one index."""
 
     oracle: IndependentRecords
     known: PyTree
@@ -243,7 +244,7 @@ def gamma_by_record(
         raise ValueError(
             "target must be the target whose sensitivity was sampled, got another function"
         )
-    # The key is derived so that these pairs differ from the pairs that determined Delta.
+    # A key is derived, so that these pairs differ from the pairs that determined Delta.
     key_records, key_pairs = jax.random.split(other_pairs(plan.key))
     drawn = isinstance(records, (int, np.integer)) and not isinstance(records, bool)
     if drawn:
@@ -275,7 +276,7 @@ def _further_apart(
     plan: Plan,
     hidden: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each record, the number of pairs that may be uncovered, and that certainly are."""
+    """Returns for each record how many pairs may be uncovered, and how many certainly are."""
     value = float(sensitivity.value)
     hidden += rounding_of_a_distance(plan, sensitivity.norm, value)
     least, most = outward(value - hidden, -np.inf), outward(value + hidden, np.inf)
@@ -294,12 +295,13 @@ def _further_apart(
                 chunk_size=plan.layout.size,
             )
             wide = distances.astype(jnp.result_type(float))
-            further = jnp.stack([~(wide <= least), wide > most])  # NaN counts as any distance.
+            # If a distance is NaN, the pair may be uncovered, but not certainly.
+            further = jnp.stack([~(wide <= least), wide > most])
             return jnp.sum(further, axis=1, dtype=jnp.int32)
 
         numbers = jnp.arange(len(jax.tree.leaves(known)[0]), dtype=jnp.uint32)
-        # Records are processed one after the other, because a batch over records would take K times
-        # the memory.
+        # Records are processed one after the other, because a batch over K records would need K
+        # times the memory.
         return jax.lax.map(of_one, (numbers, known))
 
     may, do = np.asarray(count(known)).astype(np.int64).T

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from one run: an attacker guesses the coin flips of many canaries."""
+"""Lower bounds on epsilon from one run, where an attacker guesses the coin flips of canaries."""
 
 import math
 from typing import Literal
@@ -9,11 +9,13 @@ import scipy
 from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
 
-_ROUNDING = 1e-9  # A bound on the relative error of SciPy's probabilities.
+# The largest epsilon that is tested. To refute a larger epsilon, an attacker would need too many
+# guesses.
+_ROUNDING = 1e-9
 # The largest epsilon that is tried. To refute a larger epsilon, an attacker would need too many
 # guesses.
 _MOST_EPSILON = 64.0
-# The largest shift of a Gaussian mechanism that is tried, in standard deviations.
+# The largest shift of a Gaussian mechanism that is tested, in standard deviations.
 _MOST_SHIFT = 16.0
 
 
@@ -109,13 +111,14 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
     if v == 0:
         return 1.0
     binomial = scipy.stats.binom(r, 1 / (1 + math.exp(-epsilon)))
-    below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))  # P(v - i <= B < v), i = 1, ..., v.
+    # This is P(v - i <= B < v) for i = 1, ..., v.
+    below = np.cumsum(binomial.pmf(np.arange(v - 1, -1, -1)))
     likelier = float(np.max(below / np.arange(1, v + 1)))
     return (float(binomial.sf(v - 1)) + 2 * m * delta * likelier) * (1 + _ROUNDING)
 
 
 def _refuted_shift(m: int, r: int, v: int, p: float) -> float:
-    """The largest mu that v right guesses refute at level p, rounded down; 0 if none."""
+    """Returns the largest mu that v right guesses refute at level p, rounded down; 0 if none."""
 
     def refuted(mu: float) -> bool:
         return least_mass(m, r, v, p, mu) > 1 + _ROUNDING
@@ -124,13 +127,14 @@ def _refuted_shift(m: int, r: int, v: int, p: float) -> float:
 
 
 def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
-    """The least total of p_0, ..., p_r under mu-Gaussian DP, if v or more have probability p.
+    """Returns the least sum of p_0, ..., p_r under mu-GDP, if v or more have probability p.
 
-    Above 1, the result may be less than this total. It falls in mu.
+    Here p_j is the probability of j right guesses. If the sum exceeds 1, the result may be less
+    than the sum. The result decreases in mu.
     """
     mass, right, wrong = p, p * v / m, p * (r - v) / m
     for i in range(v - 1, -1, -1):
-        # `right` and `wrong` are sums of j p_j / m and of (r - j) p_j / m, over j > i.
+        # Over j > i, `right` is the sum of j p_j / m, and `wrong` is the sum of (r - j) p_j / m.
         needed = float(scipy.special.ndtr(scipy.special.ndtri(min(right, 1.0)) - mu))
         added = max(needed * (1 - _ROUNDING) - wrong, 0.0) * m / (r - i)
         mass, right, wrong = mass + added, right + added * i / m, wrong + added * (r - i) / m
@@ -140,7 +144,7 @@ def least_mass(m: int, r: int, v: int, p: float, mu: float) -> float:
 
 
 def _epsilon_of_shift(mu: float, delta: float) -> float:
-    """The epsilon of mu-Gaussian DP at delta, rounded down."""
+    """Returns the epsilon of mu-Gaussian DP at delta, rounded down."""
 
     def exceeds(epsilon: float) -> bool:
         shifted = -mu / 2 - epsilon / mu

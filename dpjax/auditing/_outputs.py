@@ -1,4 +1,4 @@
-"""Outputs of a mechanism, drawn in batches of bounded memory, and their features."""
+"""Draws outputs of a mechanism in batches of bounded memory, and computes their features."""
 
 import dataclasses
 import math
@@ -12,25 +12,24 @@ from dpjax._core._pytree import TreeSpec
 from dpjax._core._types import Key, Value
 from dpjax._core._values import Release
 
-# This value represents the lowest set bit of 0, which is a multiple of every power of two.
+# Stands for the lowest set bit of 0, which is a multiple of every power of two.
 NO_BIT = 4000
-# This value represents the lowest set bit of NaN, of infinities, and of differences that were
-# rounded.
+# Stands for the lowest set bit of NaN, of infinities, and of differences that were rounded.
 NO_NUMBER = -4000
-# The values of `binade` for 0, and for NaN and infinities.
+# The results of `binade` for 0, and for NaN and infinities.
 _OF_ZERO, _OF_NO_NUMBER = -1075, 1024
 
 
 def exact_numbers(column: np.ndarray) -> np.ndarray:
-    """The same numbers in a dtype of 32 or 64 bits, for the functions below."""
+    """Converts numbers without rounding to a dtype of 32 or 64 bits, for the functions below."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
-        return column.astype(np.int64)  # Keeps the bits of uint64.
-    # Narrower floats, including the extension types of machine learning, become float32.
+        return column.astype(np.int64)  # This preserves the bits of uint64.
+    # This preserves the bits of uint64.
     return column if column.dtype.itemsize in (4, 8) else column.astype(np.float32)
 
 
 def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
-    """The largest j such that the number is a multiple of 2^j."""
+    """Returns the largest j such that a number is a multiple of 2^j."""
     if numbers.dtype == np.int64:
         return np.where(numbers == 0, NO_BIT, _trailing_zeros(numbers))
     # Every float32 is exact in float64, and frexp is exact. A significand times 2^53 is an integer.
@@ -41,22 +40,23 @@ def lowest_set_bit(numbers: np.ndarray) -> np.ndarray:
 
 
 def binade(numbers: np.ndarray) -> np.ndarray:
-    """The exponent j with 2^j <= |number| < 2^(j+1)."""
+    """Returns the exponent j with 2^j <= |number| < 2^(j+1)."""
     found = np.frexp(numbers.astype(np.float64))[1] - 1
     found = np.where(numbers == 0, _OF_ZERO, found)
     return np.where(np.isfinite(numbers), found, _OF_NO_NUMBER)
 
 
 def low_bits(numbers: np.ndarray, count: int) -> np.ndarray:
-    """The last bits of the significand, or of the integer."""
+    """Returns the last bits of the significand of a float, or of an integer."""
     word = np.uint32 if numbers.dtype.itemsize == 4 else np.uint64
     return (numbers.view(word) & word(2**count - 1)).astype(np.int64)
 
 
 def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """The lowest set bit of number - value, or `NO_NUMBER` if the difference needs rounding.
+    """Returns the lowest set bit of number - value; `NO_NUMBER` if the difference is rounded.
 
-    If the sum of value and noise was exact, the difference is also exact, and equals the noise.
+    If the mechanism added value and noise without rounding, the difference is exact, too, and
+    equals the noise.
     """
     if numbers.dtype == np.int64:
         return lowest_set_bit(numbers - value)
@@ -69,23 +69,24 @@ def lowest_set_bit_of_difference(numbers: np.ndarray, value: np.ndarray) -> np.n
 
 
 def _trailing_zeros(numbers: np.ndarray) -> np.ndarray:
-    """The number of trailing zero bits of integers; any number for 0."""
+    """Returns the number of trailing zero bits of integers; any number for 0."""
     words = numbers.view(np.uint64)
-    # The expression isolates the lowest set bit: a power of two, which a float represents exactly.
+    # This isolates the lowest set bit, which is a power of two, so a float represents it exactly.
     return np.frexp((words & (~words + np.uint64(1))).astype(float))[1].astype(np.int64) - 1
 
 
-# The numbers of bins, coarse and fine. A number with at most `_FEW` distinct values needs no bins.
+# The numbers of bins: coarse and fine. A coordinate with at most `_FEW` distinct values needs no
+# bins.
 BINS = (64, 1024)
 _FEW = 256
 _LOW_BITS = 8
-# If at most this fraction of all numbers is off a grid, these numbers count as exceptions.
+# If at most this fraction of all numbers is not on a grid, these numbers are treated as exceptions.
 _STRAYS = 0.02
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Code:
-    """An integer for every output of a batch, and the meaning of each integer in words."""
+    """Maps every output of a batch to an integer code, and describes each code in words."""
 
     name: str
     encode: Callable[[Value], np.ndarray]
@@ -94,25 +95,25 @@ class Code:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinate:
-    """One number of an output: the index of its leaf, and its index in the flattened leaf."""
+    """One number of an output, given by the index of its leaf and the index in that leaf."""
 
     leaf: int
     index: int
     name: str
 
     def __call__(self, outputs: Value) -> np.ndarray:
-        """The number in every output of a batch."""
+        """Returns this number of every output in a batch."""
         return matrices(outputs)[self.leaf][:, self.index]
 
 
 def matrices(outputs: Value) -> list[np.ndarray]:
-    """The arrays of a batch of outputs, each of shape (outputs, numbers)."""
+    """Reshapes the arrays of a batch of outputs to (outputs, numbers)."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(outputs)]
     return [leaf.reshape(len(leaf), -1) for leaf in leaves]
 
 
 def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
-    """The value's arrays, flattened; None if outputs differ in structure or shapes."""
+    """Flattens the arrays of `value`; None if outputs differ in structure or shapes."""
     one = rows_of(outputs, 0)
     if jax.tree.map(np.shape, one) != jax.tree.map(np.shape, value):
         return None
@@ -120,7 +121,7 @@ def value_like(outputs: Value, value: Value) -> list[np.ndarray] | None:
 
 
 def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coordinate]:
-    """The numbers of an output with the highest scores."""
+    """Returns the numbers of an output with the highest scores."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(here)]
     ends = np.cumsum([len(score) for score in scores])
     chosen: list[Coordinate] = []
@@ -134,7 +135,7 @@ def coordinates(here: Value, scores: list[np.ndarray], count: int) -> list[Coord
 
 
 def whole_output(here: Value, there: Value) -> Code:
-    """A code of the whole output, with all of its bits."""
+    """Returns a code of the whole output, which includes all of its bits."""
 
     def show(outputs: Value, row: int) -> str:
         leaves = [np.asarray(leaf[row]) for leaf in jax.tree.leaves(outputs)]
@@ -150,9 +151,9 @@ def whole_output(here: Value, there: Value) -> Code:
 def _seen(
     encode: Callable[[Value], np.ndarray], show: Callable[[Value, int], str], *batches: Value
 ) -> dict[int, str]:
-    """A printed output for each code in the batches.
+    """Returns a printed output for each code that occurs in the batches.
 
-    Batches with too many codes are skipped.
+    Batches with too many codes are not used.
     """
     seen: dict[int, str] = {}
     for outputs in batches:
@@ -163,7 +164,7 @@ def _seen(
 
 
 def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
-    """A code of the number's exact value, for a number that takes few values."""
+    """Returns a code of a number's exact value, for a number that takes few values."""
 
     def encode(outputs: Value) -> np.ndarray:
         return _bits_of(coordinate(outputs))
@@ -173,7 +174,10 @@ def exact_value(coordinate: Coordinate, here: Value, there: Value) -> Code:
 
 
 def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
-    """A code of the interval that contains the number; all intervals are about equally likely."""
+    """Returns a code of the interval that contains the number.
+
+    Intervals are about equally likely.
+    """
     both = np.concatenate([coordinate(here), coordinate(there)]).astype(float)
     edges = np.unique(np.nanquantile(both, np.arange(1, count) / count, method="lower"))
     ends = np.concatenate([[-np.inf], edges, [np.inf]])
@@ -186,7 +190,7 @@ def bins(coordinate: Coordinate, here: Value, there: Value, count: int) -> Code:
 
 
 def grain_and_binade(coordinate: Coordinate) -> Code:
-    """A code of the number's lowest set bit and its magnitude."""
+    """Returns a code of a number's lowest set bit and its magnitude."""
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -200,7 +204,10 @@ def grain_and_binade(coordinate: Coordinate) -> Code:
 
 
 def low_bits_and_binade(coordinate: Coordinate) -> Code:
-    """A code of the sign, the magnitude, and the lowest bits, which may show how a number arose."""
+    """Returns a code of a number's sign, magnitude and lowest bits.
+
+    The lowest bits may show how the number was computed.
+    """
 
     def encode(outputs: Value) -> np.ndarray:
         numbers = exact_numbers(coordinate(outputs))
@@ -215,7 +222,10 @@ def low_bits_and_binade(coordinate: Coordinate) -> Code:
 
 
 def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np.number) -> Code:
-    """A code of the lowest set bits of output - value and output - neighbor, if these are exact."""
+    """Returns a code of the lowest set bits of output - value and output - neighbor.
+
+    A difference that is not exact has a separate code.
+    """
     name = coordinate.name
     return Code(
         f"lowest set bits of ({name} - value, {name} - neighbor)",
@@ -227,7 +237,7 @@ def grains_of_differences(coordinate: Coordinate, value: np.number, neighbor: np
 def off_the_grid(
     coordinate: Coordinate, here: Value, there: Value, ends: Sequence[np.number] | None
 ) -> Code:
-    """Whether a number is off the grid of most numbers, and which differences are exact."""
+    """Returns a code of whether a number is off the common grid, and of its exact differences."""
     found = [grain(coordinate)(outputs) for outputs in (here, there)]
     exponent = float(np.nanquantile(np.concatenate(found), _STRAYS, method="lower"))
 
@@ -247,15 +257,15 @@ def off_the_grid(
 
 
 def _grains_from(coordinate: Coordinate, outputs: Value, *ends: np.number) -> list[np.ndarray]:
-    """The lowest set bits of the differences between outputs and some values."""
+    """Returns the lowest set bits of the differences between outputs and the values `ends`."""
     numbers = exact_numbers(coordinate(outputs))
-    with np.errstate(over="ignore", invalid="ignore"):  # NaN becomes some integer.
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN is cast to an arbitrary integer.
         values = [exact_numbers(np.asarray([x])).astype(numbers.dtype) for x in ends]
     return [lowest_set_bit_of_difference(numbers, x) for x in values]
 
 
 def grain(coordinate: Coordinate) -> Callable[[Value], np.ndarray]:
-    """The lowest set bit as a float; NaN for NaN and infinities."""
+    """Returns a function that computes the lowest set bit as a float; NaN if it has none."""
 
     def evaluate(outputs: Value) -> np.ndarray:
         lowest = lowest_set_bit(exact_numbers(coordinate(outputs)))
@@ -275,16 +285,16 @@ def _bits_of(numbers: np.ndarray) -> np.ndarray:
 
 
 def _words(matrix: np.ndarray) -> np.ndarray:
-    """Every number's bits in a 64-bit word."""
+    """Converts the bits of every number to a 64-bit word."""
     unsigned = np.dtype(f"u{matrix.dtype.itemsize}")
     return np.ascontiguousarray(matrix).view(unsigned).astype(np.uint64)
 
 
 def _fingerprints(outputs: Value) -> np.ndarray:
-    """A 64-bit hash of every output, without collisions if an output is a single number."""
+    """Returns a 64-bit hash of every output. Outputs of a single number have no collisions."""
     words = np.concatenate([_words(matrix) for matrix in matrices(outputs)], axis=1)
-    # Multiplication by an odd number modulo 2^64 is one to one, so single numbers have no
-    # collisions.
+    # Multiplication by an odd number modulo 2^64 is one-to-one, so outputs of a single number have
+    # no collisions.
     odd = np.random.default_rng(0).integers(2**63, size=words.shape[1], dtype=np.uint64) * 2 + 1
     return (words * odd).sum(axis=1, dtype=np.uint64).view(np.int64)
 
@@ -301,7 +311,8 @@ def _power(lowest: int) -> str:
     return {NO_BIT: "zero", NO_NUMBER: "none"}.get(lowest, f"2^{lowest}")
 
 
-# There are only a few batch sizes, so that audits of different sizes share compiled programs.
+# There are only a few batch sizes, so that audits with different numbers of samples share compiled
+# programs.
 _BATCHES = (2**10, 2**14, 2**17)
 # The largest number of floats or integers in one batch, and in each sample that proposes events.
 _MOST_NUMBERS = 2**24
@@ -309,32 +320,33 @@ _MOST_NUMBERS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class SamplePlan:
-    """How many outputs of each value serve each purpose. No output serves two purposes."""
+    """How many outputs of each value are used for each purpose. Each output has one purpose."""
 
-    batch: int  # Outputs of one call of the compiled program.
-    learning: int  # Outputs that propose events. Another sample of this size chooses one.
-    bounding: int  # Outputs that bound the probabilities of the chosen events.
+    batch: int  # The number of outputs of one call of the compiled program.
+    # The number of outputs that propose events. A second sample of this size chooses one.
+    learning: int
+    bounding: int  # The number of outputs that bound the probabilities of the chosen events.
 
 
 class Sampler:
     """Runs `mechanism(key, value)`, which returns a release or a pytree of arrays, on many keys."""
 
     def __init__(self, mechanism: Callable[[Key, Value], Release | Value], jit: bool) -> None:
-        """Takes a mechanism, and compiles it at its first use if `jit` is True."""
+        """Stores a mechanism, which is compiled at its first use if `jit` is true."""
         self.mechanism = mechanism
-        # The program closes over the mechanism, so the mechanism's parameters are concrete, and it
-        # draws as it does outside of `jit`.
+        # The program closes over the mechanism, so the parameters of the mechanism are concrete.
+        # Then it draws noise in the same way as outside of `jit`.
         compiled = jax.jit(self._trace_outputs, static_argnames="size")
         self._outputs = compiled if jit else self._trace_outputs
         self._log_ratios = jax.jit(self._trace_log_ratios)
 
     @property
     def has_log_prob(self) -> bool:
-        """Whether the mechanism states its distribution."""
+        """Whether the mechanism states its distribution by `log_prob`."""
         return hasattr(self.mechanism, "log_prob")
 
     def plan(self, key: Key, value: Value, neighbor: Value, samples: int) -> SamplePlan:
-        """Divides the samples among their uses. Raises an error if outputs cannot be compared."""
+        """Divides the samples among their purposes. Refuses outputs that cannot be compared."""
         output, other = (jax.eval_shape(self._release, key, x) for x in (value, neighbor))
         if TreeSpec.of(output) != TreeSpec.of(other):
             raise ValueError(
@@ -350,22 +362,22 @@ class Sampler:
         )
 
     def batches(self, key: Key, value: Value, count: int, size: int) -> Iterator[Value]:
-        """Outputs under independent keys, as NumPy arrays with a leading axis."""
+        """Draws outputs under independent keys, as NumPy arrays with a leading axis."""
         for i, batch_key in enumerate(jax.random.split(key, math.ceil(count / size))):
             outputs = jax.device_get(self._outputs(batch_key, value, size=size))
             yield rows_of(outputs, slice(count - i * size))
 
     def draw(self, key: Key, value: Value, count: int, size: int) -> Value:
-        """The same outputs as one batch."""
+        """Draws the same outputs as `batches`, joined to one batch."""
         return joined(list(self.batches(key, value, count, size)))
 
     def log_ratios(self, outputs: Value, value: Value, neighbor: Value, size: int) -> np.ndarray:
-        """Log likelihood of every output under value, minus that under neighbor."""
+        """Returns the log likelihood of every output under value, minus that under neighbor."""
         count = len(jax.tree.leaves(outputs)[0])
         found: list[np.ndarray] = []
         for start in range(0, count, size):
-            # The last batch repeats its last row, so that all batches have one size and share a
-            # program.
+            # The last batch repeats its last row, so that all batches have the same size and share
+            # a compiled program.
             rows = np.minimum(np.arange(start, start + size), count - 1)
             batch = rows_of(outputs, rows)
             found.append(np.asarray(self._log_ratios(batch, value, neighbor), float))
@@ -385,17 +397,17 @@ class Sampler:
 
 
 def rows_of(batch: Value, rows: int | slice | np.ndarray) -> Value:
-    """Some rows, or one row, of a batch of outputs."""
+    """Returns the given rows, or one row, of a batch of outputs."""
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
 def joined(batches: list[Value]) -> Value:
-    """Several batches as one."""
+    """Concatenates several batches of outputs."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *batches)
 
 
 def _width(output: Value) -> int:
-    """The size of an output, over all of its arrays."""
+    """Returns the total number of entries in all arrays of an output."""
     leaves = jax.tree.leaves(output)
     for leaf in leaves:
         number = jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(leaf.dtype, jnp.integer)

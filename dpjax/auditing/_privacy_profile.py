@@ -1,4 +1,4 @@
-"""The privacy curve of releases at every epsilon, from sampled pairs."""
+"""`privacy_profile`: how private releases are at every epsilon, computed from sampled pairs."""
 
 import dataclasses
 import math
@@ -36,10 +36,10 @@ from dpjax.release._known_sensitivity import covering, needed, plan_of
 from dpjax.release._privatize import as_released, privatize
 from dpjax.sensitivity._pairs import MOST_SAMPLED_PAIRS
 
-# The epsilons in the printed table, as multiples of the total epsilon.
+# The epsilons in the printed table, as multiples of the sum of the epsilons of all releases.
 _MULTIPLES = (0, 0.25, 0.5, 1, 1.5, 2, 4)
-_POINTS = 1000  # The number of epsilons in the risk. More of them only tighten it.
-# The gamma for probing the target if no sensitivity was sampled.
+_POINTS = 1000  # The number of epsilons in a `Risk`. More of them only make it tighter.
+# The gamma that determines the number of probes if no sensitivity was sampled.
 _GAMMA = 0.05
 
 
@@ -271,7 +271,7 @@ def privacy_profile(
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
     confidence = _checks.fraction("confidence", confidence)
     joint = _joint(pairs, oracle, n)
-    # Targets are probed for the smallest gamma of the sensitivities.
+    # The number of probes of the targets is chosen for the smallest gamma of the sensitivities.
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
     stretches, drawn, identity = sampled_stretches(key, joint, oracle, n=n, point=point)
@@ -308,11 +308,14 @@ def _as_pairs(releases: Any) -> list[tuple[Target, Mechanism]]:
 
 
 def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joint:
-    """The joint privacy loss of the releases. Raises an error if a release would raise one."""
+    """Returns the joint privacy loss of the releases.
+
+    Raises any error that a release would raise.
+    """
     _checks.function("oracle", oracle)
     known = dict.fromkeys(x.sensitivity.records for _, x in pairs)
     records = tuple(x for x in known if x is not None)
-    # The oracle is traced later, and its arrays are checked at that time.
+    # The oracle is traced later, and its arrays are checked then.
     if records:
         drawn = records[0].tree()
     else:
@@ -320,7 +323,7 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
     losses: list[PairLoss] = []
     targets: list[Target] = []
     for target, mechanism in pairs:
-        privatize(target, mechanism)  # Raises the errors that a release would raise.
+        privatize(target, mechanism)  # This raises any error that a release would raise.
         sensitivity = mechanism.sensitivity
         covering(mechanism, needed(target, sensitivity, TreeSpec.of(drawn)))
         inside = plan_of(target, mechanism)
@@ -358,9 +361,9 @@ def _joint(pairs: list[tuple[Target, Mechanism]], oracle: Oracle, n: int) -> Joi
 
 def _curve(joint: Joint) -> PairCurve:
     families: list[LossFamily] = [x.family for x in joint.losses if x.family != "gaussian"]
-    # Several Laplace mechanisms together are one Laplace mechanism with a larger shift. Other
-    # families have no closed form for their composition, so they are treated as arbitrary
-    # epsilon-DP mechanisms.
+    # Several Laplace mechanisms together are treated as one Laplace mechanism with a larger shift.
+    # No closed form is known for other families, so their composition is treated as an arbitrary
+    # epsilon-DP mechanism.
     alike = set(families) == {"laplace"} or len(families) == 1
     return PairCurve(
         families[0] if alike else "pure",
@@ -373,5 +376,5 @@ def _curve(joint: Joint) -> PairCurve:
 
 
 def _shown(probability: float) -> str:
-    """A probability as a string, rounded up; "1" above 1 - 10^-6."""
+    """Returns a probability as a string, rounded up; "1" above 1 - 10^-6."""
     return "1" if probability > 1 - 1e-6 else shown_number(probability)

@@ -1,4 +1,4 @@
-"""Random pairs for several releases: each pair's stretch, and the privacy loss of one release."""
+"""Random pairs for several releases: the stretch of each pair, and the loss of one release."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from dpjax.sensitivity._plan import Plan, layout_of, layout_that_fits
 from dpjax.sensitivity._probes import Probes, probed_pairs, refuse_other_places
 from dpjax.sensitivity._sums import Summable
 
-# A bound on the relative rounding error of the scale of the noise, which is a float32.
+# A bound on the relative error of the noise scale, which is rounded to float32.
 _SCALE_ERROR = 2.0**-20
 # These numbers are folded into the key, so that a profile never uses the pairs from which a
 # sensitivity was sampled.
@@ -37,7 +37,7 @@ Sum: TypeAlias = Callable[[list[Any]], Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Sums(Summable):
-    """Several sums over records as one target. Each sum keeps its own functions."""
+    """Several sums over records as one target. Each sum has its own statistic and `finish`."""
 
     parts: tuple[Summable, ...] = ()
 
@@ -71,7 +71,7 @@ class Joint:
 
     @property
     def target(self) -> Target:
-        """All released arrays as one target. Sums over records stay one sum."""
+        """Returns all released arrays as one target. If all targets are sums, it is one sum."""
         releases = list(zip(self.targets, self.losses, strict=True))
         sums = [t for t, loss in releases if isinstance(t, Summable) and loss.arrays is None]
         if len(sums) == len(releases):
@@ -83,7 +83,7 @@ class Joint:
         ]
 
     def check_records(self, drawn: TreeSpec) -> None:
-        """Raises an error if an oracle's arrays differ from the sampled ones."""
+        """Raises an error if an oracle's arrays differ from the sampled arrays."""
         for sampled in self.records:
             if sampled != drawn:
                 raise ValueError(
@@ -91,7 +91,7 @@ class Joint:
                 )
 
     def stretch(self, moved: PyTree) -> jax.Array:
-        """The stretch of a difference of values: 1 for the largest difference that noise covers."""
+        """Returns the stretch of a difference: 1 for the largest difference that noise covers."""
         parts = list(zip(self.losses, moved, strict=True))
         pure = [loss.shift(x) for loss, x in parts if loss.family != "gaussian"]
         normal = [loss.shift(x) for loss, x in parts if loss.family == "gaussian"]
@@ -99,7 +99,7 @@ class Joint:
 
     @property
     def rounding(self) -> float:
-        """A bound on how much rounding to the grids of all releases adds to a stretch."""
+        """Bounds how much rounding to the grids of all releases adds to a stretch."""
         pure = [loss.rounding for loss in self.losses if loss.family != "gaussian"]
         normal = [loss.rounding for loss in self.losses if loss.family == "gaussian"]
         return float(self._worse(pure, normal, np.sum, np.linalg.norm, np.max))
@@ -112,7 +112,7 @@ class Joint:
 def sampled_stretches(
     key: Key, joint: Joint, oracle: Oracle, *, n: int, point: OperatingPoint
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
-    """Upper bounds on the stretch of every pair, and on the loss of one release about it.
+    """Returns upper bounds on the stretch of every pair, and on the loss of one release about it.
 
     Returns:
         The stretches, sorted unless there are losses; the losses, or None if the stretches alone
@@ -128,9 +128,9 @@ def sampled_stretches(
         point=point,
         released=partial(_with_releases, joint),
     )
-    # Sorting float32 is much faster than sorting float64.
+    # float32 is sorted much faster than float64.
     sampled, losses = sampled.T if sampled.ndim > 1 else (np.sort(sampled), None)
-    # Computing the norm adds a rounding error for each coordinate.
+    # The computation of the norm adds a rounding error for each coordinate.
     coordinates = sum(leaf.size for leaf in jax.tree.leaves(plan.pair.target.outputs.tree()))
     relative = float(jnp.finfo(plan.pair.distance_dtype).eps) * (coordinates + 16) + _SCALE_ERROR
     absolute = hidden + joint.rounding
@@ -152,7 +152,7 @@ def sampled_distances(
     point: OperatingPoint,
     released: Callable[[RandomPair], RandomPair] | None = None,
 ) -> tuple[np.ndarray, float, Plan]:
-    """Distances of fresh pairs, a bound on the rounding error of a distance, and the plan."""
+    """Returns distances of fresh pairs, a bound on their rounding errors, and the plan."""
     key = other_pairs(key)
     with together(None) as team:
         pair = RandomPair.trace(key, target, oracle, n=n, norm=norm, positions=positions)
@@ -171,32 +171,33 @@ def sampled_distances(
 
 
 def other_pairs(key: Key) -> Key:
-    """Derives a key, so that its pairs differ from those of the given key."""
+    """Derives a key whose pairs differ from the pairs of the given key."""
     for word in _DOMAIN:
         key = jax.random.fold_in(key, word)
     return key
 
 
-# This number is folded into a pair's key to draw its noise. Other numbers are for the pair's
-# position and rotation.
+# This number is folded into the key of a pair to draw the noise of its release. Other numbers are
+# used for the position and the rotation of the pair.
 _NOISE = 2
-# [0, 1] is split into this many equal cells, and uniform numbers are the upper ends of cells.
-# Float32 represents them exactly.
+# [0, 1] is divided into this many equal cells. Uniform numbers are the upper ends of cells, which
+# float32 represents exactly.
 _CELLS = 2**24
-# Bounds on the errors of a device's logarithm (relative and absolute), and of its normal quantile
-# function.
+# Bounds on the errors of a device's logarithm (relative and absolute), and of its inverse normal
+# distribution function.
 LOG_ERROR = 2.0**-16, 2.0**-18
 QUANTILE_ERROR = 2.0**-14
-# An upper bound on the finite normal quantiles of the cells.
+# An upper bound on the finite normal quantiles at the ends of cells.
 _LARGEST_NORMAL = 6.0
-# Selections draw with probabilities that are multiples of 2^-30. Options below e^-40 are rare.
+# Options are selected with probabilities that are multiples of 2^-30. An option with a probability
+# below e^-40 is rare.
 _UNIT, _RARE = 2.0**30, 40.0
 # The error of a log probability p of K options is at most this times 2 + |p| + K / _OPTIONS.
 _LOGIT_ERROR, _OPTIONS = 2.0**-14, 2**6
-# The bound above is valid only if the best logit is at least this number. Otherwise weights and
-# gaps nearly cancel.
+# The bound above is valid only if the largest logit is at least this number. For a smaller logit,
+# weights and gaps nearly cancel.
 _LEAST_LOGIT = -16.0
-# A bound on the relative and on the absolute error of a shift.
+# A bound on the error of a shift, both relative and absolute.
 _SHIFT_ERROR = 2.0**-10
 
 
@@ -212,13 +213,13 @@ class ReleasedPair(RandomPair):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The shape of a pair's two numbers: its stretch and its loss."""
+        """Returns the shape of a pair's two numbers: its stretch and its loss."""
         return (2,)
 
     def distance(
         self, key: Key, index: jax.Array, position: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The stretch and the loss of pair `index`, and the resolution of the target's value."""
+        """Returns the stretch and the loss of pair `index`, and the resolution of its value."""
         if self.sums is None:
             return super().distance(key, index, position)
         loss, noise = self._release(key, index)
@@ -231,7 +232,7 @@ class ReleasedPair(RandomPair):
         return found, resolution[0]
 
     def between(self, key: Key, index: jax.Array, value: Value, other: Value) -> jax.Array:
-        """The stretch and the loss."""
+        """Returns the stretch and the loss of pair `index`, given its two values."""
         loss, noise = self._release(key, index)
         return jnp.stack([distance(self.norm, value, other), loss(value, other, noise)])
 
@@ -241,7 +242,7 @@ class ReleasedPair(RandomPair):
 
 
 def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
-    """The pair with a release, or the pair itself if its stretch alone gives the exact curve."""
+    """Adds a simulated release to the pair, unless its stretch alone gives the exact curve."""
     joint.check_records(pair.target.inputs.argument(0))
     if _independent_parts(joint, pair) < 2:
         return pair
@@ -256,10 +257,9 @@ def _with_releases(joint: Joint, pair: RandomPair) -> RandomPair:
 
 
 def _independent_parts(joint: Joint, pair: RandomPair) -> int:
-    """How many independent losses add up. A selection with a known `log_pmf` counts twice.
+    """Counts how many independent losses add up. A selection with a known `log_pmf` counts twice.
 
-    The loss of such a selection does not follow from its stretch, so releases of it must be
-    simulated.
+    The stretch of such a selection does not determine its loss, so its releases must be simulated.
     """
     parts = 0
     for loss, arrays in zip(joint.losses, pair.target.outputs.tree(), strict=True):
@@ -277,7 +277,7 @@ def _loss_of_values(joint: Joint, value: PyTree, other: PyTree, key: Key) -> jax
 def joint_loss(
     joint: Joint, moved: PyTree, key: Key, values: list[tuple[PyTree, PyTree]] | None = None
 ) -> jax.Array:
-    """The joint privacy loss of one draw of all releases, without a margin for errors of shifts.
+    """Returns the joint privacy loss of one draw of all releases, without a margin for shifts.
 
     Args:
         joint: the releases.
@@ -313,31 +313,31 @@ def joint_loss(
 def _of_selection(
     key: Key, log_pmf: LogPmf, first: jax.Array, second: jax.Array, shift: jax.Array
 ) -> jax.Array:
-    """The privacy loss of one option, drawn with its probability in multiples of 2^-30."""
+    """Draws one option by probabilities in multiples of 2^-30, and returns its privacy loss."""
     one, other = log_pmf(first), log_pmf(second)
     ends = jnp.cumsum(chances_of(one), dtype=jnp.uint32)
     place = jax.random.randint(key, (), 0, ends[-1], jnp.uint32)
     option = jnp.sum(ends <= place, dtype=jnp.int32)
     p, q = one[option], other[option]
     off = _LOGIT_ERROR * (2 + jnp.abs(p) + jnp.abs(q) + first.size / _OPTIONS)
-    # The shift bounds the loss of every option. For rare options no better bound is known.
+    # The shift bounds the loss of every option. For rare options, no smaller bound is known.
     known = jnp.minimum(jnp.max(first), jnp.max(second)) >= _LEAST_LOGIT
     return jnp.where(known & (p > -_RARE), jnp.minimum(p - q + off, shift), shift)
 
 
 def chances_of(log_probabilities: jax.Array) -> jax.Array:
-    """Probabilities as integers, in units of 2^-30, rounded up so that none is 0."""
+    """Converts log probabilities to integers in units of 2^-30, rounded up so that none is 0."""
     return jnp.floor(jnp.exp(log_probabilities) * _UNIT).astype(jnp.uint32) + 1
 
 
 def _uniforms(key: Key, like: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Uniform numbers in (0, 1], each the upper end of its cell; and fair coins."""
+    """Draws uniform numbers in (0, 1], each the upper end of its cell, and fair coins."""
     bits = jax.random.bits(key, like.shape, jnp.uint32)
     return ((bits >> 8) + 1).astype(like.dtype) / _CELLS, (bits & 1) == 1
 
 
 def _of_laplace(key: Key, a: jax.Array) -> jax.Array:
-    """The loss |z + a| - |z| of Laplace noise z: a for z > 0, and falling to -a for z < 0."""
+    """Returns the loss |z + a| - |z| of Laplace noise z: a for z > 0, and down to -a for z < 0."""
     uniform, above = _uniforms(key, a)
     relative, absolute = LOG_ERROR
     depth = jnp.maximum(-jnp.log(uniform) * (1 - relative) - absolute, 0)
@@ -359,7 +359,8 @@ def _of_gaussian(key: Key, distances: jax.Array) -> jax.Array:
 
 def log_of_chances(joint: Joint) -> float:
     """Bounds the rounding error of the log probability of an option, summed over all selections."""
-    # The factor 2 covers two errors: of the probability, and of the sum of all probabilities.
+    # The factor 2 covers two errors: the error of a probability, and the error of the sum of all
+    # probabilities.
     return sum(
         2 * (_LOGIT_ERROR * (2 + _RARE + loss.options / _OPTIONS) + _SHIFT_ERROR)
         for loss in joint.losses
@@ -370,7 +371,7 @@ def log_of_chances(joint: Joint) -> float:
 def _raised(
     losses: np.ndarray, stretches: np.ndarray, absolute: float, relative: float, joint: Joint
 ) -> np.ndarray:
-    """Raises sampled losses by the errors of stretches, in the order of the pairs."""
+    """Increases sampled losses by the errors of stretches, in the order of the pairs."""
     losses = np.asarray(losses, np.float64)
     if max(relative, absolute * joint.pure) > _SHIFT_ERROR:
         return np.full_like(losses, np.inf)

@@ -9,11 +9,11 @@ from dpjax._core._types import Value
 from dpjax.auditing import _outputs as features
 from dpjax.auditing._outputs import Code, Coordinate, Sampler
 
-_COORDINATES = 8  # At most this many numbers of an output have separate scores.
-# Log likelihood ratios are rounded to this fraction of the largest one, so that ratios that differ
-# only by rounding become equal.
+_COORDINATES = 8  # At most this many numbers of an output have scores of their own.
+# Log likelihood ratios are rounded to this fraction of the largest ratio, so that ratios that
+# differ only by rounding become equal.
 _RESOLUTION = 2.0**-10
-_NAMED = 3  # A description lists at most this many kinds of output.
+_NAMED = 3  # A description names at most this many kinds of output.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-    """The outputs that scores are learned from: `here` under value, `there` under neighbor."""
+    """The outputs from which scores are learned: `here` under value, `there` under neighbor."""
 
     sampler: Sampler
     value: Value
@@ -41,7 +41,7 @@ class Evidence:
 
 
 def propose(evidence: Evidence) -> Iterator[Score]:
-    """All scores, with the simplest descriptions first."""
+    """Yields all scores, with the simplest descriptions first."""
     if evidence.sampler.has_log_prob:
         yield _likelihood_ratio(evidence)
     chosen = features.coordinates(evidence.here, _importance(evidence), _COORDINATES)
@@ -55,7 +55,8 @@ def propose(evidence: Evidence) -> Iterator[Score]:
         yield _sum_of([coarsest for coarsest, *_ in tables])
     for coordinate, of_one in zip(chosen, tables, strict=True):
         yield from of_one
-        if len(of_one) > 1:  # The number takes many values, so its bits may matter.
+        # The number takes many values, so its bits may distinguish the two values.
+        if len(of_one) > 1:
             yield from _bit_scores(coordinate, evidence)
 
 
@@ -83,7 +84,7 @@ def _count_nan(outputs: Value) -> np.ndarray:
 
 
 def _kinds(coordinate: Coordinate, evidence: Evidence) -> list[Code]:
-    """Codes of a number: the number itself if it takes few values, else coarse and fine bins."""
+    """Returns codes of a number: its exact value if it takes few values, or else bins."""
     here, there = evidence.here, evidence.there
     if features.takes_few_values(coordinate, here, there):
         return [features.exact_value(coordinate, here, there)]
@@ -91,7 +92,7 @@ def _kinds(coordinate: Coordinate, evidence: Evidence) -> list[Code]:
 
 
 def _bit_scores(coordinate: Coordinate, evidence: Evidence) -> Iterator[Score]:
-    """Scores of the stored bits of a number."""
+    """Yields scores that depend on the bits in which a number is stored."""
     yield _grain(coordinate)
     yield _frequencies(features.grain_and_binade(coordinate), evidence)
     yield _frequencies(features.low_bits_and_binade(coordinate), evidence)
@@ -113,12 +114,15 @@ def _grain(coordinate: Coordinate) -> Score:
 
 
 def _frequencies(code: Code, evidence: Evidence) -> Score:
-    """The log ratio of the frequencies of an output's kind under the two values; 0 if unseen."""
+    """Scores an output by the log ratio of its code's frequencies under the two values.
+
+    The score is 0 for a code that was not seen.
+    """
     here, there = code.encode(evidence.here), code.encode(evidence.there)
     kinds, counts = np.unique(np.concatenate([here, there]), return_counts=True)
-    # A kind that was seen only once gives no evidence.
+    # A code that was seen only once is not evidence for either value.
     kinds, counts = kinds[counts > 1], counts[counts > 1]
-    # Adding one to each count prevents rare kinds from looking certain.
+    # One is added to each count, so that a rare code does not look certain.
     ratios = np.log1p(_occurrences(kinds, here)) - np.log1p(_occurrences(kinds, there))
 
     def evaluate(outputs: Value) -> np.ndarray:
@@ -130,8 +134,8 @@ def _frequencies(code: Code, evidence: Evidence) -> Score:
 
     def describe(least: bool, threshold: float) -> str:
         inside = ratios >= threshold if least else ratios <= threshold
-        # Kinds that were not seen have ratio 0 and cannot be listed. If the event contains unseen
-        # kinds, its complement is listed instead.
+        # Codes that were not seen have ratio 0 and cannot be listed. If the event contains them,
+        # the complement of the event is listed instead.
         inverted = threshold <= 0 if least else threshold >= 0
         listed = np.flatnonzero(inside ^ inverted)
         commonest = listed[np.argsort(-counts[listed], kind="stable")][:_NAMED]
@@ -149,7 +153,7 @@ def _occurrences(kinds: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _sum_of(tables: list[Score]) -> Score:
-    """The log likelihood ratio of all numbers, as if they were independent."""
+    """Sums the log likelihood ratios of all numbers, as if the numbers were independent."""
 
     def evaluate(outputs: Value) -> np.ndarray:
         return np.sum([table.evaluate(outputs) for table in tables], axis=0)
@@ -158,7 +162,7 @@ def _sum_of(tables: list[Score]) -> Score:
 
 
 def _directions(evidence: Evidence) -> Iterator[Score]:
-    """Projections of outputs onto the difference of the values, and of the mean outputs."""
+    """Yields projections of outputs onto the difference of the values, and of the mean outputs."""
     gaps = _gaps(evidence)
     if gaps is not None:
         yield _number("output . (value - neighbor)", _projection(gaps))
@@ -167,7 +171,7 @@ def _directions(evidence: Evidence) -> Iterator[Score]:
 
 def _projection(directions: list[np.ndarray]) -> Callable[[Value], np.ndarray]:
     def evaluate(outputs: Value) -> np.ndarray:
-        with np.errstate(all="ignore"):  # NaN is in no event.
+        with np.errstate(all="ignore"):  # An output with score NaN is in no event.
             terms = [
                 matrix.astype(np.result_type(matrix, np.float32)) @ direction
                 for matrix, direction in zip(features.matrices(outputs), directions, strict=True)
@@ -184,14 +188,14 @@ def _importance(evidence: Evidence) -> list[np.ndarray]:
 
 
 def _ends(evidence: Evidence) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
-    """The two values, if their structure and shapes equal those of the outputs."""
+    """Returns the two values if their structure and shapes equal those of the outputs, or None."""
     value = features.value_like(evidence.here, evidence.value)
     neighbor = features.value_like(evidence.here, evidence.neighbor)
     return None if value is None or neighbor is None else (value, neighbor)
 
 
 def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
-    """The difference of the values, if it is not 0 and has the structure and shapes of outputs."""
+    """Returns the difference of the values if it is not 0 and fits the outputs, or else None."""
     ends = _ends(evidence)
     if ends is None:
         return None
@@ -202,7 +206,7 @@ def _gaps(evidence: Evidence) -> list[np.ndarray] | None:
 
 
 def _shifts(evidence: Evidence) -> list[np.ndarray]:
-    """The difference of the means of every number of an output, over its variance."""
+    """Returns, for every number of an output, the difference of the means over the variance."""
     matrices = (features.matrices(outputs) for outputs in (evidence.here, evidence.there))
     shifts: list[np.ndarray] = []
     for here, there in zip(*matrices, strict=True):

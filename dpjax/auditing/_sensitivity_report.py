@@ -1,4 +1,4 @@
-"""A table of one record's effect on a target: proved, found by an attack, and sampled."""
+"""A table of sensitivities of a target: proved, found by an attack, and sampled."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -150,9 +150,9 @@ def sensitivity_report(
 def _with_slopes(
     function: Callable[[Database], Value], like: Callable[[Database], Value]
 ) -> Callable[[Database], Value]:
-    """A function with the derivative of `like`: a proved program's integer sums have none."""
+    """Gives `function` the derivative of `like`, because integer sums of a program have none."""
 
-    # `custom_jvp` wraps this new function, not the target, because JAX would add the default
+    # `custom_jvp` wraps this new function instead of the target, because JAX would add the default
     # arguments of the target's signature.
     @jax.custom_jvp
     def found(records: Database) -> Value:
@@ -167,7 +167,10 @@ def _with_slopes(
 
 
 def _searched(public: RecordBounds, specs: Database) -> PyTree:
-    """Bounds in the form of the search: categories become intervals, which the target clamps."""
+    """Converts bounds to those of the search.
+
+    Categories become intervals, which the target clamps.
+    """
     leaves, structure = jax.tree.flatten(specs)
     found: list[object] = []
     for bound, leaf in zip(public.leaves, leaves, strict=True):

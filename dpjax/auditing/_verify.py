@@ -1,4 +1,4 @@
-"""A claim of privacy as an assertion, for test suites."""
+"""`verify`: a claim of privacy as an assertion, for test suites."""
 
 import itertools
 import math
@@ -16,12 +16,12 @@ from dpjax._core._values import Norm, Release
 from dpjax.auditing._audit import AuditResult, Pair, Pairs, as_clamped, audit, claim_of
 from dpjax.sensitivity._norms import distance
 
-# A bound on the relative rounding error of a distance between floats.
+# A bound on the relative rounding error of a distance between floating-point values.
 ROUNDING_OF_DISTANCE = 1e-6
-# If there are more pairs of coordinates than this, this many pairs are chosen at random.
+# If there are more pairs of coordinates than this number, this many of them are chosen at random.
 _MOST_PAIRS = 64
-# Special floats by their names in messages. For integers, infinities become the extremes of the
-# dtype.
+# Special floats by their names in messages. For integers, infinities are replaced by the extremes
+# of the dtype.
 _STRANGE: dict[str, tuple[float, ...]] = {
     "nan": (math.nan,),
     "inf": (math.inf,),
@@ -33,12 +33,12 @@ _STRANGE: dict[str, tuple[float, ...]] = {
 }
 _STRANGE_INTEGERS = ("inf", "-inf")
 
-_Place = tuple[int, int]  # A leaf, and an index in it, flattened.
+_Place = tuple[int, int]  # The index of a leaf, and an index in the flattened leaf.
 _distance = jax.jit(distance, static_argnums=0)
 
 
 def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[str, Value]]:
-    """Values in which one coordinate moved up or down, each with a description.
+    """Returns values in which one coordinate is increased or decreased, each with a description.
 
     Args:
         norm: the norm of distances.
@@ -57,7 +57,10 @@ def single_moves(norm: Norm, most: float, value: Value, neighbor: Value) -> list
 def double_moves(
     norm: Norm, most: float, value: Value, neighbor: Value, seed: int
 ) -> list[tuple[str, Value]]:
-    """Values in which two coordinates moved. Each float moves by half of its largest step."""
+    """Returns values in which two coordinates changed, each with a description.
+
+    Each float changes by half of the largest change that is allowed for it alone.
+    """
     pairs = list(itertools.combinations(_steps(norm, most, value, neighbor), 2))
     if len(pairs) > _MOST_PAIRS:
         chosen = np.random.default_rng(seed).choice(len(pairs), _MOST_PAIRS, replace=False)
@@ -73,7 +76,10 @@ def double_moves(
 
 
 def _steps(norm: Norm, most: float, value: Value, neighbor: Value) -> list[tuple[_Place, float]]:
-    """How far each coordinate may move alone. Integers that cannot move are left out."""
+    """Returns how far each coordinate may change alone.
+
+    Integers that cannot change are left out.
+    """
     leaves, structure = jax.tree.flatten(value)
     zeros = jax.tree.unflatten(structure, [np.zeros(np.shape(x), "float32") for x in leaves])
     spreads = [
@@ -119,7 +125,7 @@ def _is_float(leaf: ArrayLike) -> bool:
 
 
 def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
-    """Batches of values with special numbers, one batch for each kind of special number.
+    """Yields batches of values with special numbers, one batch for each kind of special number.
 
     In the first value of a batch, all numbers are special. Every other value has one special
     coordinate, which is different in each value. A batch covers all coordinates if there are fewer
@@ -139,7 +145,7 @@ def strange_values(value: Value, count: int) -> Iterator[tuple[str, Value]]:
 
 def _batches(leaves: list[jax.Array], strange: tuple[float, ...], count: int) -> list[np.ndarray]:
     sizes = [np.size(leaf) for leaf in leaves]
-    # The index -1 stands for all coordinates at once.
+    # The index -1 means that all coordinates are special.
     places = np.resize(np.arange(-1, sum(sizes)), count)[:, None]
     batches: list[np.ndarray] = []
     for leaf, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):
@@ -265,7 +271,7 @@ def verify(
 
 
 def _within_claim(mechanism: object, pairs: Pairs) -> Pairs:
-    """The same pairs. Raises an error at a pair that the mechanism's guarantee does not cover."""
+    """Returns the same pairs, but raises an error at a pair that the guarantee does not cover."""
 
     def checked(key: Key) -> Iterable[Pair]:
         for pair in pairs(key) if callable(pairs) else pairs:
@@ -278,7 +284,7 @@ def _within_claim(mechanism: object, pairs: Pairs) -> Pairs:
 def _check_distance(mechanism: object, pair: Pair) -> None:
     norm, sensitivity = (getattr(mechanism, name, None) for name in ("norm", "sensitivity"))
     if norm is None or sensitivity is None:
-        return  # The mechanism does not say which pairs its guarantee covers.
+        return  # The mechanism does not state which pairs its guarantee covers.
     value, neighbor = (as_clamped(mechanism, _checks.real_arrays("value", x)) for x in pair)
     length, most = float(distance(norm, value, neighbor)), float(sensitivity.value)
     if length > most * (1 + ROUNDING_OF_DISTANCE):

@@ -56,7 +56,7 @@ class Probing:
 
     @property
     def rows(self) -> int:
-        """The number of rotations of a chunk, at least one: a sharded array cannot be empty."""
+        """Returns the number of rotations of a chunk, at least 1 (a sharded array is not empty)."""
         return max(self.rotated, 1)
 
 
