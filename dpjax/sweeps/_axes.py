@@ -1,4 +1,4 @@
-"""The axes of a grid, and the key of each cell."""
+"""The axes of a grid of parameters, and the random key of each cell."""
 
 import dataclasses
 import enum
@@ -21,7 +21,7 @@ from dpjax.random._keys import check_sampling_key
 
 
 def fingerprint_of_value(name: str, value: PyTree) -> bytes:
-    """128 bits for a parameter and its value, the same for equal values.
+    """Returns a hash of 128 bits of a parameter and its value, equal for equal values.
 
     Numbers are equal if they are in JAX's dtypes, whatever the dtype: 1, 1.0 and float32's 1 are
     equal, and 0.0 equals -0.0. Functions and enum members are equal if their names are.
@@ -32,7 +32,7 @@ def fingerprint_of_value(name: str, value: PyTree) -> bytes:
 
 
 def as_held(name: str, value: ArrayLike) -> np.ndarray:
-    """Numbers in JAX's dtype. Raises an error if a number is out of the range of this dtype."""
+    """Converts numbers to JAX's dtype. Raises an error if a number is out of its range."""
     if jnp.issubdtype(getattr(value, "dtype", object), jax.dtypes.prng_key):
         raise TypeError(
             f"{name} must be numbers, got keys: derive keys from the key that is passed to the "
@@ -42,7 +42,7 @@ def as_held(name: str, value: ArrayLike) -> np.ndarray:
     floats = jnp.issubdtype(array.dtype, jnp.floating)
     with np.errstate(all="ignore"):
         held = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
-    # Rounding a float is harmless, but overflow to infinity is not. Integers must not change.
+    # Rounding of floats is accepted, but not overflow to infinity. Integers must not change.
     overflow = np.isfinite(array) != np.isfinite(held) if floats else held != array
     if np.any(overflow):
         raise ValueError(f"{name} must fit {held.dtype}, got {_checks.shown(value)}: enable x64")
@@ -50,7 +50,7 @@ def as_held(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def name_of(value: object) -> str | None:
-    """The name of a function or of a member of an enumeration; None for other values."""
+    """Returns the name of a function or of a member of an enumeration; None for other values."""
     if isinstance(value, enum.Enum):
         return value.name
     return getattr(value, "__name__", None) if callable(value) else None
@@ -64,7 +64,7 @@ def _canonical(name: str, leaf: PyTree) -> tuple[str, str | np.ndarray]:
     if (text := name_of(leaf)) is not None:
         return "text", text
     if isinstance(leaf, int):
-        return "number", str(leaf)  # A static integer may exceed JAX's integers.
+        return "number", str(leaf)  # A static integer may be beyond the range of JAX's integers.
     array = as_held(name, leaf)
     if array.ndim:
         return "array", array
@@ -78,7 +78,7 @@ def _canonical(name: str, leaf: PyTree) -> tuple[str, str | np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One array of a cell."""
+    """One array that the function returns for each cell."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Output:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of the dimensions of one cell's array."""
+        """Returns the names of the dimensions of one cell's array."""
         return tuple(f"{self.name}_dim_{i}" for i in range(len(self.shape)))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Output:
 
 
 def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
-    """The arrays of a value, named by their keys and attributes, or "value" without any."""
+    """Returns the arrays of a value, named by their keys and attributes, or "value"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(spec.tree())
     outputs = tuple(Output(name_of_path(path), leaf.shape, leaf.dtype) for path, leaf in leaves)
     names = [output.name for output in outputs]
@@ -104,7 +104,7 @@ def outputs_of(spec: TreeSpec) -> tuple[Output, ...]:
 
 
 def name_of_path(path: tuple[object, ...]) -> str:
-    """Joins keys and attributes by "_"; an array without a name is "value"."""
+    """Joins keys and attributes by "_". An array without a name is called "value"."""
     named = (jax.tree_util.DictKey, jax.tree_util.GetAttrKey)
     start = () if path and isinstance(path[0], named) else ("value",)
     parts = (jax.tree_util.keystr((key,), simple=True) for key in path)
@@ -134,18 +134,18 @@ class Axis:
         return len(self.fingerprints)
 
     def values_at(self, places: np.ndarray) -> PyTree:
-        """The values at some places of a traced axis."""
+        """Returns the values at some indices of a traced axis."""
         return jax.tree.map(operator.itemgetter(places), self.values)
 
     def spec_of_value(self) -> PyTree:
-        """Shapes and dtypes of one value of a traced axis."""
+        """Returns the shapes and dtypes of one value of a traced axis."""
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.values)
 
 
 def axes_of(
     traced: Mapping[str, PyTree], static: Mapping[str, object]
 ) -> tuple[list[Axis], list[Axis]]:
-    """The traced and the static axes, in the given order."""
+    """Returns the traced and the static axes, in the given order."""
     names: list[object] = [*traced, *static]
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or name in ("key", REPEAT):
@@ -183,7 +183,8 @@ def _traced(name: str, values: PyTree) -> Axis:
             f"{name} must have the same number of values in all arrays, at least 1, got"
             f" {_checks.described(values)}"
         )
-    # The function gets exactly the numbers from which fingerprints and keys of cells are computed.
+    # The function receives exactly the numbers from which fingerprints and keys of cells are
+    # computed.
     tree = jax.tree.unflatten(structure, [_without_sign_of_zero(name, leaf) for leaf in leaves])
     fingerprints = [
         fingerprint_of_value(name, jax.tree.map(operator.itemgetter(i), tree)) for i in range(size)
@@ -193,7 +194,7 @@ def _traced(name: str, values: PyTree) -> Axis:
 
 
 def _without_sign_of_zero(name: str, leaf: ArrayLike) -> np.ndarray:
-    """Numbers in JAX's dtype, with -0.0 as 0.0, which have the same fingerprint."""
+    """Converts numbers to JAX's dtype, and -0.0 to 0.0, which has the same fingerprint."""
     held = as_held(name, leaf)
     return held + held.dtype.type(0) if held.ndim == 1 else held
 
@@ -206,7 +207,7 @@ def _is_list_of_numbers(values: PyTree) -> bool:
 
 
 def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
-    """The coordinates of an axis: the given numbers, or for trees an index and their numbers."""
+    """Returns the coordinates of an axis: the given numbers, or for trees an index and numbers."""
     paths = [x for x in jax.tree_util.tree_leaves_with_path(values) if np.ndim(x[1]) == 1]
     names = [f"{name}_{name_of_path(path)}" if path else name for path, _ in paths]
     if len(set(names)) < len(names):
@@ -216,7 +217,7 @@ def _coordinates(name: str, values: PyTree, size: int) -> dict[str, np.ndarray]:
 
 
 def _indexable(leaf: ArrayLike | list[object]) -> np.ndarray:
-    """An array of a dtype that xarray can index and files can store."""
+    """Converts to an array of a dtype that xarray can index and files can store."""
     array = np.asarray(leaf)
     if array.dtype.kind in "biuf" and array.dtype != np.float16:
         return array
@@ -238,13 +239,13 @@ def _static(name: str, values: PyTree) -> Axis:
         raise ValueError(f"{name} must have at least one value")
     fingerprints = [fingerprint_of_value(name, label) for label in labels]
     _refuse_equals(name, fingerprints, labels)
-    # Values with the same text are refused, too, because they would be equal coordinates.
+    # Values with the same text are refused, too, because their coordinates would be equal.
     _refuse_equals(name, list(map(str, labels)), labels)
     return Axis(name, list(values), {name: _array_of_labels(labels)}, fingerprints)
 
 
 def _label(name: str, value: PyTree) -> object:
-    """The value itself if it can be a coordinate; otherwise its name."""
+    """Returns the value itself if it can be a coordinate, or else its name."""
     if (label := name_of(value)) is not None and label != "<lambda>":
         return label
     if value is None or isinstance(value, (str, np.generic, bool, int, float)):
@@ -258,8 +259,8 @@ def _label(name: str, value: PyTree) -> object:
 
 
 def _array_of_labels(labels: list[object]) -> np.ndarray:
-    # Numbers become a numeric coordinate, unless some are booleans, which Python also counts as
-    # integers.
+    # Numbers become a numeric coordinate. Python also counts booleans as integers, so a mixture of
+    # numbers and booleans does not.
     numbers = all(isinstance(label, (int, float, np.number)) for label in labels)
     booleans = [isinstance(label, bool) for label in labels]
     if numbers and all(booleans) == any(booleans):
@@ -319,12 +320,12 @@ def cell_key(key: Key, coordinates: Mapping[str, object], *, repeat: int = 0) ->
 
 
 def fingerprint_of_cell(fingerprints: Iterable[bytes]) -> bytes:
-    """128 bits for a cell, from the fingerprints of its parameters in the order of their names."""
+    """Hashes the fingerprints of a cell's parameters to 128 bits, in the order of their names."""
     return hashlib.sha256(b"".join(fingerprints)).digest()[:16]
 
 
 def words_of_cells(cells: list[bytes], repeats: np.ndarray) -> np.ndarray:
-    """The words to fold into the key, uint32 of shape (cells * repeats, 5), cell by cell."""
+    """Returns the words to fold into the key, uint32 of shape (cells * repeats, 5)."""
     of_cells = np.frombuffer(b"".join(cells), ">u4").astype(np.uint32).reshape(len(cells), -1)
     words = np.repeat(of_cells, len(repeats), axis=0)
     return np.column_stack([words, np.tile(repeats.astype(np.uint32), len(cells))])
@@ -332,12 +333,12 @@ def words_of_cells(cells: list[bytes], repeats: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def cell_keys(key: Key, words: jax.Array) -> Key:
-    """The keys of cells, from words of shape (cells, 5)."""
+    """Returns the keys of cells, from words of shape (cells, 5)."""
     words = jnp.asarray(words)
 
     def fold(keys: Key, data: jax.Array) -> tuple[Key, None]:
         return jax.vmap(jax.random.fold_in)(keys, data), None
 
-    # A scan compiles the fold once, instead of once for each of the five words.
+    # With a scan, the fold is compiled once instead of once for each of the five words.
     keys, _ = lax.scan(fold, jnp.broadcast_to(key, words.shape[:1]), words.T)
     return keys

@@ -1,4 +1,4 @@
-"""`Part`: the cells of one choice of the static parameters, and the programs that compute them."""
+"""`Part`: the cells for one choice of the static parameters, and the programs that compute them."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ from dpjax.random._keys import forwards_key
 from dpjax.sweeps._axes import Axis, Output, fingerprint_of_cell, outputs_of, words_of_cells
 
 _RANDOM = frozenset(("random_bits", "random_fold_in", "random_split"))
-# A draw of more values than this does not get a program of its own, because its result would need
-# extra memory. A program with more draws than this is not cut, because hundreds of small programs
-# take longer to compile.
+# A draw of more values than this is not computed by a separate program, because the result would
+# need additional memory. A program with more draws than this is not cut, because hundreds of small
+# programs take longer to compile.
 _MOST_VALUES, _MOST_DRAWS = 2**14, 16
 
 
 class Cut(NamedTuple):
-    """A program of a key and values, cut into pieces.
+    """A program of a key and values, cut into separate programs at its random draws.
 
     Attributes:
         draws: programs of the key.
@@ -45,7 +45,7 @@ class _Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Step:
-    """An operation of a program."""
+    """An equation of a program, with its inputs and outputs."""
 
     equation: Equation
     operands: list[_Value]
@@ -63,7 +63,7 @@ def cut_at_draws(program: Program) -> Cut:
 
 
 class _Walked:
-    """The operations of a program in order. Calls of functions that draw are inlined."""
+    """Walks through the equations of a program. Inlines calls of functions that draw."""
 
     def __init__(self, program: Program):
         self.program = program
@@ -73,11 +73,12 @@ class _Walked:
         self._outputs = run(program.jaxpr, self._inputs, self._walk, self._constant)
 
     def cut(self) -> Cut:
-        """The draws that the outputs need, and the rest of the program."""
+        """Returns the draws that the outputs need, and the rest of the program."""
         draws = [step for step in self._from_key() if self._is_small(step)]
         needed = self._needed(self._outputs, [value for step in draws for value in step.outputs])
         draws = [step for step in draws if not needed.isdisjoint(step.outputs)]
-        # A program with effects is never cut: it may write to arrays that are not outputs.
+        # A program with effects is never cut, because it may write to arrays that are not among its
+        # outputs.
         if not 0 < len(draws) <= _MOST_DRAWS or any(step.equation.effects for step in self._steps):
             return Cut((), self.program)
 
@@ -90,7 +91,7 @@ class _Walked:
 
         programs = tuple(map(self._program, draws))
         inputs = *self.program.inputs.tree(), *(draw.outputs.tree() for draw in programs)
-        # `Program.trace` is not needed, because the whole program was already checked.
+        # `Program.trace` is not called here, because the whole program was already checked.
         jaxpr = jax.make_jaxpr(rest)(*inputs)
         left = dataclasses.replace(self.program, jaxpr=jaxpr, inputs=TreeSpec.of(inputs))
         return Cut(programs, left)
@@ -110,7 +111,7 @@ class _Walked:
         return value
 
     def _from_key(self) -> list[_Step]:
-        """The random operations that depend only on the key and on constants."""
+        """Returns the random operations that depend only on the key and on constants."""
         found, known, from_key = list[_Step](), {*self._constants}, {self._inputs[0]}
         for step in self._steps:
             if others := {operand for operand in step.operands if operand not in known}:
@@ -135,7 +136,7 @@ class _Walked:
         return Program.trace("function", draw, key)
 
     def _needed(self, wanted: Sequence[_Value], known: Collection[_Value]) -> set[_Value]:
-        """All values that are needed to compute the wanted ones from the known ones."""
+        """Returns all values that are needed to compute `wanted` from `known`."""
         needed, ends = set(wanted), set(known)
         for step in reversed(self._steps):
             if any(value in needed and value not in ends for value in step.outputs):
@@ -162,35 +163,35 @@ def _is_key(variable: Any) -> bool:
 
 
 def _as_words(step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of a draw, with keys as words, because a program cannot return keys."""
+    """Returns the results of a draw, with keys as words: a program cannot return keys."""
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [jax.random.key_data(x) if _is_key(variable) else x for x, variable in outputs]
 
 
 def _with_keys(key: Key, step: _Step, drawn: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of a draw, with the words made into keys of the same kind as the given key."""
+    """Returns the results of a draw, with words converted to keys of the same kind as `key`."""
     wrap = functools.partial(jax.random.wrap_key_data, impl=jax.random.key_impl(key))
     outputs = zip(drawn, step.equation.outvars, strict=True)
     return [wrap(x) if _is_key(variable) else x for x, variable in outputs]
 
 
-# An interruption loses about one of `_CHUNKS` chunks. Chunks of fewer than `_LEAST_CELLS` cells
-# would be slow.
+# An interruption loses the work of about one of `_CHUNKS` chunks. Chunks of fewer than
+# `_LEAST_CELLS` cells would be inefficient.
 _CHUNKS, _LEAST_CELLS = 16, 64
-_LEAST = 2  # XLA compiles a batch of one cell differently, with other rounding.
+_LEAST = 2  # XLA compiles a batch of one cell in another way, with different rounding.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """The cells of one choice of the static parameters.
+    """The cells for one choice of the static parameters.
 
     Attributes:
         name: the name of the part, for messages.
         fingerprint: the fingerprint of the choice.
         program: maps a key and the traced parameters to the outputs.
         outputs: the outputs of a cell.
-        words: the words of every cell, to fold into the key. The repeat varies fastest, then the
-            last traced parameter, in the given order.
+        words: the words of every cell, which are folded into the key. The repeat varies fastest,
+            then the last traced parameter, in the given order.
     """
 
     name: str
@@ -204,12 +205,15 @@ class Part:
 
     @functools.cached_property
     def cut(self) -> Cut:
-        """The program in the pieces that chunks run."""
+        """Returns the program, cut into the pieces that chunks run."""
         return cut_at_draws(self.program)
 
     @property
     def relation(self) -> str | None:
-        """The neighboring relation of the guarantees that the function returns, if they agree."""
+        """Returns the neighboring relation of the guarantees that the function returns.
+
+        It is None if there are no guarantees or their relations differ.
+        """
 
         def is_guarantee(node: object) -> bool:
             return isinstance(node, Guarantee)
@@ -219,7 +223,10 @@ class Part:
         return relations.pop() if len(relations) == 1 else None
 
     def default_chunk_size(self, device: Device | None) -> int:
-        """Cells in a chunk: a power of two that depends on memory and on the number of cells."""
+        """Returns the number of cells in a chunk: a power of two.
+
+        It depends on the memory of the device and on the number of cells.
+        """
         share = -(-len(self) // _CHUNKS)
         by_share, by_all = (2 ** (max(x, 1) - 1).bit_length() for x in (share, len(self)))
         most = min(max(_LEAST_CELLS, by_share), max(_LEAST, by_all))
@@ -273,7 +280,7 @@ def _trace(
             "function must not close over a traced value, because sweep runs on the host: call "
             "sweep outside of jit and vmap"
         )
-    # The program is hashed now, because the function may write to an array that it closes over
+    # The program is hashed at once, because the function may write to an array that it closes over
     # while the next part is traced.
     _ = program.fingerprint
     names = sorted([*(axis.name for axis in traced), *known])

@@ -1,4 +1,4 @@
-"""`rehearse`: releases of simulated databases, which show how much of a release is noise."""
+"""`rehearse`: releases of simulated databases, which show how large the noise of a release is."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,9 +24,9 @@ from dpjax.sweeps._sweep import sweep
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_LEAST_DRAWS = 20  # Fewer draws would not estimate a spread.
+_LEAST_DRAWS = 20  # Fewer draws would not be enough to estimate a spread.
 _MECHANISM, _DRAW = "mechanism", "draw"
-_MOSTLY_NOISE = 3  # From this ratio of noise to spread, a release is mostly noise.
+_MOSTLY_NOISE = 3  # If the ratio of noise to spread is at least this, a release is mostly noise.
 _PAGE = "docs/when-it-works.md"
 
 
@@ -110,7 +110,7 @@ def rehearse(
     n = _checks.integer("n", n, least=1)
     draws = _checks.integer("draws", draws, least=_LEAST_DRAWS)
     named = _named(mechanisms)
-    # Raises any error that a release would raise, before anything is drawn.
+    # This raises any error that a release would raise, before anything is drawn.
     drawn = TreeSpec.of(jax.eval_shape(lambda key: oracle(key, n), key))
     for name, mechanism in named.items():
         _check(name, mechanism, target, n, drawn)
@@ -124,8 +124,8 @@ def rehearse(
         released: list[Value] = []
         drawn: dict[str, Value] = {}
         for i, (name, one) in enumerate(inside.items()):
-            # Some queries release other numbers internally, from which `published` computes the
-            # answer.
+            # Some queries release other numbers internally, from which `published` then computes
+            # the answer.
             exact = one.target(database)
             drawn[name] = one.mechanism.unpaid_draw(jax.random.fold_in(key_noise, i), exact)
             if name not in selecting:
@@ -173,7 +173,7 @@ def _named(mechanisms: Any) -> dict[str, Any]:
 
 
 def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeSpec) -> None:
-    """Raises if a release would raise."""
+    """Raises an error if a release of the drawn databases would raise one."""
     privatize(target, mechanism)
     of = mechanism.sensitivity.n
     if of is not None and of != n:
@@ -188,7 +188,7 @@ def _check(name: str, mechanism: Mechanism, target: Target, n: int, drawn: TreeS
 
 
 def _plan_of_release(target: Target, mechanism: Mechanism) -> Inside:
-    """How a release computes the value, and which mechanism adds noise to it."""
+    """Returns how a release computes the value, and which mechanism adds noise to it."""
     sensitivity = mechanism.sensitivity
     if sensitivity.bounds is None:
         return plan_of(target, mechanism)
@@ -196,7 +196,7 @@ def _plan_of_release(target: Target, mechanism: Mechanism) -> Inside:
 
 
 def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
-    """The options with the largest noisy scores, as many as the selections choose."""
+    """Returns the options with the largest noisy scores, as many as `selected` contains."""
     if not jax.tree_util.all_leaves([noisy]) or noisy.ndim - selected.ndim not in (0, 1):
         raise TypeError(
             "target must return one array of scores, because a mechanism selects by score"
@@ -206,7 +206,7 @@ def _largest(noisy: jax.Array, selected: jax.Array) -> jax.Array:
 
 
 def _best_and_selected(scores: jax.Array, selected: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The best scores of each row in order, and the scores of the selected options."""
+    """Returns the best scores of each row in order, and the scores of the selected options."""
     each = selected if selected.ndim == scores.ndim else selected[..., None]
     best = jnp.sort(scores, axis=-1)[..., ::-1][..., : each.shape[-1]]
     found = jnp.take_along_axis(scores, each, axis=-1)
@@ -225,7 +225,7 @@ def _check_alike(name: str, value: Value, released: Value, others: list[Value]) 
 
 
 def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
-    """Compares the errors of each mechanism with the spread, and says what that means."""
+    """Compares the errors of each mechanism with the spread, and adds a verdict in words."""
     xarray = _checks.extra("xarray", "sweep")
     variables: dict[str, tuple[tuple[Hashable, ...], np.ndarray]] = {}
     for name in [str(name) for name in found if str(name).startswith("value")]:
@@ -235,7 +235,7 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
         variables[f"released{suffix}"] = (_MECHANISM, *dims), np.stack(rows)
     value = _numbers(variables, "value", 1)
     finite = np.asarray(np.isfinite(value).all(axis=1))
-    with np.errstate(all="ignore"):  # Infinite and undefined ratios get separate verdicts.
+    with np.errstate(all="ignore"):  # Infinite and undefined ratios have verdicts of their own.
         error = _numbers(variables, "released", 2) - value
         noise, spread = np.mean(error**2, axis=1), np.var(value, axis=0, ddof=1)
         each, together = np.sqrt(noise / spread), np.sqrt(noise.sum(1) / spread.sum())
@@ -264,14 +264,14 @@ def _summary(found: "Dataset", named: Mapping[str, Mechanism]) -> "Dataset":
 def _numbers(
     variables: Mapping[str, tuple[tuple[Hashable, ...], np.ndarray]], start: str, axes: int
 ) -> np.ndarray:
-    """Flattens all axes except the first ones, into float64 because results are subtracted."""
+    """Flattens all axes except the first `axes`, in float64, because results are subtracted."""
     arrays = [array for name, (_, array) in variables.items() if name.startswith(start)]
     rows = [x.astype(np.float64).reshape(*x.shape[:axes], -1) for x in arrays]
     return np.concatenate(rows, axis=axes)
 
 
 def _measured(mechanism: Mechanism, selects: bool) -> str:
-    """What is compared with the spread."""
+    """Returns the name of what is compared with the spread."""
     if selects:
         return "the score that noise costs"
     clamps = mechanism.sensitivity.bounds is not None

@@ -1,4 +1,4 @@
-"""One sample of distances, at a whole grid of operating points."""
+"""`sensitivity_grid`: one sample of distances, evaluated at a grid of operating points."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xarray import Dataset
 
 _MARGINAL = "marginal"
-# Datasets are indexed by sel(name=value), where "method" already has a meaning.
+# `sel(name=value)` selects along a dimension of a dataset, and it already has an argument "method".
 _DIMENSIONS = ("operating_method", "confidence", "gamma")
 
 
@@ -138,9 +138,9 @@ def _checked(distances: ArrayLike) -> np.ndarray:
 
 
 def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int:
-    """The order statistic of a point; 0 if the point has none."""
+    """Returns the rank of the order statistic of an operating point; 0 if there is none."""
     if (method == "dkw") == (confidence is not None) and method != "exact":
-        return 0  # "dkw" makes marginal statements only, and "anytime" makes none.
+        return 0  # "dkw" makes only marginal statements, and "anytime" makes none of these.
     settings: Any = {"method": method}
     if method != "dkw":
         settings["confidence"] = confidence
@@ -151,7 +151,7 @@ def _rank(m: int, gamma: float, method: Method, confidence: float | None) -> int
 
 
 def _order_statistics(distances: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The k-th smallest of all distances, for every k at once; NaN where k is 0."""
+    """Returns the k-th smallest of all distances, for every k at once; NaN where k is 0."""
     ranks = np.unique(k[k > 0])
     estimates = np.full(k.shape, np.nan, distances.dtype)
     if ranks.size:

@@ -1,4 +1,4 @@
-"""`Store`: the finished chunks of a sweep on disk, one file each."""
+"""`Store`: the finished chunks of a sweep, stored in one file each."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ from dpjax._files._chunk_files import ChunkFile, check_run, read_chunk, read_chu
 from dpjax._files._durable import Json, check_folder, locked, sync_folder, try_lock
 
 _KIND, _RUN = "chunk", "run"
-# The entries in which the runs of different parts may differ.
+# The entries of a run's description that may differ between parts.
 _OF_A_PART = ("function", "traced", "chunk size")
 
 
@@ -22,9 +22,9 @@ class Store:
 
     A part of the sweep is one choice of its static parameters. Chunks of parts that a call does not
     ask for stay in the folder. A process has a lock on a chunk while it computes it. If the process
-    ends early, the system releases the lock, and another process computes the chunk. Results do not
-    depend on locks: any two processes compute the same bits, and a file is always replaced as a
-    whole.
+    ends early, the operating system releases the lock, and another process computes the chunk.
+    Results do not depend on locks: any two processes compute the same bits, and a file is always
+    replaced as a whole.
 
     Attributes:
         path: the path of the folder.
@@ -33,7 +33,7 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Makes the folder if it does not exist."""
         self.path = pathlib.Path(os.fspath(path))
-        # An existing folder may be a mounted disk, whose parent need not be writable.
+        # An existing folder may be the root of a mounted disk, whose parent need not be writable.
         check_folder(self.path / "lock" if self.path.is_dir() else self.path, "sweep")
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"sweep {self.path} must be a folder, got a file")
@@ -44,7 +44,7 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self) -> Generator["Store"]:
-        """The folder, with a sign to other processes that this process uses it."""
+        """Opens the folder, and shows other processes that this process uses it."""
         with open(self.path / "users", "ab") as self._users:
             try:
                 yield self
@@ -57,7 +57,7 @@ class Store:
 
     @contextlib.contextmanager
     def agreement(self) -> Generator[None]:
-        """Reads the folder. Until the block ends, other processes wait to do the same."""
+        """Reads the folder. Other processes wait with doing so until the block ends."""
         with locked(self.path / "lock"):
             self._forget_runs()
             try_lock(self._users, shared=True)
@@ -70,7 +70,7 @@ class Store:
             yield
 
     def _forget_runs(self) -> None:
-        """Deletes the files of runs, which are over, if no other process uses the folder."""
+        """Deletes descriptions of runs that are over, if no other process uses the folder."""
         if try_lock(self._users):
             for file in self.path.glob("*.run"):
                 file.unlink()
@@ -78,25 +78,25 @@ class Store:
     def say(self, part: str, run: Json) -> None:
         """Writes what determines the bits of a part into the folder, before the part's first chunk.
 
-        Other processes compare their own runs with it.
+        Other processes compare the descriptions of their own runs with it.
         """
         if part not in self._found:
             write_chunks(self.path / f"{part}.run", _RUN, {"part": part, "run": run}, [])
 
     def chunk_size(self, part: str) -> int | None:
-        """Cells in a chunk of a part, if it is known."""
+        """Returns the number of cells in a chunk of a part, if it is known."""
         return next((x.header["run"].get("chunk size") for x in self._found.get(part, ())), None)
 
     def check(self, runs: dict[str, Json], named: dict[str, str]) -> None:
-        """Raises if chunks are of another sweep.
+        """Raises an error if the folder contains chunks of another sweep.
 
         Args:
             runs: for each part, everything that determines its bits.
             named: for each part, its name in messages.
         """
         for part, chunks in self._found.items():
-            # If this call does not ask for the part, only entries that are equal for all parts are
-            # compared.
+            # If this call does not ask for the part, only the entries that are equal for all parts
+            # are compared.
             run = runs.get(part) or next(iter(runs.values()))
             free = () if part in runs else _OF_A_PART
             at = f" at {named[part]}" if named.get(part) else ""
@@ -104,7 +104,7 @@ class Store:
                 check_run(chunk, run, f"sweep {self.path}", place="folder", at=at, free=free)
 
     def found(self, part: str, words: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Fills in the values of the cells on disk, and returns which cells these are."""
+        """Fills in the values of the cells that are on disk, and returns which cells these are."""
         rows = {row: i for i, row in enumerate(map(tuple, words.tolist()))}
         there = np.zeros(len(words), bool)
         for chunk in self._found.get(part, ()):
@@ -128,14 +128,14 @@ class Store:
         return False
 
     def add(self, part: str, run: Json, words: np.ndarray, values: Sequence[np.ndarray]) -> None:
-        """Writes a chunk that was claimed."""
+        """Writes a chunk that this process has claimed."""
         path = self._file(part, words)
         write_chunks(path, _KIND, {"part": part, "run": run}, [words, *values])
         self._claims.pop(path).close()
         path.with_suffix(".claim").unlink(missing_ok=True)
 
     def read(self, part: str, run: Json, words: np.ndarray) -> list[np.ndarray] | None:
-        """The values of a chunk that another process has written by now."""
+        """Returns the values of a chunk if another process has written it by now, or else None."""
         path = self._file(part, words)
         if not path.exists():
             return None

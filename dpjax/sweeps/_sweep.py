@@ -29,7 +29,7 @@ RELATION = "relation"
 
 
 def _check_names(axes: Sequence[Axis], outputs: Sequence[Output], units: Mapping[str, str]) -> None:
-    """Refuses names that would collide in a dataset, and units of unknown names."""
+    """Refuses names that would collide in a dataset, and units of names that do not exist."""
     coordinates = {REPEAT, *(name for axis in axes for name in axis.coordinates)}
     named = {output.name for output in outputs}
     if both := sorted(coordinates & named):
@@ -57,10 +57,10 @@ def _dataset(
     units: Mapping[str, str],
     attributes: dict[str, object],
 ) -> "Dataset":
-    """The dataset of the values of all cells, which are in the order of the axes.
+    """Makes the dataset of the values of all cells, which are in the order of the axes.
 
-    `relations` is the dimensions and the values of a coordinate: the neighboring relation of the
-    guarantees that the function returns, or None.
+    `relations` contains the dimensions and the values of a coordinate. Its values are the
+    neighboring relations of the guarantees that the function returns, or None.
     """
     xarray = _checks.extra("xarray", "sweep")
     dimensions = (*(axis.name for axis in axes), REPEAT)
@@ -79,7 +79,8 @@ def _dataset(
     for output, array in zip(outputs, values, strict=True):
         whole = array.reshape(*shape, *output.shape)
         variables[output.name] = with_unit(output.name, dimensions + output.dimensions, whole)
-    # Added only if all parts return guarantees, and no parameter or output has this name.
+    # This coordinate is added only if all parts return guarantees, and no parameter or output has
+    # its name.
     if None not in relations[1] and RELATION not in (*dimensions, *variables, *coordinates):
         coordinates[RELATION] = xarray.Variable(*relations)
     return xarray.Dataset(variables, coordinates, attributes)
@@ -190,7 +191,7 @@ def sweep(
     if chunk_size is not None:
         chunk_size = _checks.integer("chunk_size", chunk_size, least=1)
     traced_axes, static_axes = axes_of(traced, static)
-    # Static parameters are the first axes, so that the cells of a part are contiguous in memory.
+    # Static parameters are the first axes, so that the cells of each part are contiguous in memory.
     axes = [*static_axes, *traced_axes]
     parts = parts_of(function, key, traced_axes, static_axes, repeats)
     outputs = parts[0].outputs
@@ -201,7 +202,7 @@ def sweep(
             "mesh must have devices of this process only: give each process its own part"
         )
     compiled = compilation(devices)
-    # Sorted by name, because the order of parameters affects neither keys nor results.
+    # Parameters are sorted by name, because their order affects neither keys nor results.
     one = {axis.name: axis.spec_of_value() for axis in sorted(traced_axes, key=lambda x: x.name)}
     shared = {"key": digest(key), "traced": _checks.described(one), **compiled}
     with contextlib.nullcontext() if path is None else Store(path).in_use() as store:

@@ -21,11 +21,11 @@ from dpjax.sweeps._axes import Axis, cell_keys
 from dpjax.sweeps._parts import Cut, Part
 from dpjax.sweeps._store import Store
 
-_PAUSE = 0.2  # Seconds between checks for the chunks of other processes.
+_PAUSE = 0.2  # The number of seconds between two checks for chunks of other processes.
 
 
 class Work:
-    """The cells of all parts, and the values that are known so far.
+    """The cells of all parts, and the values that were computed so far.
 
     Attributes:
         values: for each output, the values of all cells.
@@ -42,7 +42,7 @@ class Work:
         devices: tuple[Device | None, ...],
         store: Store | None,
     ) -> None:
-        # All parts have the same cells: combinations of the traced parameters and the repeats.
+        # Every part has the same cells: all combinations of the traced parameters and the repeats.
         shape = len(parts), len(parts[0])
         self.values = [np.empty((*shape, *x.shape), x.dtype) for x in parts[0].outputs]
         self.there = np.zeros(shape, bool)
@@ -51,7 +51,10 @@ class Work:
         self._devices, self._store = devices, store
 
     def begin(self, shared: Json, chunk_size: int | None) -> None:
-        """Cuts the missing cells into chunks. `shared` describes the runs of all parts."""
+        """Divides the missing cells into chunks.
+
+        `shared` describes what the runs of all parts share.
+        """
         store = self._store
         self._sizes: list[int] = []
         self._runs: list[Json] = []
@@ -64,19 +67,21 @@ class Work:
                 self._runs.append(run)
             if store is not None:
                 self._read(store)
-        # Chunks are consecutive missing cells, so processes that start together make equal chunks.
+        # Chunks consist of consecutive missing cells, so processes that start together make equal
+        # chunks.
         self._chunks: list[list[np.ndarray]] = []
         for size, there in zip(self._sizes, self.there, strict=True):
             missing = np.flatnonzero(~there)
             self._chunks.append([missing[x : x + size] for x in range(0, len(missing), size)])
         self._order = list(range(len(self._parts)))
         if store is not None:
-            # Processes start in different places, so they rarely repeat each other's work.
+            # The order is random, so that processes start in different places and rarely repeat
+            # each other's work.
             for ordered in (self._order, *self._chunks):
                 random.Random().shuffle(ordered)
 
     def _read(self, store: Store) -> None:
-        """Reads the cells on disk, and writes there what this process will compute."""
+        """Reads the cells on disk, and writes a description of what this process will compute."""
         runs = {part.fingerprint: run for part, run in zip(self._parts, self._runs, strict=True)}
         store.check(runs, {part.fingerprint: part.name for part in self._parts})
         for i, part in enumerate(self._parts):
@@ -85,7 +90,7 @@ class Work:
             self.there[i] = store.found(part.fingerprint, part.words, values)
 
     def finish(self, *, progress: bool) -> None:
-        """Computes the chunks that no other process has, and waits for the others."""
+        """Computes the chunks that no other process computes, and waits for the other processes."""
         done, plan = int(self.there.sum()), self._plan()
         with (
             saying_what_is_kept(self._what_is_kept),
@@ -111,7 +116,7 @@ class Work:
         nothing = chunks[0][:0]
 
         def claimed() -> Iterator[list[np.ndarray]]:
-            """Each step's chunk for every device; empty if another process has claimed it."""
+            """Yields each device's chunk for every step; empty if another process claimed it."""
             for step in layout.steps():
                 mine = [nothing if c is None else chunks[c] for c in step]
                 if store is not None:
@@ -123,7 +128,8 @@ class Work:
                     yield mine
 
         def start(step: list[np.ndarray]) -> tuple[list[np.ndarray], list[jax.Array]]:
-            # Padding repeats cells. A device without a chunk repeats the first chunk of the part.
+            # Chunks are padded by repeating cells. A device without a chunk repeats the first chunk
+            # of the part.
             padded = np.concatenate([np.resize(x if len(x) else chunks[0], size) for x in step])
             places = np.unravel_index(padded // self._repeats, shape) if shape else ()
             values = {a.name: a.values_at(x) for a, x in zip(self._axes, places, strict=True)}
@@ -139,7 +145,7 @@ class Work:
             for place, cells in enumerate(step):
                 if len(cells):
                     of_chunk = [array[place, : len(cells)] for array in values]
-                    # The chunk is stored on disk first, so that an interruption loses nothing.
+                    # The chunk is written to disk first, so that an interruption loses nothing.
                     if store is not None:
                         store.add(part.fingerprint, self._runs[i], part.words[cells], of_chunk)
                     self.computed += len(cells)
@@ -150,7 +156,7 @@ class Work:
             run_in_flight(claimed(), start, finish, programs=(part.program,), device=device)
 
     def _gather(self, store: Store) -> None:
-        """Reads chunks that other processes have computed. Pauses if there are none."""
+        """Reads chunks that other processes have computed. Waits a moment if there are none."""
         before = self.there.sum()
         for i, part in enumerate(self._parts):
             for cells in self._missing(i):
@@ -170,7 +176,7 @@ class Work:
         self._count(len(cells))
 
     def _plan(self) -> str:
-        """A line about the cells that will be computed."""
+        """Returns a line of text about the cells that will be computed."""
         cells, known = f"{self.there.size:,} cells", f"{self.there.sum():,}"
         kept = "" if self._store is None else f" ({known} of them found in {self._store.path})"
         sizes = " or ".join(f"{size:,}" for size in sorted(set(self._sizes)))
@@ -193,8 +199,8 @@ def _run_chunk(
     return _compiled_rest(keys, values, drawn, program=cut.rest, kind=kind, mesh=mesh)
 
 
-# Keys are passed to the program as words, because `jax.debug_key_reuse` would count each program as
-# a further use of the key.
+# Keys are passed to the program as words, because otherwise `jax.debug_key_reuse` would count each
+# program as another use of the key.
 @functools.partial(jax.jit, static_argnames="mesh")
 def _compiled_keys(key: Key, words: jax.Array, *, mesh: Mesh | None) -> jax.Array:
     def chunk(key: Key, words: jax.Array) -> jax.Array:

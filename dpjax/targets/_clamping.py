@@ -12,13 +12,13 @@ from dpjax._exact._numerics import compute_dtype, is_float
 
 
 def check_known(name: str, value: object) -> None:
-    """Refuses a traced parameter whose value is needed when the target is made."""
+    """Raises an error for a traced parameter that must be concrete when the target is made."""
     if _checks.is_traced(value):
         raise TypeError(f"{name} must be known when the target is made, got {_checks.shown(value)}")
 
 
 def check_interval(lower: float, upper: float) -> tuple[float, float]:
-    """Checks that two public numbers are finite and in order."""
+    """Checks that two public numbers are finite and in order, and returns them."""
     check_known("lower", lower)
     check_known("upper", upper)
     low, high = _checks.finite("lower", lower), _checks.finite("upper", upper)
@@ -28,7 +28,7 @@ def check_interval(lower: float, upper: float) -> tuple[float, float]:
 
 
 def middle_and_half(low: float, high: float) -> tuple[float, float]:
-    """The middle of an interval and half of its length, without overflow."""
+    """Returns the middle of an interval and half of its length, without overflow."""
     return low / 2 + high / 2, high / 2 - low / 2
 
 
@@ -46,7 +46,7 @@ def clamp(x: jax.Array, lower: float, upper: float) -> jax.Array:
 def clip_and_replace_nan(
     x: jax.Array, lower: ArrayLike, upper: ArrayLike, *, nan: ArrayLike = 0
 ) -> jax.Array:
-    """Clips floats to [lower, upper], and replaces NaN by a given number."""
+    """Clips floats to [lower, upper], and replaces NaN by `nan`."""
     return jnp.clip(jnp.where(jnp.isnan(x), nan, x), lower, upper)
 
 
@@ -56,16 +56,16 @@ def comparable(numbers: jax.Array) -> jax.Array:
 
 
 def without_subnormals(numbers: jax.Array) -> jax.Array:
-    """Replaces subnormal floats by 0, because some operations of XLA flush them to 0."""
+    """Replaces subnormal floats by 0, as some operations of XLA do."""
     if not is_float(numbers):
         return numbers
-    # ml_dtypes, where this finfo comes from, has no type annotations.
+    # `ml_dtypes`, which this `finfo` comes from, has no type annotations.
     subnormal = jnp.abs(numbers) < jnp.finfo(numbers.dtype).tiny  # pyright: ignore
     return jnp.where(subnormal, 0, numbers)  # pyright: ignore
 
 
 def increasing(wanted: str, numbers: ArrayLike | Sequence[float], *, least: int) -> np.ndarray:
-    """Checks that there are at least `least` increasing numbers; returns them in float64.
+    """Checks that there are at least `least` increasing numbers, and returns them in float64.
 
     `wanted` is the beginning of the error message.
     """
@@ -87,7 +87,7 @@ def _round_inward(lower: float, upper: float, dtype: np.dtype) -> tuple[jax.Arra
             low = np.nextafter(low, np.asarray(np.inf, dtype))
         if float(high) > upper:
             high = np.nextafter(high, np.asarray(-np.inf, dtype))
-    # Some devices flush a subnormal end to 0, and 0 may be outside of the interval.
+    # Some devices replace a subnormal end by 0, which may be outside of the interval.
     tiny = np.finfo(dtype).tiny
     if 0 < abs(low) < tiny:
         low = np.asarray(tiny if low > 0 else 0, dtype)
@@ -106,8 +106,8 @@ def into_unit_ball(x: jax.Array) -> jax.Array:
     Vectors of length at most 1 do not change. Computed lengths are rounded up, so no result is
     longer than 1. Results are float32 or wider.
     """
-    # The limit is far beyond any useful feature, and its square is finite. Without this clip, an
-    # infinite feature would give infinity / infinity.
+    # This limit is far above any useful feature, and its square is finite. Without the clip, an
+    # infinite feature would lead to infinity / infinity.
     x = clip_and_replace_nan(x.astype(compute_dtype(x.dtype)), -1e15, 1e15)
     length = jnp.sqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True))
     margin = 1 + (x.shape[-1] + 8) * float(np.finfo(x.dtype).eps)

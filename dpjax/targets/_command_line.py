@@ -1,7 +1,7 @@
 """`command_line`: targets that are command-line programs.
 
-The amount of output of a program may depend on private records. So the output is read in chunks,
-and no more than the expected numbers are stored in memory.
+How much output a program prints may depend on private records. So the output is read in chunks, and
+only as many numbers as expected are stored in memory.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from dpjax._tracing._host_calls import ended_when_stopped
 from dpjax._tracing._host_code import HostCode
 from dpjax.targets._host import host_target
 
-# An exact float has up to 767 digits.
+# The exact decimal form of a float64 has up to 767 digits.
 _LONGEST_WORD = 1024
 _LONGEST_COMPLAINT = 500
 _PIECE = 2**16
-_NAP = 0.05  # Seconds between two checks whether the program has ended.
+_NAP = 0.05  # The number of seconds between two checks whether the program has ended.
 Process = subprocess.Popen[bytes]
-# The shell sets two limits, and then executes the program in its place. `ulimit -f` limits every
-# file to 524288 blocks of 512 bytes (256 MiB). The OOM score makes Linux kill this process first if
+# The shell sets two limits, and then replaces itself by the program. `ulimit -f` limits every file
+# to 524288 blocks of 512 bytes (256 MiB). The OOM score makes Linux kill this process first if
 # memory runs out.
 _LIMITED = (
     "/bin/sh",
@@ -112,7 +112,7 @@ def command_line(
         raise ValueError("arguments must name a program, got none")
     seconds = _checks.positive("timeout", timeout)
     program = _Program(tuple(arguments), seconds, TreeSpec.of(output).tree())
-    # Threads suffice, because each only waits for its program.
+    # Threads suffice, because each thread only waits for its program.
     files = functools.partial(_files, program.arguments)
     return host_target(
         lambda: HostCode(program, facts=files), output, failure, jobs, prefer="threads"
@@ -120,7 +120,7 @@ def command_line(
 
 
 class NumbersRead:
-    """Numbers from the output of a program, separated by commas or white space."""
+    """Parses numbers from the output of a program, separated by commas or white space."""
 
     def __init__(self, kinds: Sequence[type[int] | type[float]]):
         """Expects one number of each kind, in this order."""
@@ -129,10 +129,10 @@ class NumbersRead:
         self._numbers = list[int | float]()
 
     def take(self, piece: bytes) -> None:
-        """Reads a chunk. Raises an error if it has anything except numbers, or too many numbers."""
+        """Parses a chunk of output. Refuses anything except numbers, and too many numbers."""
         text = self._rest + piece.replace(b",", b" ")
         words = text.split()
-        # The last word may continue in the next chunk.
+        # The last word of this chunk may continue in the next chunk.
         self._rest = words.pop() if words and not text[-1:].isspace() else b""
         if max(map(len, [*words, self._rest])) > _LONGEST_WORD:
             raise ValueError(f"the program printed a word of more than {_LONGEST_WORD} bytes")
@@ -140,7 +140,7 @@ class NumbersRead:
             self._add(word)
 
     def all(self) -> list[int | float]:
-        """All numbers. Call it after the end of the output."""
+        """Returns all numbers. Call this after the end of the output."""
         if self._rest:
             self._add(self._rest)
         if len(self._numbers) < len(self._kinds):
@@ -254,8 +254,8 @@ class _Program:
             stderr=pipe,
             start_new_session=True,
         )
-        # The process group is killed even after success, because the program may have started other
-        # processes.
+        # The whole process group is killed even after success, because the program may have started
+        # other processes.
         with ended_when_stopped(start, _kill) as process:
             complaint = converse(process, table, numbers.take, _kill, timeout=self.timeout)
         if process.returncode != 0:
@@ -263,13 +263,13 @@ class _Program:
 
 
 def _kill(process: Process) -> None:
-    """Kills a program and every process in its session."""
+    """Kills a program and all other processes in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _files(arguments: tuple[str, ...]) -> dict[str, str]:
-    """Hashes of the program (under the name ""), and of the files that its arguments name."""
+    """Returns hashes of the program (with name "") and of the files that its arguments name."""
     program = shutil.which(arguments[0])
     if program is None:
         raise FileNotFoundError(f"no program {arguments[0]!r} can be run here")
@@ -286,7 +286,10 @@ def _csv(database: Database) -> str:
 
 
 def _text(array: np.ndarray) -> np.ndarray:
-    """A row of strings for each record. Every number has the fewest digits that identify it."""
+    """Formats each record as a row of strings.
+
+    Numbers have the fewest digits that identify them.
+    """
     numbers = array.astype(int) if array.dtype == bool else array
     if not np.issubdtype(numbers.dtype, np.number):
         numbers = numbers.astype(np.float32)  # NumPy cannot print bfloat16 and similar dtypes.
@@ -299,6 +302,6 @@ def _kind(spec: jax.ShapeDtypeStruct) -> type[int] | type[float]:
 
 
 def _next_numbers(numbers: Iterator[int | float], spec: jax.ShapeDtypeStruct) -> np.ndarray:
-    """The next array of the output."""
+    """Takes the numbers of the next array of the output."""
     own = list(itertools.islice(numbers, spec.size))
     return np.array(own, bool if spec.dtype == bool else None).reshape(spec.shape)

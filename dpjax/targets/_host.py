@@ -111,7 +111,7 @@ def host_target(
     jobs: int | None,
     **options: str | int,
 ) -> Target:
-    """A target evaluated on the host, with more options for `joblib.parallel_config`."""
+    """Makes a target that is evaluated on the host, with options for `joblib.parallel_config`."""
     joblib = _checks.extra("joblib", "host")
     if jobs is not None:
         options["n_jobs"] = _checks.integer("jobs", jobs, least=-1)
@@ -119,11 +119,12 @@ def host_target(
             raise ValueError("jobs must be at least 1, or -1 for all cores, got 0")
     declared = TreeSpec.of(output).tree()
     public = _public_value(failure, declared)
-    # This copy raises an early error if the function cannot be copied. Tracing makes another copy.
+    # This copy raises an error early if the function cannot be copied. Tracing makes another copy.
     freeze()
 
     def target(database: Database) -> Value:
-        # JAX may call back on a thread of its own, which does not see the caller's configuration.
+        # JAX may call back on a thread of its own, in which the caller's joblib configuration does
+        # not apply.
         with joblib.parallel_config() as configuration:
             workers = _Workers(dict[str, object](configuration, **options))
         tracing = _host_calls.current()
@@ -146,7 +147,7 @@ T = TypeVar("T")
 
 
 class _Workers:
-    """A configuration of joblib, which determines where databases are evaluated.
+    """A configuration of joblib, which determines the workers that evaluate databases.
 
     Workers do not affect values, so fingerprints must not depend on this configuration. Therefore
     this class is not a dataclass, and its repr is constant.
@@ -162,18 +163,18 @@ class _Workers:
         return "workers"
 
     def map(self, function: Callable[..., T], tasks: Iterable[tuple[object, ...]]) -> list[T]:
-        """The values of a function on each tuple of arguments."""
+        """Returns the values of a function on each tuple of arguments."""
         joblib = _checks.extra("joblib", "host")
         with joblib.parallel_config(**self._configuration):
             parallel = joblib.Parallel()
-            # Only process backends need the lock. With one job, a call that was abandoned after
-            # Ctrl-C would not release the lock, and other calls would wait forever.
+            # Only backends with processes need the lock. With one job, a call that was abandoned
+            # after Ctrl-C would never release the lock, and other calls would wait forever.
             with contextlib.nullcontext() if parallel.n_jobs == 1 else _ONE_AT_A_TIME:
                 return parallel(joblib.delayed(function)(*task) for task in tasks)
 
 
-# Several devices may call the host at the same time, but a process backend of joblib can process
-# only one call at a time.
+# Several devices may call the host at the same time, but a backend of joblib with processes can
+# handle only one call at a time.
 _ONE_AT_A_TIME = threading.RLock()
 
 
@@ -185,13 +186,13 @@ def _failure(error: BaseException) -> _Failure:
     kind = type(error).__name__
     try:
         return _Failure(" ".join(f"{kind}: {error}".split()))
-    except BaseException:  # Even the __str__ of an exception may raise an error.
+    except BaseException:  # Even the `__str__` of an exception may raise an error.
         return _Failure(kind)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Evaluation(HostCall):
-    """The function that JAX calls back, with a stack of databases."""
+    """The function that JAX calls back, with a stack of databases as argument."""
 
     code: HostCode
     output: PyTree
@@ -199,13 +200,13 @@ class _Evaluation(HostCall):
     workers: _Workers
 
     def __call__(self, origin: jax.typing.ArrayLike, database: Database) -> list[np.ndarray]:
-        """The leaves of the function's outputs, stacked over databases.
+        """Returns the leaves of the function's outputs, stacked over databases.
 
-        On private databases, the call raises an error only if the user interrupts it.
+        On private databases, it raises an error only if the user interrupts it.
         """
         try:
-            # Only NumPy is used from here on: JAX may be waiting for this call, so using JAX here
-            # could deadlock.
+            # Only NumPy is used from here on. JAX may be waiting for this call, so using JAX could
+            # deadlock.
             origin = np.asarray(origin)
             batch = origin.shape[:-1]
             origins = origin.reshape(-1, *_host_calls.SPEC.shape)
@@ -236,7 +237,7 @@ class _Evaluation(HostCall):
             return self.workers.map(attempt, (task for task in tasks if wanted()))
         except _host_calls.HostError:
             raise
-        except Exception as error:  # The workers failed; for example, a process was killed.
+        except Exception as error:  # The workers failed, for example because a process was killed.
             failure = _failure(error)
             if all(map(_host_calls.is_private, origins)):
                 return [failure] * len(origins)
@@ -246,17 +247,17 @@ class _Evaluation(HostCall):
 def _attempt(
     function: Target, output: PyTree, origin: np.ndarray, database: Database
 ) -> list[np.ndarray] | _Failure:
-    """The leaves of the value, in their declared dtypes.
+    """Returns the leaves of the function's value in their declared dtypes, or a `_Failure`.
 
-    Raises if it fails on a sampled database.
+    If the function fails on a sampled database, an error is raised.
     """
-    # Signals arrive in the main thread, so the function must run in another thread. In a worker
-    # process, this code runs in the main thread.
+    # Python delivers signals to the main thread, so the function must run in another thread. In a
+    # worker process, this code runs in the main thread.
     if threading.current_thread() is threading.main_thread():
         return aside(lambda _: _attempt(function, output, origin, database))
     try:
         return _leaves(output, function(database))
-    except BaseException as error:  # The function may also call sys.exit.
+    except BaseException as error:  # This also covers `sys.exit` inside of the function.
         failure = _failure(error)
     if _host_calls.is_private(origin):
         return failure
@@ -283,7 +284,7 @@ def _as_declared(spec: jax.ShapeDtypeStruct, value: jax.typing.ArrayLike) -> np.
 
 
 def _same_kind(dtype: np.dtype, declared: np.dtype) -> bool:
-    # `jnp.floating` also covers floats that NumPy lacks, such as bfloat16.
+    # Unlike `np.floating`, `jnp.floating` includes floats that NumPy lacks, such as bfloat16.
     kinds = (np.bool_, np.integer, jnp.floating)
     found, wanted = (
         next((i for i, kind in enumerate(kinds) if jnp.issubdtype(x, kind)), len(kinds))
@@ -293,7 +294,7 @@ def _same_kind(dtype: np.dtype, declared: np.dtype) -> bool:
 
 
 def _public_value(failure: PyTree, output: PyTree) -> list[np.ndarray]:
-    """The leaves of the value to release for a failure."""
+    """Returns the leaves of the value that is released if the function fails."""
     if failure is None:
         return [np.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(output)]
     try:

@@ -134,7 +134,7 @@ def kernel_density_on_lattice(*, bandwidth: float, degree: int, dims: int) -> Bo
             raise ValueError(f"records must have shape ({dims},), got {jnp.shape(record)}")
         x = record.astype(compute_dtype(record.dtype))
         axis = jnp.asarray(np.linspace(0.0, 1.0, degree + 1), x.dtype)
-        # Each coordinate gets a separate vector, because XLA is four times slower on rows of one
+        # Each coordinate is a separate vector, because XLA is four times slower on the rows of one
         # array.
         return reduce(jnp.multiply.outer, [gaussian_kernel(axis, x[i], h) for i in range(dims)])
 
@@ -150,9 +150,11 @@ def _bound(h: float, dims: int | None) -> Bound:
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, d = _checks.integer("n", n, least=1), known_dims(dims)
         _peak(h, d, dtype)
-        less_than_pi = Fraction(math.pi)  # `math.pi` is below pi, so the peak is rounded up.
+        # `math.pi` is slightly below pi, so the peak is rounded up.
+        less_than_pi = Fraction(math.pi)
         peak = Fraction(sqrt_up(1 / (2 * less_than_pi * Fraction(h) ** 2) ** d))
-        # The term with `unit` covers the rounding of the peak and of its product with an average.
+        # The term with `unit` covers the rounding of the peak, and of the product of the peak and
+        # an average.
         rounding = rounding_of_average(Fraction(1), dtype) + (2 + Fraction(2, size)) * unit(dtype)
         return [peak * (Fraction(1, size) + rounding) + Fraction(float(np.finfo(dtype).tiny))]
 
@@ -160,14 +162,14 @@ def _bound(h: float, dims: int | None) -> Bound:
 
 
 def gaussian_kernel(t: jax.Array, x: jax.Array, h: float) -> jax.Array:
-    """K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2); 0 if x is NaN."""
+    """Returns K((t - x) / h) / K(0) = exp(-((t - x) / h)^2 / 2); 0 if x is NaN."""
     return clip_and_replace_nan(jnp.exp(-jnp.square((t - x) / h) / 2), 0, 1)
 
 
 def _peak(h: float, dims: int, dtype: np.dtype) -> float:
-    """K(0) / h^dims; raises an error if the quotient is out of the range of the dtype."""
+    """Returns K(0) / h^dims. Raises an error if it is out of the range of the dtype."""
     largest = float(np.finfo(dtype).max)
-    # The comparison is in logarithms, which do not overflow.
+    # Logarithms are compared, because they do not overflow.
     if -dims * math.log(math.sqrt(2 * math.pi) * h) > math.log(largest) - 1:
         raise ValueError(
             "bandwidth must be larger, dims smaller, or the dtype wider: the peak of a density,"
@@ -271,7 +273,7 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     def regress(database: Database) -> Callable[[jax.Array], jax.Array]:
         x = database["x"].astype(compute_dtype(database["x"].dtype))
         y = database["y"].astype(x.dtype)
-        # A record whose x is NaN or infinite has weight 0. A y that is NaN counts as 0.
+        # A record whose x is NaN or infinite has weight 0. If y is NaN, it counts as 0.
         y = clip_and_replace_nan(y, -1, 1)
 
         def curve(point: jax.Array) -> jax.Array:
@@ -283,7 +285,8 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
 
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         size, exactly = _checks.integer("n", n, least=1), Fraction(check_strength(share))
-        # The error of an average is relative above this size, and absolute below it.
+        # The error of an average is relative if the average is above this number, and absolute
+        # otherwise.
         least = Fraction(1, 2 ** bits_of_a_digit(size, dtype))
         rounding = 20 * unit(dtype) * (1 + least / exactly)
         return [min(4 / (1 + exactly * size) + rounding, 2 + 20 * unit(dtype))]
@@ -291,17 +294,17 @@ def nadaraya_watson(*, bandwidth: float, regularization: float = 1e-2) -> Bounde
     return BoundedTarget(regress, bound=bound, norms=("linf",))
 
 
-@jax.jit  # JAX caches the trace of this function, so targets trace faster.
+@jax.jit  # The function is jitted because JAX caches its trace, so targets are traced faster.
 def _weighted(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sorted x; and for each x, the distance to the previous x times the least y at x."""
+    """Returns the sorted x, and for each the distance to the previous x times the least y at x."""
     # On a CPU, XLA sorts integers six times faster than pairs of floats. So only the bits of x are
-    # sorted, as integers, and a binary search finds the position of each y.
+    # sorted, as integers, and a binary search then finds the position of each y.
     keys = order_like_integers(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"))
-    keys = jnp.where(keys == -1, 0, keys)  # -0.0 is the same x as 0.0.
+    keys = jnp.where(keys == -1, 0, keys)  # -0.0 and 0.0 are the same x.
     in_order = lax.sort(keys)
     firsts = count_below(in_order, keys)
-    # The first of several records with the same x gets their least y. The minimum of floats does
-    # not depend on the order, unless one of them is NaN.
+    # If several records have the same x, their least y is stored at the first of them. The minimum
+    # of floats does not depend on their order, unless one of them is NaN.
     least = jnp.full_like(y, jnp.inf).at[firsts].min(jnp.where(jnp.isnan(y), jnp.inf, y))
     x = lax.bitcast_convert_type(order_like_integers(in_order), x.dtype)
     gaps = jnp.diff(x, prepend=x[:1])

@@ -22,9 +22,9 @@ from dpjax.sensitivity._sums import Summable
 
 
 def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
-    """The dtype in which a target computes, for records of a dtype: float32 or float64.
+    """Returns the dtype in which a target computes, float32 or float64, for records of `dtype`.
 
-    Without x64, JAX turns NumPy's float64 into float32.
+    If x64 is disabled, JAX converts float64 of NumPy to float32.
     """
     found = np.dtype(dtype)
     if not jnp.issubdtype(found, jnp.floating):
@@ -33,7 +33,7 @@ def running_dtype(dtype: jax.typing.DTypeLike) -> np.dtype:
 
 
 def unit(dtype: np.dtype) -> Fraction:
-    """eps, the distance from 1 to the next float, exactly."""
+    """Returns eps, the distance from 1 to the next float, as an exact fraction."""
     return Fraction(float(np.finfo(dtype).eps))
 
 
@@ -41,7 +41,7 @@ VectorNorm = Literal["l1", "l2", "linf"]
 
 
 def norm_up(magnitudes: Sequence[Fraction], norm: VectorNorm) -> float:
-    """The least float64 that is not below the norm of a vector of these magnitudes."""
+    """Returns the least float64 that is at least the norm of a vector of these magnitudes."""
     _checks.choice("norm", norm, get_args(VectorNorm))
     if norm == "l1":
         return round_up(sum(magnitudes, Fraction(0)))
@@ -51,8 +51,8 @@ def norm_up(magnitudes: Sequence[Fraction], norm: VectorNorm) -> float:
 
 
 def sqrt_up(exact: Fraction) -> float:
-    """The least float64 that is not below the square root of an exact rational."""
-    # `shift` is chosen so that the integer square root has more bits than a float64.
+    """Returns the least float64 that is at least the square root of an exact rational number."""
+    # With this `shift`, the integer square root has more bits than a float64.
     shift = 128 + max(0, exact.denominator.bit_length() - exact.numerator.bit_length())
     scaled = exact * 4**shift
     root = math.isqrt(math.ceil(scaled))
@@ -60,8 +60,9 @@ def sqrt_up(exact: Fraction) -> float:
     return round_up(Fraction(root, 2**shift))
 
 
-# Maps n (None if not given) and the dtype of the computation to bounds on the change of each
-# coordinate of a value. If a bound is known in a single norm, it may be given as one number.
+# A function that maps n (None if not given) and the dtype of the computation to bounds on the
+# change of each coordinate of a value. If the bound is known for a single norm, it may be given as
+# one number.
 Bound = Callable[[int | None, np.dtype], Sequence[Fraction]]
 
 
@@ -147,13 +148,13 @@ class _WithBound(KnownSensitivity):
     def _bound(
         self, norm: VectorNorm, relation: NeighboringRelation, n: int | None, dtype: DTypeLike
     ) -> float:
-        del relation  # The relation is replace-one: `sensitivity` refuses others.
+        del relation  # The relation is replace-one, because `sensitivity` refuses other relations.
         return norm_up(self.bound(n, running_dtype(dtype)), norm)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedTarget(_WithBound):
-    """A function of a database, and its bound under replace-one."""
+    """A function of a database, with its bound under replace-one."""
 
     function: Target
 
@@ -163,25 +164,28 @@ class BoundedTarget(_WithBound):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundedSum(Summable, _WithBound):
-    """A function of a sum over records, and its bound under replace-one.
+    """A function of a sum over records, with its bound under replace-one.
 
     If `largest` is given, statistics are floats in [-largest, largest] and their sum is exact.
     """
 
 
 def dims_or_none(dims: int | None) -> int | None:
-    """The number of coordinates of a record, if it was given."""
+    """Checks the number of coordinates of a record, if it was given, and returns it."""
     return None if dims is None else _checks.integer("dims", dims, least=1)
 
 
 def check_dims(dims: int | None, found: int) -> None:
-    """Refuses records with another number of coordinates than the bound assumes."""
+    """Raises an error for records whose number of coordinates differs from that of the bound."""
     if dims not in (None, found):
         raise ValueError(f"records must have dims={dims} coordinates, got {found}")
 
 
 def known_dims(dims: int | None) -> int:
-    """The number of coordinates, for a bound that depends on it."""
+    """Returns the number of coordinates.
+
+    Raises an error if a bound needs it and it was not given.
+    """
     if dims is None:
         raise ValueError("dims must be given to the target, because its bound depends on it")
     return dims

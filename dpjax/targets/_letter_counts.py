@@ -95,7 +95,7 @@ def letter_counts(*, width: int) -> BoundedSum:
             raise ValueError(f"records must have width {width}, got shape {jnp.shape(record)}")
         if not jnp.issubdtype(record.dtype, jnp.integer):
             raise TypeError(f"records must be integer codes, got dtype {record.dtype}")
-        # In a narrow dtype, the codes of letters could wrap around.
+        # In a narrow dtype, the comparison with the codes of all letters could wrap around.
         codes = record if record.dtype.itemsize >= 4 else record.astype(jnp.int32)
         letters = jnp.arange(1, len(ALPHABET) + 1, dtype=codes.dtype)
         return jnp.sum(codes[None, :] == letters[:, None], axis=1, dtype=int)
@@ -107,7 +107,7 @@ def letter_counts(*, width: int) -> BoundedSum:
 
 
 class _Counts(BoundedSum):
-    reads = "integers"  # Clamping 64-bit integers to int32 makes no new codes.
+    reads = "integers"  # Clamping 64-bit integers to int32 does not produce new codes of letters.
 
     def __call__(self, database: Database) -> Value:
         most = jnp.iinfo(jnp.result_type(int)).max

@@ -1,4 +1,4 @@
-"""The linear support vector machine, by Mehrotra's interior point method."""
+"""The linear support vector machine, trained by Mehrotra's interior point method."""
 
 import functools
 from fractions import Fraction
@@ -24,42 +24,46 @@ from dpjax.targets._known_sensitivity import (
 )
 from dpjax.targets._minimizers import check_strength, inverse_factor
 
-# The largest length of a step, as a fraction of the step that reaches the boundary. With a larger
-# fraction, divisors in the next step would lose digits. A smaller fraction would need more steps.
+# The largest length of a step, as a fraction of the step that would reach the boundary. With a
+# larger fraction, divisors in the next step would lose digits. With a smaller fraction, more steps
+# would be needed.
 _STRIDE = 0.99
 # The target value of the complementary products, divided by the cap. A product is a slope times a
 # distance, so this value bounds the error of a margin. In float32 it is a tenth of eps. In float64
 # that would be finer than needed, and a fixed number of steps might not reach it, so it is 1e-12.
 _GAP_IN_UNITS, _LEAST_GAP = 0.1, 1e-12
-# The Hessian starts as the penalty, 1, and an undecided record of length 1 adds cap^2 / (8 gap) to
-# it. At a gap of 16 cap^2 eps that is 1 / (128 eps). This leaves the Cholesky factor seven bits of
-# accuracy, for longer records or several undecided ones.
+# The Hessian starts as the penalty, 1, and a record of length 1 whose slope is not decided adds
+# cap^2 / (8 gap) to it. At a gap of 16 cap^2 eps that is 1 / (128 eps). This leaves the Cholesky
+# factor seven bits of accuracy, for longer records or several undecided ones.
 _GAP_PER_CAP_IN_UNITS = 16
-# A relative amount that is added to the diagonal. It covers the rounding of the sums there, so that
-# no pivot is negative. It affects the path but not the solution, because residuals are computed
-# without it.
+# A relative amount that is added to the diagonal of the Hessian. It covers the rounding of the sums
+# there, so that no pivot is negative. It affects the path but not the solution, because residuals
+# are computed without it.
 _JITTER_IN_UNITS = 8
 # Without `clip`, features are clipped to this magnitude, so that products do not overflow.
 _LARGEST_FEATURE = 1e6
-# The number of final steps, which use only the undecided records.
+# The number of final steps, which use only the records whose slope is not decided.
 _LAST_STEPS = 8
-# The starting point: the least and the largest slope, as fractions of the cap, and the width.
+# The least and the largest slope of the starting point, as fractions of the cap, and the width.
 _LEAST_START, _MOST_START, _WIDTH = 0.001, 0.9, 1.0
 # A slope counts as decided if it is within this fraction of the cap from 0 or from the cap.
 _DECIDED = 0.1
-# A penalty on the bias, without which the Hessian is singular when no record is undecided: in units
-# of eps times the cap in the first steps, and in units of the cap in the final steps.
+# A penalty on the bias, without which the Hessian would be singular if the slopes of all records
+# are decided: in units of eps times the cap in the first steps, and in units of the cap in the
+# final steps.
 _BIAS_HOLD, _LAST_BIAS_HOLD = 8, 1.0
 
 
 class Point(NamedTuple):
-    """Primal and dual variables. All except theta stay above 0."""
+    """Primal and dual variables of the optimization. All variables except theta stay positive."""
 
     theta: jax.Array
-    slope: jax.Array  # Below the cap.
-    spare: jax.Array  # The cap minus the slope, stored because subtraction would lose digits.
-    short: jax.Array  # The distance below the margin. At the solution, short * spare is 0.
-    beyond: jax.Array  # The distance above the margin. At the solution, beyond * slope is 0.
+    slope: jax.Array  # The slope is less than the cap.
+    # The cap minus the slope. It is stored because a subtraction would lose digits.
+    spare: jax.Array
+    short: jax.Array  # How far the record is below the margin. At the solution, short * spare is 0.
+    # How far the record is above the margin. At the solution, beyond * slope is 0.
+    beyond: jax.Array
 
 
 def linear_svm(
@@ -137,7 +141,7 @@ def linear_svm(
         positive = database["y"].astype(x.dtype) > 0
         positives = jnp.sum(positive)
         y = jnp.where(positive, 1, -1).astype(x.dtype)
-        # Centered features hardly interact with the bias, so the solver converges faster.
+        # The bias hardly depends on centered features, so the solver converges faster.
         centered = x - jnp.mean(x, axis=0)[None, :]
         rows = jnp.concatenate([centered, jnp.ones((n, 1), x.dtype)], axis=1).T * y[None, :]
         cap = jnp.asarray(cost / n, x.dtype)
@@ -170,7 +174,7 @@ def linear_svm(
 def _solve(
     rows: jax.Array, positive: jax.Array, cap: jax.Array, steps: int, size: int
 ) -> jax.Array:
-    """Weights and bias, from the records times their labels, shape (d + 1, n)."""
+    """Returns weights and bias, given the records times their labels, of shape (d + 1, n)."""
     p, n = rows.shape
     weights_only = jnp.arange(p) < p - 1
     penalty = weights_only.astype(rows.dtype)
@@ -186,7 +190,8 @@ def _solve(
     slope = jnp.where(at.spare < _DECIDED * cap, cap, at.slope)
     slope = jnp.where(at.slope < _DECIDED * cap, 0, slope)
     few = rows.T[chosen].T
-    # The fixed slopes may not add up to zero, so a penalty keeps the bias near its last value.
+    # The slopes that are fixed may not add up to zero, so a penalty keeps the bias near its last
+    # value.
     held = jnp.where(weights_only, penalty, _LAST_BIAS_HOLD * cap)
     pull = rows @ slope - few @ slope[chosen] + (held - penalty) * at.theta
     undecided = at._replace(**{name: getattr(at, name)[chosen] for name in at._fields[1:]})
@@ -194,12 +199,12 @@ def _solve(
 
 
 def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> Point:
-    """A starting point: weights along the difference of the class means, and matching slopes."""
+    """Returns a starting point: weights along the difference of class means, and their slopes."""
     sizes = jnp.where(positive, jnp.sum(positive), jnp.sum(~positive)).astype(rows.dtype)
     share = 1 / sizes
     difference = (rows @ share).at[-1].set(0)
     margins = difference @ rows
-    # With this length, margins are 1 on average if the cap allows it.
+    # With this length of the weights, margins are 1 on average, if the cap allows that.
     nearest = jnp.sum(margins) / jnp.maximum(jnp.sum(jnp.square(margins)), cap**2)
     length = jnp.clip(nearest, 0, _MOST_START * cap / jnp.max(share))
     slope = jnp.maximum(length * share, _LEAST_START * cap)
@@ -210,7 +215,7 @@ def _between_the_means(rows: jax.Array, positive: jax.Array, cap: jax.Array) -> 
 
 
 def _middle_bias(thresholds: jax.Array, positives: jax.Array) -> jax.Array:
-    """The middle of the minimizing biases.
+    """Returns the middle of the interval of minimizing biases.
 
     Thresholds are y - w'x, and `positives` is the number of labels 1. The derivative of the sum of
     hinge losses by the bias is -positives for a very low bias, and grows by one at each threshold.
@@ -262,7 +267,7 @@ def interior_point(
         residual = pull + rows @ at.slope - penalty * at.theta
 
         def toward(short_gap: jax.Array, beyond_gap: jax.Array) -> Point:
-            """The Newton step toward these values of spare * short and slope * beyond."""
+            """Returns the Newton step toward these values of spare * short and slope * beyond."""
             error = missing - short_gap / at.spare + beyond_gap / at.slope
             theta = (whitening @ (residual + rows @ (weight * error))) @ whitening
             slope = weight * (error - theta @ rows)
@@ -274,8 +279,9 @@ def interior_point(
                 beyond_gap / at.slope - at.beyond - at.beyond / at.slope * slope,
             )
 
-        # Mehrotra's rule: try a Newton step to a gap of 0, and see which fraction of the gap
-        # remains. The step that is taken aims at the gap times the cube of this fraction.
+        # This is Mehrotra's rule: try a Newton step to a gap of 0, and compute which fraction of
+        # the gap remains. The step that is then taken aims at the gap times the cube of this
+        # fraction.
         gap = _gap(at)
         predicted = toward(jnp.zeros_like(at.short), jnp.zeros_like(at.beyond))
         aim = jnp.maximum(gap * (_gap(_move(at, predicted)) / gap) ** 3, least)
@@ -283,7 +289,7 @@ def interior_point(
             aim - predicted.spare * predicted.short, aim - predicted.slope * predicted.beyond
         )
         moved = _move(at, corrected)
-        # If a factorization still fails, the last finite point is returned.
+        # If a factorization fails nevertheless, the last finite point is returned.
         finite = jnp.all(jnp.isfinite(moved.theta))
         return jax.tree.map(functools.partial(jnp.where, finite), moved, at), None
 
@@ -291,21 +297,21 @@ def interior_point(
 
 
 def curvature(at: Point) -> jax.Array:
-    """The weight of each record in the Hessian. It is large while the record is undecided."""
+    """Returns the weight of each record in the Hessian, large while its slope is not decided."""
     return 1 / (at.short / at.spare + at.beyond / at.slope)
 
 
 def _gap(at: Point) -> jax.Array:
-    """The mean of the complementary products, 0 at the solution."""
+    """Returns the mean of the complementary products, which is 0 at the solution."""
     return jnp.mean(at.slope * at.beyond + at.spare * at.short) / 2
 
 
 def _move(at: Point, step: Point) -> Point:
-    """The point after a step, cut short where a variable would reach 0."""
+    """Returns the point after a step, which is shortened if a variable would reach 0."""
     pairs = list(zip(at[1:], step[1:], strict=True))
     shrinkage = jnp.stack([jnp.max(-move / value) for value, move in pairs])
     length = _STRIDE / jnp.maximum(jnp.max(shrinkage), _STRIDE)
-    # The stride keeps variables above 0 only up to rounding, and a 0 would later be a divisor.
+    # The stride keeps variables positive only up to rounding, and a 0 would later be a divisor.
     tiny = np.finfo(at.theta.dtype).tiny
     positive = (jnp.maximum(value + length * move, tiny) for value, move in pairs)
     return Point(at.theta + length * step.theta, *positive)

@@ -25,16 +25,17 @@ from dpjax.targets._clamping import check_known
 from dpjax.targets._known_sensitivity import unit
 
 # Lambda must be large compared with the rounding errors of a Hessian and its factorization. It must
-# not be huge, because weights, which are about 1 / lambda, must stay far above the least float.
+# not be huge, because weights are about 1 / lambda, which must be far above the least positive
+# float.
 _LEAST_IN_UNITS, _LARGEST = 16, 2.0**64
 # Descent ends when the computed gradient is at most this many times as long as its rounding error.
-# Solvers reach about three times, because of the rounding of weights, step and gradient.
+# Solvers reach about three times this error, because of the rounding of weights, step and gradient.
 GRADIENTS_IN_ERRORS = 4
 Number = TypeVar("Number", float, Fraction)
 
 
 def check_strength(regularization: float) -> float:
-    """Checks that lambda is above 0 and known when the target is made, and returns it."""
+    """Checks that lambda is positive and known when the target is made, and returns it."""
     check_known("regularization", regularization)
     return _checks.positive("regularization", regularization)
 
@@ -50,14 +51,14 @@ def check_carried(strength: float, d: int, dtype: np.dtype) -> None:
 
 
 def into_ball(w: jax.Array, radius: Scalar) -> jax.Array:
-    """Projects w onto a ball around 0, without moving away from any point in it; NaN gives 0."""
+    """Projects w onto a ball around 0, without moving away from any point in it. NaN becomes 0."""
     w = jnp.where(jnp.all(jnp.isfinite(w)), w, 0)
     length = jnp.sqrt(jnp.sum(jnp.square(w)))
     return w * jnp.minimum(radius / jnp.maximum(length, np.finfo(w.dtype).tiny), 1)
 
 
 class WalkPlan(NamedTuple):
-    """When descent stops, and where, for any records.
+    """The parameters of gradient descent that are valid for any records.
 
     Attributes:
         radius: the radius of a ball around 0 that contains the minimizer.
@@ -73,7 +74,7 @@ class WalkPlan(NamedTuple):
 def walk_plan(
     strength: float, *, curvature: float, radius: float, gradient_error: float
 ) -> WalkPlan:
-    """The plan of the descent for an objective.
+    """Returns the plan of the descent for an objective.
 
     Args:
         strength: lambda.
@@ -89,7 +90,7 @@ def walk_plan(
 def walk_error(
     strength: Number, *, curvature: Number, gradient_error: Number, rounding: Number
 ) -> Number:
-    """A bound on the distance between the point where descent ends and the minimizer.
+    """Bounds the distance between the point where descent ends and the minimizer.
 
     Args:
         strength: lambda.
@@ -134,7 +135,7 @@ def walk_to_minimizer(
     return lax.while_loop(unsolved, walk, state)[0]
 
 
-# Up to this size, `_eliminate` is faster than `_split`.
+# For matrices of up to this size, `_eliminate` is faster than `_split`.
 _ELIMINATED = 16
 
 
@@ -145,15 +146,16 @@ def solve(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 
 
 def inverse_factor(matrix: jax.Array) -> jax.Array:
-    """The inverse W of the lower Cholesky factor. W'W is the inverse of the matrix."""
+    """Returns the inverse W of the lower Cholesky factor. W'W is the inverse of the matrix."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
-    # For a TPU and 65 rows, XLA compiles `_split` in 84 seconds, and `_eliminate` in one.
+    # For a matrix of 65 rows on a TPU, XLA compiles `_split` in 84 seconds and `_eliminate` in one
+    # second.
     return lax.platform_dependent(matrix, tpu=_eliminate, default=_split)
 
 
 def _split(matrix: jax.Array) -> jax.Array:
-    """The inverse factor, computed from the inverse factors of two matrices of half the size."""
+    """Computes the inverse factor from the inverse factors of two matrices of half the size."""
     if len(matrix) <= _ELIMINATED:
         return _eliminate(matrix)
     half = len(matrix) // 2
@@ -165,7 +167,7 @@ def _split(matrix: jax.Array) -> jax.Array:
 
 
 def _eliminate(matrix: jax.Array) -> jax.Array:
-    """The inverse factor by elimination on [matrix, identity].
+    """Computes the inverse factor by elimination on [matrix, identity].
 
     A positive definite matrix needs no pivoting.
     """

@@ -151,7 +151,7 @@ def _training(
     average_last: int,
     batch: Callable[[jax.Array, Database], Database],
 ) -> Target:
-    """Training on batch(step, database) at every step."""
+    """Makes a target that trains on batch(step, database) at every step."""
     import optax
 
     steps = _checks.integer("steps", steps, least=1)
@@ -166,7 +166,8 @@ def _training(
     update = optax.with_extra_args_support(optimizer).update
 
     def train(database: Database) -> PyTree:
-        # The state: parameters, the optimizer's memory, and the average of the last parameters.
+        # The state consists of the parameters, the optimizer state, and the average of the last
+        # parameters.
         def advance(state: tuple[PyTree, ...], step: jax.Array) -> tuple[tuple[PyTree, ...], None]:
             current, memory, mean = state
             records = batch(step, database)
@@ -180,7 +181,7 @@ def _training(
                     gradient, memory, current, value=value, grad=gradient, value_fn=value_of
                 )
                 current = optax.apply_updates(current, updates)
-            if averaged == 1:  # A separate mean would double the memory.
+            if averaged == 1:  # A separate average would double the memory.
                 return (current, memory, current), None
             return (current, memory, _mean_with(mean, current, step - steps + averaged)), None
 
@@ -192,7 +193,7 @@ def _training(
 
 
 def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
-    """The mean of `before` earlier points and the current one; the current one if before <= 0."""
+    """Returns the mean of `before` earlier points and the current one, or of the latter alone."""
 
     def updated(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(before > 0, x + (y - x) / (before + 1).astype(x.dtype), y)
@@ -202,6 +203,6 @@ def _mean_with(mean: PyTree, current: PyTree, before: jax.Array) -> PyTree:
 
 @contextlib.contextmanager
 def optax_promotion() -> Generator[None]:
-    """Within it, JAX promotes dtypes and ranks by its default rules, which optax relies on."""
+    """Makes JAX promote dtypes and ranks by its default rules, on which optax relies."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

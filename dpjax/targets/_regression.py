@@ -1,7 +1,7 @@
 """Logistic and ridge regression, with a proven bound on the error of the solution.
 
-A fast solver is followed by the gradient steps of `_minimizers.py`, which the bound is about. The
-proofs are in docs/proofs/learners.md.
+A fast solver is followed by the gradient steps of `_minimizers.py`, for which the bound is proven
+in docs/proofs/learners.md.
 """
 
 import decimal
@@ -39,18 +39,18 @@ from dpjax.targets._minimizers import (
     walk_to_minimizer,
 )
 
-# An upper bound on m / (1 + exp(m)) for all m.
+# An upper bound on m / (1 + exp(m)) for all margins m.
 _LARGEST_PULL = Fraction(2785, 10_000)
-# The loop continues while each step halves the gradient, until the gradient is shorter than needed
-# by this factor. This is possible for most problems, and makes sampled distances more accurate.
-# Even shorter gradients would not improve these distances.
+# The loop continues while each step halves the length of the gradient, until this length is below
+# the needed length by this factor. This is possible for most problems, and makes sampled distances
+# more accurate. Even shorter gradients would not improve these distances.
 _FAR_BELOW = 1024
-# Each refinement divides the residual by 16 or more, down to its rounding error.
+# Each iterative refinement divides the residual by 16 or more, until rounding errors dominate.
 _REFINEMENTS = 6
 
 
 class _Objective(NamedTuple):
-    """The average loss of records in the unit ball, plus (lambda / 2) ||w||^2.
+    """An objective: the average loss of records in the unit ball, plus (lambda / 2) ||w||^2.
 
     Attributes:
         strength: lambda.
@@ -67,7 +67,7 @@ class _Objective(NamedTuple):
     gradient_error: Callable[[int], Fraction]
 
     def plan(self, d: int, dtype: np.dtype) -> WalkPlan:
-        """The plan of the gradient steps. Refuses a lambda that is too close to rounding error."""
+        """Returns the plan of the gradient steps. Refuses a lambda near rounding errors."""
         strength = float(self.strength)
         check_carried(strength, d, dtype)
         return walk_plan(
@@ -80,12 +80,12 @@ class _Objective(NamedTuple):
     def walk(
         self, gradient_of: Callable[[jax.Array], jax.Array], start: jax.Array, plan: WalkPlan
     ) -> jax.Array:
-        """The weights after the gradient steps."""
+        """Returns the weights after the gradient steps from `start`."""
         step_size = 1 / (float(self.strength) + float(self.curvature))
         return walk_to_minimizer(gradient_of, start, step_size=step_size, plan=plan)
 
     def bound(self, d: int, n: int | None, dtype: np.dtype) -> list[Fraction]:
-        """A bound on the l2 distance by which replacing one record moves the weights."""
+        """Bounds the l2 distance by which replacing one record changes the weights."""
         check_carried(float(self.strength), d, dtype)
         eps = unit(dtype)
         error = walk_error(
@@ -104,8 +104,8 @@ class _Point(NamedTuple):
     wrong: jax.Array  # The model's probability of the other label, for each record.
     gradient: jax.Array
     length: jax.Array  # The length of the gradient.
-    before: jax.Array  # The length of the gradient one step ago.
-    # In the dtype of the features, which can count to the largest number of steps.
+    before: jax.Array  # The length of the gradient one step earlier.
+    # The number of steps, in the dtype of the features, which represents all possible numbers.
     steps: jax.Array
 
 
@@ -168,7 +168,7 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
         check_dims(dims, d)
         objective = _logistic_objective(strength)
         plan = objective.plan(d, x.dtype)
-        # Records times their labels.
+        # Each row is a record times its label.
         rows = jnp.where((database["y"].astype(x.dtype) > 0)[:, None], x, -x)
 
         def point(w: jax.Array, steps: jax.Array, before: jax.Array) -> _Point:
@@ -197,8 +197,8 @@ def logistic_regression(*, regularization: float, dims: int | None = None) -> Bo
     def bound(n: int | None, dtype: np.dtype) -> list[Fraction]:
         return _logistic_objective(strength).bound(known_dims(dims), n, dtype)
 
-    # The functions above refer only to numbers, which cannot change. A release can check this, and
-    # then traces the target only once.
+    # The functions above close over numbers only, which cannot change. A release can check this,
+    # and then it traces the target only once.
     return BoundedTarget(fit, bound=bound, norms=("l2",))
 
 
@@ -207,13 +207,13 @@ def _logistic_objective(regularization: float) -> _Objective:
     longest = min(1 / strength, Fraction(sqrt_up(_LARGEST_PULL / strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # Valid for weights of length at most 2 W. The rounding of a product w'x is (d + 1) eps / 2
-        # times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid, its product
-        # with a record, their average, lambda w and the difference round by 8 eps in total. The
-        # grid of the average adds eps / 8 in each coordinate.
+        # This bound is valid for weights of length at most 2 W. The rounding of a product w'x is (d
+        # + 1) eps / 2 times the length of w, and the sigmoid's slope is at most 1/4. The sigmoid,
+        # its product with a record, their average, lambda w and the difference round by 8 eps in
+        # total. The grid of the average adds eps / 8 in each coordinate.
         return (d + 1) * longest / 4 + 8 + Fraction(d, 8)
 
-    # The slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
+    # The largest slope of the loss of a record, 1 / (1 + exp(-W)), rounded up.
     context = decimal.Context(prec=50)
     length = context.divide(
         decimal.Decimal(longest.numerator), decimal.Decimal(longest.denominator)
@@ -306,9 +306,9 @@ def _ridge_objective(regularization: float) -> _Objective:
     longest = 1 / (1 + strength) if strength > 1 else Fraction(sqrt_up(1 / (4 * strength)))
 
     def gradient_error(d: int) -> Fraction:
-        # Includes the rounding of second moments. In units of eps / 2, the product with moments
-        # rounds by d + 1 times the length of w, lambda w by 1, and the two differences by 2. The
-        # moments round by d / 2 + 5, because an average is on a grid and then divided.
+        # This bound includes the rounding of second moments. In units of eps / 2, the product with
+        # moments rounds by d + 1 times the length of w, lambda w by 1, and the two differences by
+        # 2. The moments round by d / 2 + 5, because an average is on a grid and then divided.
         return (d + 8) * (1 + (1 + strength) * longest)
 
     return _Objective(strength, Fraction(1), longest, 1 + longest, gradient_error)

@@ -117,9 +117,9 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
     count = _checks.integer("order", order, least=1)
     low, high = check_interval(lower, upper)
     farthest = Fraction(max(abs(low), abs(high)))
-    # `_check_powers` raises on powers beyond the range of the dtype, once the dtype is known. A
-    # tuple cannot change, so a release traces the target only once. With a list, every release
-    # would trace the target.
+    # Once the dtype is known, `_check_powers` raises an error for powers beyond its range. A tuple
+    # cannot change, so a release traces the target only once. With a list, every release would
+    # trace the target.
     largest = tuple(float(min(farthest**j, _LARGEST_FLOAT)) for j in range(1, count + 1))
 
     def powers(record: PyTree) -> jax.Array:
@@ -143,7 +143,7 @@ def moments(*, order: int, lower: float, upper: float) -> BoundedSum:
 
 
 def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
-    """Refuses powers that may overflow: moments of neighbors could then differ by any amount."""
+    """Refuses powers that may overflow, because moments of neighbors could differ by any amount."""
     rounded_up = farthest**order * (1 + 2 * order * unit(dtype))
     if rounded_up > Fraction(float(np.finfo(dtype).max)):
         raise ValueError(
@@ -154,7 +154,7 @@ def _check_powers(order: int, farthest: Fraction, dtype: np.dtype) -> None:
 
 
 def _range_of_power(low: Fraction, high: Fraction, j: int) -> Fraction:
-    """The length of {x^j : low <= x <= high}, whose extremes are at low, at high or at 0."""
+    """Returns the length of {x^j : low <= x <= high}. The extremes are at low, high or 0."""
     values = [low**j, high**j, *([Fraction(0)] if low < 0 < high else [])]
     return max(values) - min(values)
 
@@ -215,7 +215,7 @@ def quantile(*, probability: float | Fraction, lower: float, upper: float) -> Bo
 
 
 def exact_probability(probability: float | Fraction) -> Fraction:
-    """A number in (0, 1) as a rational: 0.1 is 1/10, not the nearest float64."""
+    """Converts a number in (0, 1) to a rational: 0.1 becomes 1/10, not the nearest float64."""
     check_known("probability", probability)
     if isinstance(probability, Fraction) and 0 < probability < 1:
         return probability
@@ -223,7 +223,7 @@ def exact_probability(probability: float | Fraction) -> Fraction:
 
 
 def _signed_order_statistic(x: jax.Array, k: int) -> jax.Array:
-    """The k-th smallest of finite numbers of any sign: `order_statistic` of their magnitudes."""
+    """Returns the k-th smallest of finite numbers of any sign, by `order_statistic`."""
     negative = x < 0
     negatives = jnp.sum(negative, dtype=int)
     is_negative = k <= negatives
