@@ -1,4 +1,4 @@
-"""Programs with exact sums over records, which a release compiles instead of the target."""
+"""Programs with exact sums over the records, which a release runs instead of the target."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from dpjax.proving._exact_variances import ExactVariance, of_records
 from dpjax.proving._value import Abstract
 
 _SCATTERS = "scatter-add", "scatter_add"
-# The indices that locate an operation in a program, as in `Step.path`.
+# The indices that locate an operation in a program and its inner programs, as in `Step.path`.
 Path = tuple[int, ...]
 Kind = ExactSum | ExactVariance | ExactScatter
 
@@ -32,8 +32,8 @@ class VarianceOf:
 
     Attributes:
         kind: the exact variance.
-        source: the index of the operation that computes the variable; or -k for input k from the
-            end.
+        source: the index of the operation that computes the variable, or -k for input k counted
+            from the end.
     """
 
     kind: ExactVariance
@@ -41,7 +41,10 @@ class VarianceOf:
 
     @staticmethod
     def at(jaxpr: jex.Jaxpr, atom: Any, kind: ExactVariance | None) -> "VarianceOf | None":
-        """The variance of a variable; None for other variables than inputs and single results."""
+        """Returns the variance of a variable.
+
+        The result is None unless the variable is an input, or the first result of an operation.
+        """
         if kind is None:
             return None
         for k, variable in enumerate(reversed(jaxpr.invars)):
@@ -51,17 +54,20 @@ class VarianceOf:
         return VarianceOf(kind, made[0]) if made else None
 
     def variable(self, jaxpr: jex.Jaxpr, operations: Sequence[Equation]) -> jex.Var:
-        """The variable in a program."""
+        """Returns the variable in the program `jaxpr`."""
         return jaxpr.invars[self.source] if self.source < 0 else operations[self.source].outvars[0]
 
 
-# The replacement of an operation: the exponent of the range of a sum, or a variance.
+# What replaces an operation: the exponent of the range of a sum's terms, or a variance.
 Planned = int | VarianceOf
 Sums = dict[Path, Planned]
 
 
 def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
-    """The exponent of the range of terms, if an operation is a sum that can be made exact."""
+    """Returns the exponent of the range of the terms, if an operation is a sum that can be exact.
+
+    Otherwise the result is None.
+    """
     name = equation.primitive.name
     if name == "reduce_sum":
         return planned(operands[0], equation.params["axes"])
@@ -74,7 +80,7 @@ def exponent_of(equation: Equation, operands: Sequence[Abstract]) -> int | None:
 
 
 def _call(kind: Kind, *xs: Any) -> Equation:
-    """The call of an exact sum, scatter or variance of arrays of these shapes and dtypes."""
+    """Returns the equation that calls an exact sum, scatter or variance of arrays."""
     specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
     (equation,) = jax.make_jaxpr(kind)(*specs).jaxpr.eqns
     return equation
@@ -87,10 +93,10 @@ def _digest(kind: Kind, *arrays: tuple[tuple[int, ...], np.dtype]) -> str:
 
 
 def kind_of(equation: Equation, inner: Any) -> Kind | None:
-    """The exact sum, scatter or variance that an inner program computes; None for other programs.
+    """Returns the exact sum, scatter or variance that an inner program computes; None if none.
 
-    The name of the inner program is not trusted: the inner program must be equal to the program
-    that this name stands for.
+    The name of the inner program is not trusted. The inner program must be equal to the program for
+    which this name stands.
     """
     name = str(equation.params.get("name"))
     kind = ExactSum.named(name) or ExactVariance.named(name) or ExactScatter.named(name)
@@ -102,7 +108,7 @@ def kind_of(equation: Equation, inner: Any) -> Kind | None:
 
 
 def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
-    """The abstract value of an exact sum, scatter or variance."""
+    """Returns the abstract value of an exact sum, scatter or variance."""
     if isinstance(kind, ExactScatter):
         start, places, updates = operands
         return scattered_exactly(start, places, updates, kind)
@@ -111,16 +117,17 @@ def value_of(kind: Kind, operands: Sequence[Abstract]) -> Abstract:
 
 
 class _Exact(RecordBounds):
-    """Bounds on records, and which sums of the target a release computes exactly.
+    """Bounds on records, and a list of the sums that a release computes exactly.
 
     Attributes:
-        sums: pairs of the path of a sum in the target and the exponent of its range.
+        sums: for each exact sum, its path in the target, and the exponent of the range of its terms
+            or its variance.
     """
 
     sums: tuple[tuple[Path, Planned], ...] = ()
 
     def enforced_on(self, target: Callable[[Database], Value]) -> Callable[[Database], Value]:
-        """The target of the clamped database, with exact sums."""
+        """Returns the target composed with the clamp, and with exact sums."""
 
         @functools.wraps(target, updated=())
         def clamped_target(database: Database) -> Value:
@@ -131,20 +138,20 @@ class _Exact(RecordBounds):
 
 @dataclasses.dataclass(frozen=True)
 class ExactBounds(_Exact):
-    """Bounds on records with exact sums, under replace-one."""
+    """Bounds on records, with exact sums, under replace-one."""
 
     sums: tuple[tuple[Path, Planned], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactPaddedBounds(_Exact, PaddedRecordBounds):
-    """Bounds on padded records with exact sums, under add-or-remove-one."""
+    """Bounds on padded records, with exact sums, under add-or-remove-one."""
 
     sums: tuple[tuple[Path, Planned], ...] = ()
 
 
 def with_sums(public: RecordBounds, sums: Sums) -> RecordBounds:
-    """The same bounds, for a target with exact sums."""
+    """Returns the same bounds, for a target in which these sums are exact."""
     kind = ExactPaddedBounds if isinstance(public, PaddedRecordBounds) else ExactBounds
     return kind(public.leaves, tuple(sorted(sums.items())))
 
@@ -157,9 +164,9 @@ def _with_exact_sums(target: Callable[[Database], Value], sums: Sums, database: 
 
 
 def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
-    """A program with exact sums at given paths.
+    """Returns the program with exact sums at the given paths.
 
-    The call also includes a division by a literal that follows the sum.
+    If a sum is followed by a division by a literal, the exact sum includes the division.
     """
     operations, made = live(jaxpr), list[Equation]()
     uses = Counter(x for e in operations for x in e.invars if isinstance(x, jex.Var))
@@ -198,7 +205,7 @@ def _rewritten(jaxpr: jex.Jaxpr, sums: Sums, path: Path) -> jex.Jaxpr:
 
 
 def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
-    """The call of an exact sum, or of an exact sum of products, that replaces an operation."""
+    """Returns the equation of the exact sum (of products) that replaces an operation."""
     if equation.primitive.name == "reduce_sum":
         kind = ExactSum(tuple(sorted(equation.params["axes"])), exponent, divisor)
         return _call(kind, aval(equation.invars[0]))
@@ -206,7 +213,7 @@ def _call_of(equation: Equation, exponent: int, divisor: float) -> Equation:
 
     @jax.jit
     def exact_product(a: jax.Array, b: jax.Array) -> jax.Array:
-        # The axes are ordered: free axes of a, free axes of b, and summed axes.
+        # The axes of the product are ordered: free axes of a, free axes of b, and summed axes.
         free_a, free_b = ([k for k in range(x.ndim) if k not in c] for x, c in ((a, ca), (b, cb)))
         middle, end = len(free_a), len(free_a) + len(free_b)
         a, b = a.transpose([*free_a, *ca]), b.transpose([*free_b, *cb])
@@ -230,7 +237,7 @@ def _inside(parameters: dict[str, Any], sums: Sums, path: Path) -> dict[str, Any
 
 
 def _divides(equation: Equation) -> bool:
-    """Whether an operation divides a variable by a literal of the same dtype above 0."""
+    """Whether an operation divides a variable by a literal above 0 of the same dtype."""
     if equation.primitive.name != "div":
         return False
     number, divisor = equation.invars

@@ -1,4 +1,4 @@
-"""Sums by place from integers, as in `jax.ops.segment_sum` of many records."""
+"""Exact sums by index, as in `jax.ops.segment_sum` of many records, computed from integers."""
 
 import dataclasses
 import math
@@ -28,9 +28,10 @@ _MODES = tuple(lax.GatherScatterMode)
 
 @dataclasses.dataclass(frozen=True)
 class ExactScatter:
-    """A scatter-add of rows of records within [-2^exponent, 2^exponent], with a mode of JAX.
+    """A scatter-add of rows of records, whose entries are within [-2^exponent, 2^exponent].
 
-    Integer sums of digits do not depend on the order of records. The total is formed in float64.
+    The entries are split into digits. Integer sums of digits do not depend on the order of records.
+    The total is computed from them in float64.
     """
 
     exponent: int
@@ -39,12 +40,12 @@ class ExactScatter:
 
     @property
     def name(self) -> str:
-        """Encodes all fields."""
+        """A name that encodes all fields."""
         return f"{_NAME}_{self.exponent - EXPONENTS[0]}_{_MODES.index(self.mode)}"
 
     @staticmethod
     def named(name: str) -> "ExactScatter | None":
-        """The scatter that a name encodes; None for another name."""
+        """Returns the scatter that a name encodes; None if the name encodes none."""
         try:
             exponent, mode = map(int, name.removeprefix(f"{_NAME}_").split("_"))
             found = ExactScatter(exponent + EXPONENTS[0], _MODES[mode])
@@ -53,7 +54,7 @@ class ExactScatter:
         return found if found.name == name else None
 
     def numbers(self, places: Any, updates: Any) -> lax.ScatterDimensionNumbers:
-        """The dimension numbers of a scatter of one row for each record."""
+        """Returns the dimension numbers of a scatter of one row for each record."""
         axes = tuple(range(places.shape[-1]))
         return lax.ScatterDimensionNumbers(tuple(range(1, len(updates.shape))), axes, axes)
 
@@ -77,9 +78,9 @@ class ExactScatter:
 def planned_scatter(
     start: Abstract, places: Abstract, updates: Abstract, parameters: Mapping[str, Any]
 ) -> int | None:
-    """The exponent of the range of rows; None if a sum of floats is as accurate.
+    """Returns the exponent of the range of the rows' entries; None if floats are as accurate.
 
-    The result is also None for scatters of another form, because an exact scatter supports only one
+    The result is also None for scatters of another form, because exact scatters support only one
     form.
     """
     try:
@@ -95,10 +96,11 @@ def planned_scatter(
 def scattered_exactly(
     start: Abstract, places: Abstract, updates: Abstract, kind: ExactScatter
 ) -> Abstract:
-    """The value of an exact scatter.
+    """Returns the abstract value of an exact scatter.
 
-    The integers of rows at other places do not change. So at most two rows change, and only these
-    two are rounded differently. Each number of the record is rounded to the grid.
+    If a record changes, only the integers at its old and its new index change. So at most two rows
+    change, and only these two are rounded differently. Each number of the record is rounded to the
+    grid.
     """
     numbers = kind.numbers(places, updates)
     size, _ = check_scatter(start, places, updates, numbers, kind.mode)

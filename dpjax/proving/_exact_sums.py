@@ -1,8 +1,9 @@
-"""Sums over records as sums of integers, in a program that a release compiles.
+"""Sums over records as sums of integers, in a program that a release runs.
 
-The error of a float sum grows with the number of its terms, because a compiler chooses the order.
-The proof knows a range for each term. So each term is rounded to a grid whose step is the range
-times a power of two. Integers add up exactly, in any order, and the total is rounded once.
+The rounding error of a float sum grows with the number of its terms, because a compiler may choose
+any order. The proof knows a range for each term. So each term is rounded to a grid whose step is
+the range times a power of two. Sums of integers are exact in any order, and the total is rounded
+once.
 """
 
 import dataclasses
@@ -22,20 +23,21 @@ from dpjax.proving._reductions import axes_after, total_over
 from dpjax.proving._value import Abstract, Difference, Moves, Pending, RefusalError, erring, make
 
 _NAME = "exact_sum"
-# Exponents of ranges are limited to these, so that floats can represent all powers of two in this
+# The exponents of ranges that are supported, so that floats can represent all powers of two in this
 # file.
 EXPONENTS = range(-60, 61)
 FLOATS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-# To split a term into digits, it is multiplied by powers of 2, of at most 2 to this exponent.
+# To split a term into digits, it is multiplied by powers of 2, up to 2 to this exponent.
 _BITS_OF_DIGITS = 52
-# An exact matrix product stores each of its terms: at most this many terms for each record.
+# An exact matrix product stores its terms in memory: at most this many for each record.
 _MOST_PRODUCTS = 2**10
-# Sums whose rounding error is smaller than this fraction of a term stay sums of floats.
+# A sum stays a sum of floats if its rounding error is smaller than this fraction of a term.
 _WORTH_IT = 2.0**-7
-# Columns share one grid. If their ranges are further apart than this factor, the smaller column
-# would lose digits, so the sum stays a sum of floats.
+# All columns share one grid. If the ranges of two columns differ by more than this factor, the
+# smaller column would lose digits, so the sum stays a sum of floats.
 _MOST_UNLIKE = 16.0
-# The relative error of a few operations in float64, which is tiny compared with float32 rounding.
+# The relative error of a few operations in float64. It is tiny compared with the rounding of
+# float32.
 OF_FLOAT64 = 16 * 2.0**-53
 
 
@@ -43,9 +45,10 @@ OF_FLOAT64 = 16 * 2.0**-53
 class ExactSum:
     """A sum of terms within [-2^exponent, 2^exponent], divided by a number above 0.
 
-    It computes S 2^exponent / divisor for an integer sum S of terms on a grid. The terms are split
-    into digits that are short enough for their sums to fit into integers. The total is computed in
-    float64, with an error of a few units in the last place, and rounded to the dtype of the terms.
+    It computes 2^exponent S / divisor, where S is the sum of the terms rounded to a grid, an
+    integer number of steps. The terms are split into digits, so short that sums of digits fit into
+    integers. The total is computed in float64, with an error of a few units in the last place, and
+    rounded to the dtype of the terms.
     """
 
     axes: tuple[int, ...]
@@ -61,7 +64,7 @@ class ExactSum:
 
     @staticmethod
     def named(name: str) -> "ExactSum | None":
-        """The sum that a name encodes; None for another name."""
+        """Returns the sum that a name encodes; None if the name encodes none."""
         try:
             axes, _, rest = name.removeprefix(f"{_NAME}_").partition("_at_")
             exponent, _, divisor = rest.partition("_by_")
@@ -85,9 +88,10 @@ class ExactSum:
 
 
 def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax.Array:
-    """The sum of terms in [-2^exponent, 2^exponent] over axes, in float64.
+    """Returns the sum of terms in [-2^exponent, 2^exponent] over axes, in float64.
 
-    Sums of digits are exact. Adding them in float64 has an error of a few units of the largest one.
+    Sums of digits are exact. Adding these sums in float64 has an error of a few units in the last
+    place of the largest one.
     """
     digits, bits = digits_of(terms, math.prod(terms.shape[k] for k in axes), exponent)
     zeros = tuple(np.zeros((), x.dtype) for x in digits)
@@ -101,12 +105,12 @@ def total_of_digits(terms: jax.Array, exponent: int, axes: Sequence[int]) -> jax
 
 
 def hexed(number: float) -> str:
-    """The bits of a float in hexadecimal, for a name."""
+    """Returns the bits of a float in hexadecimal, for use in a name."""
     return f"{int(np.float64(number).view(np.uint64)):016x}"
 
 
 def of_hex(bits: str) -> float:
-    """The float with these bits."""
+    """Returns the float with these bits, given in hexadecimal."""
     return float(np.uint64(int(bits, 16)).view(np.float64))
 
 
@@ -116,12 +120,13 @@ def worth_it(count: int, dtype: np.dtype) -> bool:
 
 
 def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
-    """The abstract value of an exact sum.
+    """Returns the abstract value of an exact sum.
 
-    A term is rounded by up to half a step of the grid. So if a term moves by d, its integer moves
-    by at most d + step, and a term that does not move has the same integer. If `apart` is above 0,
-    a compiler may compute a term again for each digit, and round it differently. Then a digit may
-    differ by 1. The total is rounded once, to the nearest float.
+    Rounding to the grid changes a term by at most half a step. So if a term changes by d, its
+    integer changes by at most d + step, in units of the terms, and a term that does not change has
+    the same integer. If `apart` is above 0, a compiler may compute a term again for each digit, and
+    round it differently. Then a digit may differ by 1. The total is rounded once, to the nearest
+    float.
     """
     count, (shape, axis) = kind.count(x.shape), axes_after(x, kind.axes)
     if x.nan or x.pending.coarse or not kind.divisor > 0:
@@ -164,15 +169,15 @@ def summed_exactly(x: Abstract, kind: ExactSum) -> Abstract:
 
 
 def most_off(x: Abstract, count: int, exponent: int) -> float:
-    """The largest distance of a term from its rounded value, in a sum of `count` terms.
+    """Returns the largest distance of a term from its rounded value, in a sum of `count` terms.
 
     Raises:
-        RefusalError: if a term may lie beyond the range.
+        RefusalError: if a term may be outside of the range.
     """
     if not float(x.magnitude.max()) <= 2.0**exponent:
         raise RefusalError("the terms of an exact sum must be finite numbers within its range")
-    # Terms are multiplied by powers of 2 to form digits. A compiler may combine these powers with
-    # public factors.
+    # Terms are multiplied by powers of 2 to form digits. A compiler may combine these powers of 2
+    # with public factors.
     if x.pending.bits + abs(exponent) + _BITS_OF_DIGITS > rounding.most_bits(x.dtype):
         raise RefusalError(
             "the product of the public factors in an exact sum may overflow: rescale the records"
@@ -186,29 +191,29 @@ def most_off(x: Abstract, count: int, exponent: int) -> float:
 
 
 def nearest(largest: np.ndarray, unit: float) -> np.ndarray:
-    """The largest distance of a number up to `largest` from the nearest float.
+    """Returns the largest distance from a number of magnitude up to `largest` to a float.
 
-    Numbers up to 2^e are within 2^(e - 1) u of a float, and larger numbers within 2^e u. A number
-    just above 2^e is rounded to 2^e.
+    Numbers up to 2^e are within 2^(e - 1) u of the nearest float, and larger numbers within 2^e u.
+    A number just above 2^e is rounded to 2^e.
     """
-    power = np.exp2(np.frexp(largest)[1] - 1.0)  # The largest power of 2 up to `largest`.
+    power = np.exp2(np.frexp(largest)[1] - 1.0)  # The largest power of 2 that is at most `largest`.
     return np.minimum(np.maximum(power * unit / 2, largest - power), power * unit)
 
 
 def planned(x: Abstract, axes: Sequence[int]) -> int | None:
-    """The exponent of the range of a float sum over records; None if it stays a float sum."""
+    """Returns the exponent of the range of a sum over records; None if it stays a float sum."""
     if x.axis is None or x.axis not in axes or x.is_public or x.nan or x.pending.coarse:
         return None
     return exponent_of_range(x, axes, math.prod(x.shape[k] for k in axes))
 
 
 def exponent_of_range(x: Abstract, axes: Sequence[int], count: int) -> int | None:
-    """The exponent of the range of the terms of a sum over axes; None if it stays a float sum."""
+    """Returns the exponent of the range of a sum's terms; None if it stays a float sum."""
     return _exponent(*_largest(x, axes), count, x.dtype)
 
 
 def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int | None:
-    """As `planned`, for a `dot_general` that sums over the records."""
+    """Returns the same as `planned`, for a `dot_general` that sums over the records."""
     (ca, cb), (ba, _) = parameters["dimension_numbers"]
     pairs = ((first, ca), (second, cb))
     free = [x.shape[k] for x, summed in pairs for k in range(len(x.shape)) if k not in summed]
@@ -218,24 +223,27 @@ def planned_product(first: Abstract, second: Abstract, parameters: Any) -> int |
     if len(set(map(np.dtype, dtypes))) > 1 or any(x.nan or x.pending.coarse for x, _ in pairs):
         return None
     (largest_a, least_a), (largest_b, least_b) = (_largest(x, summed) for x, summed in pairs)
-    # The margin covers the rounding of a product.
+    # This margin covers the rounding of each product.
     largest, least = largest_a * largest_b * (1 + 2.0**-18), least_a * least_b
     return _exponent(largest, least, math.prod(first.shape[k] for k in ca), first.dtype)
 
 
 def _largest(x: Abstract, axes: Sequence[int]) -> tuple[float, float]:
-    """The largest term of the largest column, and the largest term of the smallest column."""
+    """Returns the largest and the smallest, over columns, of a column's largest magnitude.
+
+    Columns of zeros are ignored.
+    """
     columns = np.max(x.magnitude, axis=tuple(axes))
     moving = columns[columns > 0]
     return float(columns.max()), float(moving.min(initial=math.inf))
 
 
 def _exponent(largest: float, least: float, count: int, dtype: np.dtype) -> int | None:
-    """The exponent of the range of terms; None if floats are as good, or integers do not fit.
+    """Returns the exponent of the range of terms; None if the sum stays a sum of floats.
 
     Args:
-        largest: the largest term.
-        least: the largest term of the column with the smallest terms.
+        largest: the largest magnitude of a term.
+        least: the largest magnitude of a term in the column with the smallest terms.
         count: the number of terms.
         dtype: the dtype of the terms.
     """

@@ -1,8 +1,9 @@
-"""Variances and covariances of records from exact sums of numbers and of their products.
+"""Variances and covariances of records, from exact sums of numbers and of their products.
 
-Let a_j be record j minus a public center, rounded to a grid, and b_j its rounded square. The
-program computes (sum b_j - (sum a_j)^2 / n) / divisor from exact sums. If one record changes, no
-other a_j or b_j changes. In a float variance the mean changes, so all squares are rounded again.
+Let a_j be record j minus a public center, rounded to a grid, and b_j its square, also rounded to a
+grid. The program computes (sum b_j - (sum a_j)^2 / n) / divisor from exact sums. If one record
+changes, no other a_j or b_j changes. In a float variance, the mean would change, so all squares
+would be rounded differently.
 """
 
 import dataclasses
@@ -28,18 +29,18 @@ from dpjax.proving._value import Abstract, Pending, RefusalError, make
 
 _NAME = "exact_variance"
 _MOST = 60
-# Columns share one center and one grid. The widths of columns and the distance of their ends from
-# the center may differ by at most this factor.
+# All columns share one center and one grid. The distance of the records from the center may exceed
+# the range of any column by at most this factor.
 _MOST_UNLIKE = 2.0**10
 _FLOAT64 = np.dtype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactVariance:
-    """Variances over the first axis, or a covariance matrix, of numbers around a center.
+    """The variances of columns, or their covariance matrix, over the first axis.
 
     Attributes:
-        center: a number near the middle of the range.
+        center: a public number near the middle of the range.
         exponent: all numbers are within 2^exponent of the center.
         divisor: n, or n minus a correction.
         matrix: whether the result is the covariance matrix of the columns, instead of their
@@ -60,7 +61,7 @@ class ExactVariance:
 
     @staticmethod
     def named(name: str) -> "ExactVariance | None":
-        """The variance that a name encodes; None for another name."""
+        """Returns the variance that a name encodes; None if the name encodes none."""
         try:
             center, divisor, exponent, matrix = name.removeprefix(f"{_NAME}_").split("_")
             found = ExactVariance(
@@ -88,7 +89,7 @@ class ExactVariance:
 
 
 def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVariance | None:
-    """The exact variance that replaces a float variance of records; None if floats are as good."""
+    """Returns the exact variance that replaces a variance; None if floats are as accurate."""
     if not (worth_it(x.n, x.dtype) and 1 <= divisor <= x.n) or (matrix and len(x.shape) != 2):
         return None
     center = float((x.low.min() + x.high.max()) / 2)
@@ -101,12 +102,15 @@ def planned(x: Abstract, divisor: float, *, matrix: bool = False) -> ExactVarian
 
 
 def _largest(x: Abstract, center: float) -> float:
-    """A bound on the distance of numbers from the center, with the rounding of the difference."""
+    """Bounds the distance of numbers from the center, including the rounding of the difference."""
     return float(np.maximum(np.abs(x.low - center), np.abs(x.high - center)).max()) * (1 + 2.0**-18)
 
 
 def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
-    """The abstract value of an exact variance or covariance matrix; see docs/proofs."""
+    """Returns the abstract value of an exact variance or covariance matrix.
+
+    docs/proofs/global-sensitivity.md has the proof.
+    """
     n, divisor = x.shape[0], kind.divisor
     top = 2.0**kind.exponent
     by_record = x.axis == 0 and x.others.is_zero and not x.nan and x.is_finite
@@ -122,7 +126,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
     off = apart + _off_grid(n, kind.exponent)
     square_apart = 2 * top * apart + apart**2 + 4 * 2.0**-53 * top**2
     square_off = square_apart + _off_grid(n, 2 * kind.exponent)
-    # |b_j - a_j^2|.
+    # `loose` bounds |b_j - a_j^2|.
     loose = square_off + 2 * top * off + off**2
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     width = rounding.up(np.broadcast_to(high - low + 2 * off, x.changed.each[0].shape))
@@ -152,7 +156,7 @@ def of_records(x: Abstract, kind: ExactVariance) -> Abstract:
 
 
 def _off_grid(n: int, exponent: int) -> float:
-    """A bound on the distance of a term from its digits, if each digit is computed separately."""
+    """Bounds the distance of a term from its digits, if each digit is computed separately."""
     bits = bits_of_a_digit(n, _FLOAT64)
     length = bits * math.ceil((float_limits(_FLOAT64).nmant + 2) / bits)
     return 2.0 ** (exponent - length - 1) + 2 * 2.0 ** (exponent - bits)

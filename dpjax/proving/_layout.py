@@ -1,4 +1,4 @@
-"""Rules of operations that only rearrange entries. Differences are rearranged like the entries."""
+"""Rules of operations that only rearrange entries; differences are rearranged in the same way."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,10 @@ _MOST_COPIES = 64
 
 
 def check_places(places: Abstract, size: int) -> None:
-    """Refuses indices that may wrap around: XLA reads indices as signed, and adds nested ones."""
+    """Refuses indices that may wrap around.
+
+    XLA treats indices as signed integers, and adds the indices of nested slices.
+    """
     small = places.dtype.kind not in "iu" or places.dtype.itemsize < 4
     if small or max(size, places.high.max()) >= 2.0**31:
         raise RefusalError(
@@ -48,7 +51,10 @@ def _moved(
     move: Callable[[np.ndarray], np.ndarray],
     **more: Any,
 ) -> Abstract:
-    """The array after its entries are rearranged. Norms of differences and rows stay the same."""
+    """Returns the value of an array whose entries are rearranged by `move`.
+
+    Norms of differences and of rows stay the same.
+    """
 
     def moved(d: Difference) -> Moves:
         return move(d.each), d.l1, d.l2
@@ -61,12 +67,12 @@ def _moved(
 
 
 def same(x: Abstract, **_: Any) -> Abstract:
-    """The operand itself."""
+    """Returns the operand itself."""
     return x
 
 
 def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
-    """A permutation of axes. The entries of a record's row stay in this row."""
+    """Returns the value of a transpose. The entries of a record's row stay in this row."""
     order = list(permutation)
     axis = None if x.axis is None else order.index(x.axis)
     tied = frozenset(k for k, old in enumerate(order) if old in x.tied)
@@ -78,7 +84,7 @@ def transpose(x: Abstract, permutation: Sequence[int], **_: Any) -> Abstract:
 def broadcast(
     x: Abstract, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
 ) -> Abstract:
-    """Adds axes of length 1, then repeats entries along axes."""
+    """Returns the value of a broadcast: inserts axes of length 1, then repeats entries."""
     places = broadcast_dimensions
 
     def put(sizes: Sequence[int]) -> list[int]:
@@ -101,7 +107,10 @@ def broadcast(
 
 
 def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **_: Any) -> Abstract:
-    """Keeps the order of entries. The axis of records must remain, and rows keep their entries."""
+    """Returns the value of a reshape, which keeps the order of entries.
+
+    The axis of records must remain, and each row must keep its entries.
+    """
     if dimensions is not None:
         raise RefusalError(
             "a reshape that also transposes is not supported in proofs: transpose first"
@@ -110,7 +119,8 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
     axis = None if x.axis is None else same_rows(x.shape, x.axis, shape)
 
     def move(array: np.ndarray) -> np.ndarray:
-        # A bound shared by all entries or all rows is stored once, before and after the reshape.
+        # If a bound is shared by all entries or all rows, it is stored once, before and after the
+        # reshape.
         if array.size == 1:
             return array.reshape((1,) * len(shape))
         before, after = list(x.shape), list(shape)
@@ -122,7 +132,10 @@ def reshape(x: Abstract, new_sizes: Sequence[int], dimensions: object = None, **
 
 
 def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
-    """The axis of records after a reshape: as long as before, with as many entries before it."""
+    """Returns the axis of records after a reshape.
+
+    It must have the same length as before, and as many entries must come before it.
+    """
     ahead, n = math.prod(before[:axis]), before[axis]
     for k, size in enumerate(after):
         if size == n and math.prod(after[:k]) == ahead:
@@ -134,9 +147,9 @@ def same_rows(before: Sequence[int], axis: int, after: Sequence[int]) -> int:
 
 
 def squeeze(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
-    """Axes of length 1 are removed."""
+    """Returns the value of a squeeze, which removes axes of length 1."""
     dropped = {d % len(x.shape) for d in dimensions}
-    if x.axis in dropped:  # There is one record.
+    if x.axis in dropped:  # The axis of records has length 1, so there is one record.
         x = as_dense(x)
     return reshape(x, [size for k, size in enumerate(x.shape) if k not in dropped])
 
@@ -148,11 +161,11 @@ def cut(
     strides: Sequence[int] | None = None,
     **_: Any,
 ) -> Abstract:
-    """A slice. If it takes some of the records, the changed record may or may not be among them.
+    """Returns the value of a slice. If it takes only some records, the changed one may be left out.
 
     If the slice does not start at the first record, or has a stride, rows get other indices. Then
-    row i of this array and row i of another array belong to different records. So the result has no
-    axis of records.
+    row i of this array and row i of another array may belong to different records. So the result
+    has no axis of records.
     """
     steps = strides or [1] * len(x.shape)
     chosen = list(map(slice, start_indices, limit_indices, steps))
@@ -161,11 +174,12 @@ def cut(
     shape = [len(range(*s.indices(size))) for s, size in zip(chosen, x.shape, strict=True)]
 
     def move(array: np.ndarray) -> np.ndarray:
-        # An axis of length 1 contains one bound for all indices, so there is nothing to cut.
+        # If an axis of `array` has length 1, it has one bound for all indices, so there is nothing
+        # to cut.
         short = zip(chosen, array.shape, strict=True)
         return array[tuple(slice(None) if size == 1 else s for s, size in short)]
 
-    if x.axis is not None and shape[x.axis] < x.n:  # The slice may leave out the changed row.
+    if x.axis is not None and shape[x.axis] < x.n:  # The slice may leave out the changed record.
         c, o = x.changed, x.others
         tops = max(c.l1, o.l1), max(c.l2, o.l2), max(c.count, o.count)
         most = Difference(np.maximum(c.each, o.each), *tops)
@@ -174,20 +188,20 @@ def cut(
 
 
 def place(x: Abstract, axis: int, start: int, size: int = 1) -> Abstract:
-    """A slice of `size` entries along one axis, beginning at `start`."""
+    """Returns the value of a slice of `size` entries along one axis, from `start` on."""
     starts = [start if k == axis else 0 for k in range(len(x.shape))]
     ends = [start + size if k == axis else whole for k, whole in enumerate(x.shape)]
     return cut(x, starts, ends)
 
 
 def split(x: Abstract, sizes: Sequence[int], axis: int, **_: Any) -> list[Abstract]:
-    """Consecutive chunks along an axis."""
+    """Returns the values of consecutive slices along an axis."""
     ends = itertools.accumulate(sizes, initial=0)
     return [place(x, axis, int(end), int(size)) for end, size in zip(ends, sizes, strict=False)]
 
 
 def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **_: Any) -> Abstract:
-    """A slice at public indices."""
+    """Returns the value of a slice that starts at public indices."""
     if not all(start.is_known for start in starts):
         raise RefusalError("a slice at an index that is not public is not supported in proofs")
     firsts = [int(start.low) for start in starts]
@@ -198,16 +212,21 @@ def dynamic_slice(x: Abstract, *starts: Abstract, slice_sizes: Sequence[int], **
 
 
 def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
-    """Concatenation. If it joins along the axis of records, the result has no such axis."""
+    """Returns the value of a concatenation.
+
+    If it joins arrays along the axis of records, the result has no such axis.
+    """
     dim, axes = dimension, {x.axis for x in parts} - {None}
     axis = axes.pop() if axes else None
-    # The arrays have different axes of records, or the records themselves are concatenated.
+    # Either the arrays have different axes of records, or records are concatenated along their
+    # axis.
     if axes or axis == dim:
         axis = None
     joined = [as_dense(x) if axis is None else as_rows(x, axis) for x in parts]
 
     def whole_of(arrays: Sequence[np.ndarray], *, record: bool) -> np.ndarray:
-        # A difference bounds the move of one row. Bounds shared by all rows are stored as one row.
+        # A difference bounds the change of one row. Bounds that all rows share are stored as one
+        # row.
         rows = [list(x.shape) for x in joined]
         if axis is not None and (record or all(a.shape[axis] == 1 for a in arrays)):
             for sizes in rows:
@@ -221,7 +240,8 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
     shape = list(joined[0].shape)
     shape[dim] = sum(x.shape[dim] for x in joined)
     pending = Pending.of_all([x.pending for x in joined])
-    # A compiler may rewrite one entry concatenated with equal numbers as padding of that entry.
+    # If one entry is concatenated with equal numbers, a compiler may rewrite this as padding of the
+    # entry.
     padded = pending.padded or any(
         x.shape[dim] == 1 and _may_be_one([*joined[:k], *joined[k + 1 :]])
         for k, x in enumerate(joined)
@@ -234,25 +254,25 @@ def join(*parts: Abstract, dimension: int, **_: Any) -> Abstract:
 
 
 def _may_be_one(parts: Sequence[Abstract]) -> bool:
-    """Whether a compiler may see that all entries are equal, and replace the arrays by padding."""
+    """Whether a compiler may notice that all entries are equal, and use padding instead."""
     if not parts or not all(x.is_public or x.pending.hidden for x in parts):
         return False
     return max(float(x.low.max()) for x in parts) <= min(float(x.high.min()) for x in parts)
 
 
 def new_axis(x: Abstract, axis: int) -> Abstract:
-    """The array with an additional axis of length 1."""
+    """Returns the array with an additional axis of length 1."""
     shape = (*x.shape[:axis], 1, *x.shape[axis:])
     return broadcast(x, shape, [k for k in range(len(shape)) if k != axis])
 
 
 def stack(*xs: Abstract, axis: int, **_: Any) -> Abstract:
-    """Arrays concatenated along a new axis."""
+    """Returns the value of arrays that are stacked along a new axis."""
     return join(*(new_axis(x, axis) for x in xs), dimension=axis)
 
 
 def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
-    """Copies of an array along its axes."""
+    """Returns the value of copies of an array along its axes."""
     if len(reps) != len(x.shape) or not 1 <= math.prod(reps) <= _MOST_COPIES:
         raise RefusalError(
             f"more than {_MOST_COPIES} copies of an array are not supported in proofs"
@@ -263,14 +283,17 @@ def tile(x: Abstract, reps: Sequence[int], **_: Any) -> Abstract:
 
 
 def reverse(x: Abstract, dimensions: Sequence[int], **_: Any) -> Abstract:
-    """Reversed axes. If the records are reversed, rows get other indices: no axis of records."""
+    """Returns the value of an array with reversed axes.
+
+    If records are reversed, rows get other indices, so the result has no axis of records.
+    """
     x = as_dense(x) if x.axis in dimensions else x
     move = lambda array: np.flip(array, tuple(dimensions))  # noqa: E731
     return _moved(x, x.shape, x.axis, move, tied=x.tied)
 
 
 def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """The array with one axis of length 1 expanded to its full length."""
+    """Returns the array with one axis of length 1 expanded to length `size`."""
     shape = list(array.shape)
     shape[axis] = size
     return np.broadcast_to(array, shape)
@@ -279,9 +302,9 @@ def along(array: np.ndarray, axis: int, size: int) -> np.ndarray:
 def pad(
     x: Abstract, value: Abstract, padding_config: Sequence[tuple[int, int, int]], **_: Any
 ) -> Abstract:
-    """Padding by a public number, around and between the entries.
+    """Returns the value of padding by a public number, around and between the entries.
 
-    No record changes a row of padding.
+    No record changes a row that consists of padding.
     """
     if not value.is_known or not value.is_finite:
         raise RefusalError(
@@ -292,13 +315,14 @@ def pad(
     number, axes = float(value.low), list(zip(x.shape, padding_config, strict=True))
     shape = tuple(a + b + s + max(0, s - 1) * inner for s, (a, b, inner) in axes)
     if x.axis is not None and (padding_config[x.axis][0] or padding_config[x.axis][2]):
-        x = as_dense(x)  # Rows get other indices.
+        x = as_dense(x)  # The rows get other indices.
     padded = [k for k, size in enumerate(shape) if size != x.shape[k]]
 
     def filled(array: np.ndarray, fill: float, axes: Sequence[int]) -> np.ndarray:
         for k in axes:
             (start, _, inner), size = padding_config[k], x.shape[k]
-            # The entries of axis k begin at `start`, with `inner` numbers between two of them.
+            # The entries of axis k begin at `start`, with `inner` padding numbers between two
+            # entries.
             made = np.full([shape[k] if j == k else s for j, s in enumerate(array.shape)], fill)
             np.moveaxis(made, k, 0)[start : start + (size - 1) * (inner + 1) + 1 : inner + 1] = (
                 np.moveaxis(along(array, k, size), k, 0)
@@ -306,7 +330,7 @@ def pad(
             array = made
         return array
 
-    # A difference bounds the move of one row, so it is not padded along the records.
+    # A difference bounds the change of one row, so it is not padded along the axis of records.
     within = [k for k in padded if k != x.axis]
 
     def moved(d: Difference) -> Moves:
@@ -320,14 +344,14 @@ def pad(
 
 
 def platform_index(platforms: Sequence[object], **_: Any) -> Abstract:
-    """The index of a platform in a list. It does not depend on records."""
+    """Returns the value of the index of a platform in a list, which no record changes."""
     none = np.zeros(()), 0.0, 0.0
     last = np.array(len(platforms) - 1.0)
     return make((), np.dtype(np.int32), np.zeros(()), last, None, none, none, whole=True)
 
 
 def iota(shape: Sequence[int], dimension: int, dtype: np.dtype, **_: Any) -> Abstract:
-    """0, 1, 2, ... along an axis."""
+    """Returns the value of 0, 1, 2, ... along an axis."""
     dtype, size = np.dtype(dtype), shape[dimension]
     # Integers wrap around: in uint8, 255 is followed by 0.
     largest = np.iinfo(dtype).max if dtype.kind in "iu" else rounding.exact_integers(dtype)

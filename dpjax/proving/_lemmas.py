@@ -1,11 +1,11 @@
-"""Lemmas: bounds on whole functions, tighter than the bounds that their operations give.
+"""Lemmas: bounds on whole functions, tighter than bounds from their single operations.
 
-`_patterns.py` finds where a lemma applies. The proofs are in docs/proofs/global-sensitivity.md. In
+`_patterns.py` decides where a lemma applies. docs/proofs/global-sensitivity.md has the proofs. In
 lemmas about means and variances, the records are the first axis, and one record changes.
 
 softmax, log_softmax and logsumexp first subtract the largest operand. So the operands of exp are in
-[-W, 0], where W is the width of the range of all operands. The subtraction rounds, so the relative
-error of exp grows with W.
+[-W, 0], where W is the width of the range of all operands. The subtraction is rounded, so the
+relative error of exp grows with W.
 """
 
 import dataclasses
@@ -34,17 +34,18 @@ _OF_EXPONENTIALS, _OF_MEANS = 2.0**-4, 2.0**-6
 
 
 def _each_alone(each: np.ndarray) -> Moves:
-    """Moves with bounds only on single entries. `make` derives bounds on norms from these."""
+    """Returns bounds on the change of single entries only; `make` derives bounds on norms."""
     return rounding.up(each), math.inf, math.inf
 
 
 def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
-    """One record changes a variance by at most w^2 (n - 1) / n^2; w is the width of its range.
+    """Returns the value of a variance: one record changes it by at most w^2 (n - 1) / n^2.
 
-    Let m be the mean and v the variance of the n - 1 other records. The variance of all records is
-    v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here x_i, its replacement and m are in one interval
-    of length w, so replacing x_i changes the variance by at most w^2 (n - 1) / n^2. With a
-    correction c, as in `jnp.var(x, ddof=c)`, the variance is multiplied by n / (n - c).
+    Here w is the width of the range of the records. Let m be the mean and v the variance of the n -
+    1 other records. The variance of all records is v (n - 1) / n + (x_i - m)^2 (n - 1) / n^2. Here
+    x_i, its replacement and m are all in one interval of length w, so replacing x_i changes the
+    variance by at most w^2 (n - 1) / n^2. With a correction c, as in `jnp.var(x, ddof=c)`, the
+    variance is multiplied by n / (n - c).
 
     In floats, let e be the error of the computed mean. |e| is at most (gamma_n + 16 u) max|x|,
     where u is the unit roundoff, and gamma_n the relative error of a sum of n terms. The mean of
@@ -69,11 +70,13 @@ def variance(x: Abstract, correction: float = 0.0) -> Abstract | None:
 
 
 def variance_by_moments(x: Abstract) -> Abstract | None:
-    """The mean of squares minus the square of the mean: a variance with larger rounding errors.
+    """Returns the value of the mean of squares minus the square of the mean.
 
-    Let M be the largest |x|. The rounding error of the mean of squares is (gamma_n + 10 u) M^2. The
-    error of the mean is e, so the error of its square is e (2 M + e) + 2 u M^2. The subtraction
-    adds 2 u M^2.
+    This is a variance, computed with larger rounding errors.
+
+    Let M be the largest |x|. The rounding error of the mean of squares is at most (gamma_n + 10 u)
+    M^2. If the error of the mean is e, the error of its square is at most e (2 M + e) + 2 u M^2.
+    The subtraction adds 2 u M^2.
     """
     exact = variance(x)
     gamma = rounding.sum_units(x.n, x.dtype) + 16 * rounding.unit(x.dtype)
@@ -90,11 +93,11 @@ def variance_by_moments(x: Abstract) -> Abstract | None:
 
 
 def covariance(x: Abstract, divisor: float) -> Abstract | None:
-    """The covariance matrix; `divisor` is n or n - 1.
+    """Returns the value of the covariance matrix; `divisor` is n or n - 1.
 
-    Let w_p be the width of the range of coordinate p, and R a bound on the norm of a record. Let
-    s = (n - 1) / (n divisor). One record moves entry (p, q) by at most w_p w_q s, and the matrix by
-    at most min(||w||^2, 4 R^2) s in the Frobenius norm.
+    Let w_p be the width of the range of coordinate p, and R a bound on the l2 norm of a record. Let
+    s = (n - 1) / (n divisor). One record changes entry (p, q) by at most w_p w_q s, and the matrix
+    by at most min(||w||^2, 4 R^2) s in the Frobenius norm.
     """
     if len(x.shape) != 2:
         return None
@@ -107,13 +110,13 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
     sides = width / 2 + 2 * off
     tiny = 16 * rounding.tiny(x.dtype) * (n + 1)
     error = off[:, None] * off + relative * sides[:, None] * sides
-    # A compiler may compute x twice, once for each factor, with different roundings.
+    # A compiler may compute x separately for each of the two factors, with different roundings.
     error = (error + x.apart * (sides[:, None] + sides)) * (n / divisor)
     error = rounding.up(error + tiny * (1 + sides[:, None] + sides))
     products = rounding.up(width[:, None] * width)
-    # A record and its replacement differ by at most the widths, and by at most 2 R in l2.
+    # A record and its replacement differ by at most the widths, and by at most 2 R in the l2 norm.
     radius = min(float(rounding.norm2(width)) ** 2, 4 * x.l2_of_row**2)
-    # If neither of two coordinates moves, their covariance is the same on both databases.
+    # If neither of two coordinates changes, their covariance is the same on both databases.
     still = np.broadcast_to(x.changed.each[0], width.shape) == 0
     fixed = still[:, None] & still
     each = np.where(fixed, 0.0, rounding.up(products * share + 2 * error))
@@ -126,7 +129,10 @@ def covariance(x: Abstract, divisor: float) -> Abstract | None:
 def _centered(
     x: Abstract, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Widths of ranges, errors of computed means, and the relative error of sums of squares."""
+    """Returns widths of ranges, errors of computed means, and a relative error.
+
+    The latter is that of sums of squares around the mean; it is infinite if it would be too large.
+    """
     gamma = rounding.sum_units(x.n, x.dtype)
     off = _mean_error(x, np.maximum(np.abs(low), np.abs(high)))
     relative = 2 * (gamma + 32 * rounding.unit(x.dtype)) if gamma <= _OF_MEANS else math.inf
@@ -134,7 +140,7 @@ def _centered(
 
 
 def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
-    """The rounding error of a computed mean; `sizes` bounds the magnitudes of the records.
+    """Bounds the rounding error of a computed mean of records of these magnitudes.
 
     The records may be sums, and a compiler may flatten the sum of sums. A compiler may also compute
     the records again for the mean, so `apart` is added.
@@ -146,12 +152,15 @@ def _mean_error(x: Abstract, sizes: np.ndarray) -> np.ndarray:
 
 
 def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
-    """Sum w x / sum w moves by at most the width of x times the largest fraction of one weight.
+    """Returns the value of sum(w x) / sum(w).
 
-    The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute
-    the weights again for the second sum, so their `apart` is added.
+    It changes by at most the width of the range of x times the largest fraction of one weight.
+
+    The relative error of each sum is gamma_n, and the quotient adds 8 u. A compiler may compute the
+    weights again for the second sum, so their `apart` is added.
     """
-    # If each weight is a sum, a compiler may flatten the sum of weights, which rounds differently.
+    # If each weight is a sum, a compiler may flatten the sum of weights, which would round
+    # differently.
     if flattened(w)[0] > 1:
         return None
     least, most = float(w.low.min()), float(w.high.max())
@@ -163,21 +172,23 @@ def weighted_mean(x: Abstract, w: Abstract) -> Abstract | None:
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     error = rounding.of_quotient(gamma, x.dtype) * np.maximum(np.abs(low), np.abs(high))
     error = rounding.up(error + 64 * rounding.tiny(x.dtype) * (x.n + 1) * (1 + 1 / least))
-    # One weight has the largest fraction if it is as large as possible, and all others are as small
-    # as possible.
+    # A weight has the largest fraction of the total if it is as large as possible, and all others
+    # are as small as possible.
     share = most / ((x.n - 1) * least + most)
     moved = _each_alone(rounding.up(share * (high - low)) + 2 * error)
     return make((), x.dtype, *rounding.widened(low, high, error), None, moved, moved)
 
 
 def median(x: Abstract) -> Abstract:
-    """For an even number of records, the median moves by at most half as far as one record.
+    """Returns the value of a median.
 
-    It is the mean of two adjacent order statistics. Sorting does not increase the l1 distance of
-    two arrays. So the two order statistics together move by at most as much as the record. JAX
-    computes their indices in floats. If n exceeds the integers that these floats represent exactly,
-    JAX may use the same order statistic twice. In that case, and for odd n, the bound has no factor
-    1/2.
+    For an even number of records, it changes by at most half as much as one record.
+
+    The median is the mean of two adjacent order statistics. Sorting does not increase the l1
+    distance of two arrays. So both order statistics together change by at most as much as the
+    record. JAX computes their indices in floats. If n exceeds the integers that these floats
+    represent exactly, JAX may use the same order statistic twice. In this case, and for odd n, the
+    bound has no factor 1/2.
     """
     low, high = x.low.min(axis=0), x.high.max(axis=0)
     sizes = np.maximum(np.abs(low), np.abs(high))
@@ -190,10 +201,10 @@ def median(x: Abstract) -> Abstract:
 
 
 def place_among(x: Abstract, levels: Abstract) -> Abstract:
-    """The index of each number among k sorted numbers: an integer from 0 to k.
+    """Returns the value of the index of each number among k sorted numbers, from 0 to k.
 
-    The index of a public number is the number of smaller ones among the k. So the index changes by
-    at most one for each of the k numbers that is replaced.
+    The index of a public number counts how many of the k numbers are smaller. So the index changes
+    by at most one for each of the k numbers that changes.
     """
     top = np.full((1,) * len(x.shape), float(levels.shape[0]))
 
@@ -209,16 +220,16 @@ def place_among(x: Abstract, levels: Abstract) -> Abstract:
 
 
 def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstract | None:
-    """Linear interpolation between public points, as by `jnp.interp`; constant outside of them.
+    """Returns the value of `jnp.interp` between public points, which is constant outside of them.
 
-    The function is continuous, and its slopes are those between two points in a row. A device
+    The function is continuous, and its slopes are those between successive points. A device
     computes h + (x - p) / (p' - p) (h' - h) with fewer than 16 roundings. The quotient is at most 1
-    up to rounding. Differences of powers of two are limited, so that no order of the factors
+    up to rounding. The magnitudes of the differences are limited, so that no order of the factors
     overflows, and a number that is flushed to 0 is multiplied by at most 2^42.
     """
     sizes = np.abs(np.concatenate([places, heights, [x.low.min(), x.high.max()]]))
     widths, rises = np.diff(places), np.diff(heights)
-    # Earlier roundings of x might differ between its uses, or merge with the difference x - p.
+    # Earlier roundings of x might differ between its uses, or be merged with the difference x - p.
     if x.pending != Pending() or x.apart or not sizes.max() <= 2.0**20:
         return None
     if not widths.min(initial=math.inf) >= 2.0**-20 or not widths.size:
@@ -235,7 +246,7 @@ def interpolated(x: Abstract, places: np.ndarray, heights: np.ndarray) -> Abstra
 
 
 def _error(x: Abstract, count: int) -> float:
-    """The relative error of the exponentials, and of their sum.
+    """Bounds the relative error of the exponentials of x, and of the sum of `count` of them.
 
     The operands and their maximum may come from two uses of x, so `apart` is added.
     """
@@ -247,7 +258,7 @@ def _error(x: Abstract, count: int) -> float:
 
 
 def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds on how much x_i - x_j moves: for each i the largest over j, and over all pairs."""
+    """Bounds how much x_i - x_j changes: for each i and any j, and for any pair."""
     each = d.each
     if count == 1:
         return np.zeros_like(each), np.zeros_like(each)
@@ -255,13 +266,17 @@ def _farthest_two(d: Difference, axis: int, count: int) -> tuple[np.ndarray, np.
         return 2 * each, 2 * each
     ordered = np.sort(each, axis)
     first, second = (np.take(ordered, [k], axis) for k in (-1, -2))
-    # The largest move of another entry is the largest move, unless only entry i moves that far.
+    # The largest change of another entry is the largest of all changes, except for the one entry
+    # that alone changes the most.
     other = np.where((each == first) & (first != second), second, first)
     return each + other, first + second
 
 
 def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
-    """If the log odds of a set of entries move by t, its probability moves by tanh(t / 4)."""
+    """Returns the value of a softmax.
+
+    If the log odds of a set of entries change by t, its probability changes by at most tanh(t / 4).
+    """
     axis, count = axes[0], x.shape[axes[0]]
     error = _error(x, count)
     if len(axes) > 1 or axis == x.axis or not math.isfinite(error):
@@ -273,14 +288,14 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     def moved(d: Difference) -> Moves:
         entry, both = _farthest_two(d, axis, count)
         each, largest = np.tanh(entry / 4), np.tanh(both / 4)
-        # The number of entries that each stored bound covers.
+        # How many entries each stored bound covers.
         places = math.prod(s for k, s in enumerate(x.shape) if k not in (axis, x.axis))
         copies = places / max(1, largest.size)
         slip = np.where(largest > 0, 2 * (error + count * flush), 0.0)
         # Probabilities add up to 1. So some entries gain at most `largest` in total, and the other
         # entries lose the same amount.
         l1 = float((2 * largest + slip).sum()) * copies
-        # The Jacobian diag(p) - p p^T has an l2 norm of at most 1/2.
+        # The Jacobian of softmax, diag(p) - p p^T, has an l2 norm of at most 1/2.
         l2 = min(math.sqrt(2) * rounding.norm2(largest, copies), d.l2 / 2)
         l2 += rounding.norm2(slip, copies)
         each = each + np.where(each > 0, 2 * (error * over(high, x.axis) + flush), 0.0)
@@ -291,15 +306,15 @@ def softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
 
 def _up(bound: float) -> float:
-    """The bound, rounded up."""
+    """Rounds a bound up, and adds a margin for the rounding of its computation."""
     return float(rounding.up(bound)) * (1 + 2.0**-40)
 
 
 def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """The range of a softmax.
+    """Returns the range of a softmax.
 
-    The lower end is exp(low_i) / (exp(low_i) + sum_{j != i} exp(high_j)). The upper end swaps low
-    and high.
+    The lower end of entry i is exp(low_i) / (exp(low_i) + sum_{j != i} exp(high_j)). Its upper end
+    is the same with low and high swapped.
     """
     top = float(x.high.max())
     ends = [np.exp(end - top) for end in np.broadcast_arrays(x.low, x.high)]
@@ -315,7 +330,7 @@ def _probabilities(x: Abstract, axis: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """The log of the sum of exp over axes; an axis of length 1 represents its full length."""
+    """Returns log sum exp over axes; an axis of length 1 represents its full length."""
     copies = math.prod(shape[k] // end.shape[k] for k in axes)
     top = end.max(axes, keepdims=True)
     total = np.exp(end - top).sum(axes, keepdims=True) * copies
@@ -323,11 +338,12 @@ def _log_sum(end: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
 
 
 def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
-    """The result moves by at most the largest move of an entry.
+    """Returns the value of logsumexp, which changes by at most the largest change of an entry.
 
-    There is a second bound if the sum runs over the records. Let A be the largest and a the least
-    sum of exp(x) over the entries of one record. The sum over n records is at least n a, and one
-    record changes it by at most A - a. So the result moves by at most log(1 + (A - a) / (n a)).
+    If the sum runs over the records, there is a second bound. Let A be the largest and a the
+    smallest possible sum of exp(x) over the entries of one record. The sum over n records is at
+    least n a, and one record changes it by at most A - a. So the result changes by at most log(1 +
+    (A - a) / (n a)).
     """
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
@@ -356,7 +372,7 @@ def logsumexp(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
 
 
 def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
-    """The second bound of `logsumexp`, as log1p(expm1(log A - log a) / n)."""
+    """Returns the second bound of `logsumexp`, as log1p(expm1(log A - log a) / n)."""
     assert x.axis is not None
     short = tuple(1 if k == x.axis else s for k, s in enumerate(x.shape))
     least = _log_sum(-over(-x.low, x.axis), short, axes)
@@ -365,7 +381,10 @@ def _one_record(x: Abstract, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
-    """x_i - log sum_j exp x_j. Entry i moves by at most the largest move of x_i - x_j over j."""
+    """Returns the value of log_softmax, x_i - log sum_j exp x_j.
+
+    Entry i changes by at most the largest change of x_i - x_j over all j.
+    """
     axis, count = axes[0], x.shape[axes[0]]
     error = _error(x, count)
     if len(axes) > 1 or axis == x.axis or not math.isfinite(error):
@@ -373,7 +392,7 @@ def log_softmax(x: Abstract, axes: tuple[int, ...]) -> Abstract | None:
     ends = _probabilities(x, axis)
     width = float(x.high.max() - x.low.min())
     least = -width - math.log(count)
-    # No probability is below exp(-W) / count, including those that underflow on the host.
+    # No probability is below exp(-W) / count, even if it underflows on the host.
     low = np.where(ends[0] > 2.0**-900, np.maximum(np.log(ends[0]), least), least)
     high = np.minimum(np.log(ends[1]), 0.0)
     u, size = rounding.unit(x.dtype), width + math.log(count)

@@ -1,19 +1,19 @@
 """The rule of `lax.scan`, and of `lax.fori_loop` with a fixed number of steps.
 
-A loop of few steps is unrolled: the walk visits the body once for each step. Longer loops, and
-loops over the records, need an *invariant*: a set S of abstract values of the carry. S contains the
-carry at the start. If S contains the carry before a step, it contains the carry after the step. By
-induction, S contains the carry at every step. A walk of the body from S proves the second part. The
-search for S extrapolates a geometric series, or widens S. The search proves nothing. The proof is
-the last check: a step from S leads into S.
+A short loop is unrolled: the walk visits the body once for each step. Longer loops, and loops over
+the records, need an *invariant*: a set S of abstract values of the carry. S contains the carry at
+the start, and if S contains the carry before a step, it also contains the carry after the step. By
+induction, S contains the carry at every step. To find a candidate for S, the search extrapolates a
+geometric series, or widens S. The search itself proves nothing. The proof is the last check: a walk
+of the body shows that a step from S leads into S.
 
 In a loop over the records, one step reads the changed record. Let B be an invariant of the steps
 that read unchanged records. Let A be another such invariant, which also contains every carry that
-the step with the changed record makes from a carry in B. Before that step the carry is in B, and
-after it in A.
+the step with the changed record can compute from a carry in B. Before that step, the carry is in B,
+and afterwards it is in A.
 
 XLA unrolls loops of at most 64 steps, and may then merge operations of two steps. If all carries
-are sums and counters, this merging does not change the bounds.
+are sums and counters, this merging does not affect the bounds.
 """
 
 import dataclasses
@@ -44,22 +44,22 @@ from dpjax.proving._value import (
     norm_of,
 )
 
-# The largest number of operations in an unrolled loop, to limit the time of the walk.
+# The largest number of operations in an unrolled loop, which limits the time of the walk.
 _MOST_OPERATIONS = 2000
 _MOST_UNROLLED = 64  # The largest number of steps of a loop that XLA unrolls.
-_MOST_SUMS = 2**22  # The largest number of partial sums, to limit the time of the walk.
-_ROUNDS, _NARROWED = 40, 4  # Rounds of the search for an invariant, and for a smaller invariant.
-# A walk of a program: its operations, its constants and its inputs.
+_MOST_SUMS = 2**22  # The largest number of partial sums, which limits the time of the walk.
+# The number of rounds of the search for an invariant, and then for a smaller one.
+_ROUNDS, _NARROWED = 40, 4
+# A function that walks a program, given its operations, its constants and its inputs.
 Run = Callable[[Any, Sequence[object], Sequence[Abstract | None]], list[Abstract]]
-# One step of a loop, as a function from carry to carry.
+# A step of a loop, as a function from carry to carry.
 Step = Callable[[Sequence[Abstract]], list[Abstract]]
-# The bounds in an abstract value, with their signs chosen such that larger numbers mean a larger
-# set.
+# The bounds in an abstract value, with signs such that larger numbers mean a larger set.
 Numbers = list[np.ndarray]
 
 
 def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
-    """The last carry, and the results of all steps stacked along a new first axis."""
+    """Returns the last carry, and the results of all steps, stacked along a new first axis."""
     body, _ = parts(parameters["jaxpr"])
     few = parameters["length"] * len(live(body)) <= _MOST_OPERATIONS
     loop = LongLoop(parameters, operands)
@@ -82,7 +82,7 @@ def looped(run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]) 
 
 
 def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
-    """The results with the smallest bound, among several ways to bound a loop."""
+    """Tries several ways to bound a loop, and returns the results with the smallest bound."""
     found, refusals = list[list[Abstract]](), list[RefusalError]()
     for way in ways:
         try:
@@ -95,7 +95,7 @@ def _smallest(ways: Sequence[Callable[[], list[Abstract]]]) -> list[Abstract]:
 
 
 def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[Abstract]:
-    """The results of a loop, by a walk of its body for each step."""
+    """Returns the results of a loop, by a walk of its body for each step."""
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
     public, carry = operands[:fixed], list(operands[fixed : fixed + carries])
@@ -118,12 +118,12 @@ def _unrolled(run: Run, parameters: Any, operands: Sequence[Abstract]) -> list[A
 def _by_record(
     run: Run, tried: Run, parameters: Any, operands: Sequence[Abstract]
 ) -> list[Abstract]:
-    """The results of a loop over the records. One step reads the changed record.
+    """Returns the results of a loop over the records, in which one step reads the changed record.
 
-    The walk visits each step three times: before it, at it, and after it. Before the changed record
-    is read, no carry moves. The step that reads it maps a carry that does not move to a carry that
-    may move. Later steps read unchanged records, and map carries that may move to carries that may
-    move.
+    The walk visits each step up to three times: as a step before the changed record, as the step
+    that reads it, and as a step after it. Before the changed record is read, no carry changes. The
+    step that reads it maps an unchanged carry to a carry that may change. Later steps read
+    unchanged records, and map carries that may change to carries that may change.
     """
     body, consts = parts(parameters["jaxpr"])
     length, (fixed, carries) = parameters["length"], sizes_of_scan(parameters)
@@ -150,7 +150,7 @@ def _by_record(
 
 
 def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
-    """The row that a step reads: the changed record's row if `changed`, otherwise another row."""
+    """Returns the row that a step reads: that of the changed record if `changed`, or of another."""
     if x.axis == 0:
         d = x.changed if changed else x.others
         x = dataclasses.replace(x, changed=d, others=d)
@@ -158,7 +158,7 @@ def _row_of(x: Abstract, step: int, *, changed: bool) -> Abstract:
 
 
 def _any_of(xs: Sequence[Abstract]) -> Abstract:
-    """An abstract value that contains all given values of one operation in several cases."""
+    """Returns an abstract value that contains all given values, one for each of several cases."""
     found = functools.reduce(hull, xs)
     pending = [x.pending for x in xs]
     if any(p.starts or p.terms > 1 for p in pending):
@@ -176,7 +176,10 @@ def _any_of(xs: Sequence[Abstract]) -> Abstract:
 
 
 def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
-    """The stacked results of all steps. In a pair, the first is for the changed record's step."""
+    """Returns the stacked results of all steps.
+
+    Each pair has the result of a step if it reads the changed record, and the result otherwise.
+    """
     one, other = (_any_of([as_dense(x) for x in xs]) for xs in zip(*pairs, strict=True))
     low = np.stack([np.broadcast_to(np.minimum(a.low, b.low), a.shape) for a, b in pairs])
     high = np.stack([np.broadcast_to(np.maximum(a.high, b.high), a.shape) for a, b in pairs])
@@ -192,10 +195,10 @@ def _stacked(pairs: Sequence[tuple[Abstract, Abstract]]) -> Abstract:
 
 
 class LongLoop:
-    """A `scan` with its operands, walked by an invariant.
+    """A `scan` and its operands, which are bounded by an invariant.
 
-    Carries are of three kinds. A counter adds a constant integer in each step. A sum adds a term
-    that does not depend on the sum. All other carries need an invariant.
+    There are three kinds of carries. To a counter, each step adds a constant integer. To a sum,
+    each step adds a term that does not depend on the sum. All other carries need an invariant.
     """
 
     def __init__(self, parameters: Any, operands: Sequence[Abstract]) -> None:
@@ -207,8 +210,7 @@ class LongLoop:
         self.arrays = list(operands[fixed + carries :])
         self.by_record = any(x.axis == 0 for x in self.arrays)
         roots = _Roots(self.body, fixed, carries)
-        # These dicts map the index of a carry to the increment of a counter, or to the term of a
-        # sum.
+        # Map the index of a carry to the increment of a counter, or to the term of a sum.
         self.counters, self.sums = dict[int, int](), dict[int, Atom]()
         for k in range(carries):
             if (by := roots.counts(k)) is not None and self.start[k].is_known:
@@ -216,15 +218,15 @@ class LongLoop:
             elif (term := roots.adds(k)) is not None:
                 self.sums[k] = term
         self.others = [k for k in range(carries) if k not in self.counters | self.sums]
-        # Maps the index of a result that lists partial sums to the index of the sum.
+        # Maps the index of a result that lists partial sums to the index of this sum.
         self.partial = {j: k for j in roots.results for k in self.sums if roots.same(j, k)}
-        # The body with other outputs: the terms of sums instead of the sums.
+        # The body with other outputs: the terms of sums in place of the sums.
         places = enumerate(self.body.outvars)
         outputs = [self.sums.get(self.partial.get(j, j), atom) for j, atom in places]
         self.steps = self.body.replace(outvars=outputs)
 
     def outputs(self, run: Run, tried: Run) -> list[Abstract]:
-        """The last carry, and the results of all steps stacked along a new first axis."""
+        """Returns the last carry, and the results of all steps, stacked along a new first axis."""
 
         def step(walk: Run, carry: Sequence[Abstract], *, changed: bool) -> list[Abstract]:
             given = dict(zip(self.others, carry, strict=True))
@@ -246,25 +248,27 @@ class LongLoop:
             after = closed(lambda x: carried(x, changed=False), after, self.length)
             still = step(tried, after, changed=False)
         last = {k: self._counted(k, self.length, self.length) for k in self.counters}
-        # XLA does not unroll a loop this long, so its steps are not merged with later operations.
+        # XLA does not unroll a loop as long as this one, so its steps are not merged with later
+        # operations.
         for k in self.others:
             pending = Pending().having(**_flags(moved[k], still[k]))
             last[k] = dataclasses.replace(hull(moved[k], still[k]), pending=pending)
         rows = {j: self._rows(moved[j], still[j]) for j in range(len(moved)) if j not in last}
         last |= {k: self._total(k, rows[k]) for k in self.sums}
         rows |= {j: self._sums(k, rows[j]) for j, k in self.partial.items()}
-        step(run, carry, changed=self.by_record)  # Records the step, so that `explain()` shows it.
+        # Walks the step again to record it, so that `explain()` shows it.
+        step(run, carry, changed=self.by_record)
         return [last.get(j, rows.get(j)) for j in range(len(moved))]  # type: ignore[misc]
 
     def _counted(self, k: int, least: int, most: int) -> Abstract:
-        """The range of a counter after `least` to `most` steps."""
+        """Returns the range of a counter after `least` to `most` steps."""
         start, none = self.start[k], (np.zeros(()), 0.0, 0.0)
         ends = [start.low + self.counters[k] * np.array(float(count)) for count in (least, most)]
         low, high = np.minimum(*ends), np.maximum(*ends)
         return make((), start.dtype, low, high, None, none, none, whole=True)
 
     def _rows(self, moved: Abstract, still: Abstract) -> Abstract:
-        """The results of all steps. One step reads the changed record, and all others do not."""
+        """Returns the results of all steps, one of which reads the changed record."""
         if self.by_record:
             moved, still = as_dense(moved), as_dense(still)
             axis, changed, others = 0, moved.others, still.others
@@ -286,7 +290,7 @@ class LongLoop:
         )  # fmt: skip
 
     def _total(self, k: int, terms: Abstract) -> Abstract:
-        """The last value of a carry to which all steps add terms."""
+        """Returns the last value of a carry to which all steps add terms."""
         shift = self.length * terms.pending.shift
         total = sum_over(terms, [0])
         load = float(rounding.up(self.length * terms.magnitude.max()))
@@ -300,7 +304,7 @@ class LongLoop:
         return total if zero and not terms.pending.starts else _sum(self.start[k], total)
 
     def _sums(self, k: int, terms: Abstract) -> Abstract:
-        """The carry after each step."""
+        """Returns the carry after each step."""
         if math.prod(terms.shape) > _MOST_SUMS:
             raise RefusalError(
                 "a loop with so many partial sums is not supported in proofs: sum the terms "
@@ -318,12 +322,12 @@ def _sum(start: Abstract, total: Abstract) -> Abstract:
 
 
 def _flags(*xs: Abstract) -> dict[str, bool]:
-    """The flags of `Pending` for a result of a loop."""
+    """Returns the flags of `Pending` for the result of a loop."""
     return Pending.flags([x.pending for x in xs])
 
 
 def _any_step(x: Abstract, *, changed: bool) -> Abstract:
-    """The row that a step reads: the changed record's row if `changed`, otherwise any other row."""
+    """Returns the row that a step reads: the changed record's if `changed`, else any other."""
     shape, axis = x.shape[1:], None if not x.axis else x.axis - 1
 
     def row(d: Difference) -> Difference:
@@ -341,7 +345,7 @@ def _any_step(x: Abstract, *, changed: bool) -> Abstract:
 
 
 class _Roots:
-    """Finds counters and sums in a body. Casts to the same dtype are ignored."""
+    """Finds the counters and sums among the carries of a body, ignoring casts to the same dtype."""
 
     def __init__(self, body: jex.Jaxpr, fixed: int, carries: int) -> None:
         self.body, self.fixed = body, fixed
@@ -360,7 +364,7 @@ class _Roots:
         self.used = Counter(x for x in map(self.of, uses) if isinstance(x, jex.Var))
 
     def of(self, atom: Atom) -> Atom:
-        """The variable before casts to the same dtype."""
+        """Returns the variable before casts to the same dtype."""
         return self.root.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def same(self, j: int, k: int) -> bool:
@@ -368,7 +372,7 @@ class _Roots:
         return self.of(self.body.outvars[j]) is self.of(self.body.outvars[k])
 
     def _added(self, k: int) -> Atom | None:
-        """The term that a step adds to a carry, if the term has the carry's shape."""
+        """Returns the term that a step adds to a carry; None if it has another shape or dtype."""
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         equation = self.made.get(made) if isinstance(made, jex.Var) else None
         if equation is None or equation.primitive.name != "add":
@@ -380,13 +384,13 @@ class _Roots:
         return None
 
     def counts(self, k: int) -> int | None:
-        """The integer that each step adds to a carry, if the carry is one integer."""
+        """Returns the integer that each step adds to a carry, if the carry is a single integer."""
         term = self._added(k)
         whole = isinstance(term, jex.Literal) and aval(term).dtype.kind in "iu"
         return int(term.val) if whole and not aval(term).shape else None  # type: ignore[union-attr]
 
     def adds(self, k: int) -> Atom | None:
-        """The term that each step adds to a carry, if the step uses the carry in no other way."""
+        """Returns the term that each step adds to a carry that is not used in another way."""
         term = self._added(k)
         carry, made = self.body.invars[self.fixed + k], self.of(self.body.outvars[k])
         if term is None or not isinstance(made, jex.Var):
@@ -401,12 +405,12 @@ def _type(atom: Any) -> tuple[Any, Any]:
 
 
 class _Met(NamedTuple):
-    """A carry before and after a step, with one common axis of records or none.
+    """A carry before and after a step, with the same axis of records, or both without one.
 
     Attributes:
-        value: the carry before the step.
-        before: the bounds of the carry before the step, as numbers.
-        after: the bounds of the carry after the step.
+        value: the abstract value of the carry before the step.
+        before: the bounds in this value, as numbers.
+        after: the bounds of the carry after the step, as numbers.
     """
 
     value: Abstract
@@ -415,7 +419,7 @@ class _Met(NamedTuple):
 
 
 def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]:
-    """An invariant of a step that contains the start.
+    """Returns an invariant of a step that contains the values `start`.
 
     Raises:
         RefusalError: if the search finds no invariant.
@@ -455,13 +459,13 @@ def closed(step: Step, start: Sequence[Abstract], length: int) -> list[Abstract]
 
 
 def hull(first: Abstract, second: Abstract) -> Abstract:
-    """An abstract value that contains both values, as small as this code can make it."""
+    """Returns a small abstract value that contains both values."""
     met = _met(_plain(first), second)
     return _made(met.value, list(map(np.maximum, met.before, met.after)))
 
 
 def _numbers(x: Abstract) -> Numbers:
-    """The bounds of an abstract value as numbers. A larger set has larger numbers."""
+    """Returns the bounds in an abstract value as numbers; larger numbers mean a larger set."""
     ds = (x.changed, x.others)
     return [-x.low, x.high, *(np.asarray(y, float) for d in ds for y in (d.each, d.l1, d.l2))]
 
@@ -471,7 +475,8 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
     changed, others = (
         (each, float(l1), float(l2)) for each, l1, l2 in (moves[:3], moves[3:])
     )  # fmt: skip
-    # A compiler may know that no step changes a carry. Then it knows the values of the start.
+    # If a compiler finds that no step changes a carry, it knows that the carry has the values of
+    # the start. So the flags are kept.
     pending = Pending().having(**(_flags(x) | {"coarse": False}))
     return make(
         x.shape, x.dtype, -low, high, x.axis, changed, others, whole=x.whole, pending=pending
@@ -479,14 +484,14 @@ def _made(x: Abstract, numbers: Numbers) -> Abstract:
 
 
 def _plain(x: Abstract) -> Abstract:
-    """The value with only its bounds, without other facts that a step might not preserve."""
+    """Returns the value with its bounds only: a step might not preserve other facts about it."""
     return _made(x, _numbers(x))
 
 
 def _met(x: Abstract, y: Abstract) -> _Met:
-    """Both values with one common axis of records, or without.
+    """Returns both values with the same axis of records, or both without one.
 
-    The first is whole only if both are.
+    The first value consists of integers only if both do.
     """
     axis = y.axis if x.is_public else x.axis
     axis = axis if y.is_public or axis == y.axis else None
@@ -497,7 +502,10 @@ def _met(x: Abstract, y: Abstract) -> _Met:
 
 
 def _holds(taken: Sequence[Abstract], met: Sequence[_Met]) -> bool:
-    """Whether a step from `taken` leads into `taken`. Fails if `_met` changed what was walked."""
+    """Whether a step from `taken` leads into `taken`.
+
+    It is False if `_met` had to change a value, because the walk was for the original one.
+    """
     same = all(x is m.value for x, m in zip(taken, met, strict=True))
     return same and all(_inside(m.after, m.before) for m in met)
 
@@ -507,7 +515,10 @@ def _inside(inner: Numbers, outer: Numbers) -> bool:
 
 
 def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
-    """The sum e r + e r^2 + ... if two excesses are e and e r; a large number if r >= 1."""
+    """Returns e r + e r^2 + ..., if two successive excesses are e and e r.
+
+    If r >= 1, it returns a large number.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(first > 0, second / first, 1.0)
         falls = ratio < 1 - 2.0**-24
@@ -515,7 +526,10 @@ def _jumped(first: np.ndarray, second: np.ndarray, count: int) -> np.ndarray:
 
 
 def _narrowed(step: Step, start: Sequence[Abstract], found: list[Abstract]) -> list[Abstract]:
-    """A smaller invariant: the hull of the start and a step from `found`, if it is invariant."""
+    """Returns a smaller invariant if there is one.
+
+    It is the hull of the start and of a step from `found`, if that is still an invariant.
+    """
     for _ in range(_NARROWED):
         smaller = list(map(hull, start, step(found)))
         if not _holds(smaller, list(map(_met, smaller, step(smaller)))):

@@ -1,8 +1,8 @@
-"""Finds where a proof is loose: compares each step's bound with its change on random neighbors.
+"""Finds where a proof is loose, by comparing each step's bound with random neighbors.
 
-The *ratio* of a step is its bound divided by the largest change that was seen on random neighbors.
-So the bound exceeds the true largest change by at most this factor. The *loss* of a step is its
-ratio divided by the largest ratio of its operands.
+The *ratio* of a step is its bound divided by the largest change of its result over random
+neighbors. So the bound exceeds the true largest change by at most this factor. The *loss* of a step
+is its ratio divided by the largest ratio of its operands.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from dpjax.proving._value import norm_of
 from dpjax.proving._walk import Step
 
 Path = tuple[int, ...]
-# A value, and the path of the step that computed it.
+# A value, and the path of the step that computed it; None for inputs and constants.
 Traced = tuple[Any, Path | None]
 _PAIRS, _MOST_NUMBERS = 256, 2**22
 _WORTH_SAYING = 1.5
@@ -33,9 +33,9 @@ _WORTH_SAYING = 1.5
 
 @dataclasses.dataclass
 class Losses:
-    """Adds lines to a proof that say where it is loose.
+    """A function that adds lines to a proof which say where it is loose.
 
-    The lines are computed once, on first use.
+    The lines are computed once, when they are first needed.
     """
 
     jaxpr: jex.Jaxpr
@@ -60,7 +60,7 @@ class Losses:
             )
             if bound == 0:
                 continue
-            # If no random neighbor changes the result of a step, its loss is unknown.
+            # If no random neighbor changes the result of a step, the loss of the step is unknown.
             ratios[step.key] = max(1.0, bound / reached) if reached else before
             if (loss := ratios[step.key] / max(1.0, before)) >= _WORTH_SAYING:
                 said.append(self._advice(step, loss, reached))
@@ -75,7 +75,7 @@ class Losses:
         )
 
     def _moved(self) -> tuple[dict[Path, float], dict[Path, list[Path]]]:
-        """The largest move of each step over random neighbors, and the steps that it reads."""
+        """Returns the largest change of each step over random neighbors, and the steps it reads."""
         keys = [step.key for step in self.steps]
         operands: dict[Path, list[Path]] = {}
 
@@ -99,7 +99,7 @@ class Losses:
         return dict(zip(keys, found.tolist(), strict=True)), operands
 
     def _pairs(self) -> tuple[Database, Database]:
-        """Pairs of neighbors. The second database mirrors, zeroes or redraws one record."""
+        """Returns random pairs of neighbors, in which one record is mirrored, zeroed or redrawn."""
         leaves, structure = jax.tree.flatten(self.specs)
         numbers = sum(math.prod(x.shape) for x in leaves)
         count = max(1, min(_PAIRS, _MOST_NUMBERS // numbers))
@@ -112,8 +112,8 @@ class Losses:
             rows = np.stack(kinds)
             other = rows.copy()
             fresh = np.stack([_drawn(rng, bound, leaf, kind // 4 % 2)[0] for kind in range(count)])
-            # A third of the new records mirror the old ones, which changes an average the most. A
-            # third are 0, or as close to 0 as the bounds allow.
+            # A third of the new records mirror the old ones, which changes an average the most.
+            # Another third are 0, or as close to 0 as the bounds allow.
             if not isinstance(bound, Categories):
                 low, high = _ends(bound)
                 fresh[::3] = low + high - rows[place[1], place[0]][::3]
@@ -133,7 +133,7 @@ def _ends(bound: Ball | Interval) -> tuple[float, float]:
 def _drawn(
     rng: np.random.Generator, bound: Bound, leaf: jax.ShapeDtypeStruct, kind: int
 ) -> np.ndarray:
-    """A database within bounds.
+    """Returns random records within bounds.
 
     Args:
         rng: the random generator.
@@ -178,7 +178,10 @@ def _evaluate(
     found: dict[Path, jax.Array],
     operands: dict[Path, list[Path]],
 ) -> list[Traced]:
-    """Outputs with the steps that computed them. Records the value and operands of each step."""
+    """Evaluates a program, and returns its outputs with the steps that computed them.
+
+    Stores the value and the operands of each step in `found` and `operands`.
+    """
     numbers = itertools.count()
 
     def operation(equation: Equation, given: list[Traced]) -> list[Traced]:

@@ -1,8 +1,8 @@
-"""Propagates NaN through operations, for records that may be missing.
+"""Rules for NaN, for records that may be missing.
 
 Records may be missing if their bounds say so (`Interval(low, high, missing=True)`). A missing
-record is NaN. Operations without a rule in this file refuse arrays that may contain NaN, for
-example sums, sorts and casts to integers. The rules of comparisons, logic and choices are in
+record is NaN. Operations without a rule in this file, such as sums, sorts and casts to integers,
+refuse arrays that may contain NaN. The rules of comparisons, logic and choices are in
 `_choices.py`.
 """
 
@@ -24,7 +24,8 @@ from dpjax.proving._value import (
     result_of,
 )
 
-# rule(parameters, operands, found): the result. `found` is the result for operands without NaN.
+# rule(parameters, operands, found) returns the result of an operation, where `found` is the result
+# for operands without NaN.
 Rule = Callable[[Any, Sequence[Abstract], Abstract], Abstract]
 
 
@@ -34,7 +35,10 @@ def by_rule(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> A
 
 
 def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The result is NaN exactly where an operand is NaN, because all other numbers are finite."""
+    """Returns the result, which is NaN exactly where an operand is NaN.
+
+    All other numbers are finite, so they do not give NaN.
+    """
     if parameters.get("y") == 0:
         raise RefusalError("the power 0 of NaN is not supported in proofs")
     nan = frozenset[Source]().union(*(x.nan for x in operands))
@@ -42,9 +46,10 @@ def arithmetic(parameters: Any, operands: Sequence[Abstract], found: Abstract) -
 
 
 def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """If one operand is NaN, some devices return NaN, others the other operand.
+    """Returns the result of a maximum or minimum of operands that may be NaN.
 
-    The result covers both.
+    If one operand is NaN, some devices return NaN, and others return the other operand. The result
+    includes both cases.
     """
     xs = aligned(*operands)
     if not all(x.is_finite for x in xs):
@@ -64,7 +69,10 @@ def extremum(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> 
 
 
 def rearranged(parameters: Any, operands: Sequence[Abstract], found: Abstract) -> Abstract:
-    """The operation moves entries to other indices, so the result is a new source of NaN."""
+    """Returns the result of an operation that moves entries to other indices.
+
+    So the result is a new source of NaN.
+    """
     return dataclasses.replace(found, nan=Source.new())
 
 
@@ -72,7 +80,7 @@ _ARITHMETIC = "add add_any sub mul div neg abs square integer_pow"
 _SAME = "convert_element_type stop_gradient copy copy_p"
 _BY_RULE = "lt gt le ge eq ne lt_to is_finite select_n"
 _REARRANGED = "broadcast_in_dim reshape squeeze transpose slice split concatenate stack tile rev"
-# These dicts are keyed by the name of the primitive.
+# Rules by the name of the primitive.
 RULES: dict[str, Rule] = {
     **dict.fromkeys((_ARITHMETIC + " " + _SAME).split(), arithmetic),
     **dict.fromkeys(("max", "min"), extremum),
@@ -82,7 +90,9 @@ RULES: dict[str, Rule] = {
 
 
 def checked(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """Returns the result if its bounds let an entry move wherever an operand may become NaN.
+    """Returns the result, if its bounds are valid where an operand may become NaN.
+
+    Wherever this may happen, the bounds must allow the entry of the result to change.
 
     Raises:
         RefusalError: if its bounds do not allow this. For example, 0 x is 0 for every number x, but

@@ -1,15 +1,15 @@
 """A lemma for clipping by the l2 norm: quotients or products whose rows are in a ball.
 
-Two forms are recognized:
+The lemma recognizes two forms:
 
 - x / v with v >= alpha ||x||. An example is v = max(1, ||x|| / C), with alpha = 1 / C.
 - x f with f <= beta / ||x||. An example is f = min(1, C / (||x|| + eps)), with beta = C.
 
-The norm runs over some axes of x, and the other axes index *groups*. The norm of each group of the
-result is at most 1 / alpha, or beta. Every axis of v or f must be an axis of x, so that each group
+The norm is over some axes of x. The other axes index *groups*. The norm of each group of the result
+is at most 1 / alpha, or at most beta. Every axis of v or f must be an axis of x, so that each group
 is divided by its own norm.
 
-In a layer norm, x is an array minus its means, and the program may compute that difference a second
+In a layer norm, x is an array minus its means, and the program may compute this difference a second
 time for the norm. The two results differ by rounding, which `_apart` bounds.
 """
 
@@ -38,7 +38,7 @@ Values = Mapping[jex.Var, Abstract | None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scope:
-    """A program: the operation that computes each variable, and the inputs from the caller."""
+    """A program: the operation that computes each variable, and inputs that the caller passes."""
 
     made: Made
     inputs: "Mapping[jex.Var, At]"
@@ -48,7 +48,7 @@ At: TypeAlias = tuple[Atom, Scope]
 
 
 class _Node(NamedTuple):
-    """A variable, and the operation that computes it, if any."""
+    """A variable, with the operation that computes it, if there is one."""
 
     atom: Atom
     scope: Scope
@@ -64,9 +64,10 @@ class _Node(NamedTuple):
 
 
 class _Norm(NamedTuple):
-    """`factor` times the norm of x over the axes `summed`.
+    """`factor` times the norm of x over the axes `summed`, as it occurs in an array.
 
-    Axis k of the array that contains it is axis `places[k]` of x, or None for a repeated axis.
+    Axis k of this array is axis `places[k]` of x, or None if the array repeats the norm along axis
+    k.
     """
 
     factor: float
@@ -84,18 +85,18 @@ def _is_minus_zero(number: float) -> bool:
 
 
 def _is_small(number: float) -> bool:
-    """Whether a number is a small integer, whose differences are exact in float32."""
+    """Whether a number is a small integer. Differences of such integers are exact in float32."""
     return number.is_integer() and 0 <= number < _SMALL
 
 
 def _sum_of(atom: Atom, equation: Equation) -> _Norm:
-    """A sum over axes of an array, as a `_Norm` of factor 1."""
+    """Returns a sum over axes of an array, as a `_Norm` with factor 1."""
     axes = tuple(equation.params["axes"])
     return _Norm(1.0, axes, tuple(k for k in range(len(aval(atom).shape)) if k not in axes))
 
 
 def _repeated(equation: Equation, norm: _Norm) -> _Norm:
-    """The norm after `broadcast_in_dim`."""
+    """Returns the norm after a `broadcast_in_dim`."""
     before, after = aval(equation.invars[0]).shape, aval(equation.outvars[0]).shape
     places: list[int | None] = [None] * len(after)
     for old, new in enumerate(equation.params["broadcast_dimensions"]):
@@ -105,14 +106,14 @@ def _repeated(equation: Equation, norm: _Norm) -> _Norm:
 
 @dataclasses.dataclass
 class Search:
-    """A search for the norm of x, from the denominator or factor back to its operands.
+    """A search for the norm of x: from a denominator or factor back through its operands.
 
     Attributes:
         x: the array that is clipped.
         root: the program that clips it.
-        values: the abstract values of variables of the root.
-        steps: the number of operations that the search has passed, for the rounding error.
-        loose: whether a variable that `above` found may be large although x is 0.
+        values: the abstract values of the variables of `root`.
+        steps: how many operations the search has passed, which bounds the rounding error.
+        loose: whether a variable for which `above` found a norm may be large although x is 0.
     """
 
     x: Atom
@@ -122,7 +123,7 @@ class Search:
     loose: bool = False
 
     def node(self, at: At) -> _Node:
-        """The operation that computes a variable, even if it is in an inner program."""
+        """Returns the operation that computes a variable, even if it is in an inner program."""
         atom, scope = at
         while True:
             self.steps += 1
@@ -135,7 +136,7 @@ class Search:
             if equation is None or equation.primitive.name not in JITS:
                 return _Node(atom, scope, equation)
             inner, consts = parts(called(equation))
-            if consts:  # The values of the inner program's constants are not known here.
+            if consts:  # The values of the constants in the inner program are not known here.
                 return _Node(atom, scope)
             outer = [(operand, scope) for operand in equation.invars]
             made = {v: e for e in inner.eqns for v in e.outvars}
@@ -144,14 +145,15 @@ class Search:
 
     @functools.cached_property
     def centered(self) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If x is an array minus its means over some axes, this array and the axes."""
+        """If x is an array minus its means over some axes: this array, and the axes. Else None."""
         return self.less_its_means((self.x, self.root))
 
     def less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
-        """If a variable is an array minus its means, this array and the axes."""
+        """If a variable is an array minus its means over some axes: this array, and the axes."""
         steps, self.steps = self.steps, 0
         found = self._less_its_means(at)
-        self.steps = steps  # `_apart` bounds the rounding of a centered array.
+        # The rounding of a centered array is bounded by `_apart`, so these steps do not count.
+        self.steps = steps
         return found
 
     def _less_its_means(self, at: At) -> tuple[jex.Var, tuple[int, ...]] | None:
@@ -169,14 +171,14 @@ class Search:
         return (whole, mean.summed) if along and mean.factor == 1 / count else None
 
     def mean(self, at: At, whole: Atom) -> _Norm | None:
-        """A sum of the array `whole` over some axes, times a factor; None for other variables."""
+        """Returns the sum of the array `whole` over some axes, times a factor; else None."""
         node = self.node(at)
         if node.name == "reduce_sum" and self.node(node.operands[0]).atom is whole:
             return _sum_of(whole, node.equation)
         return self.moved(node, lambda at: self.mean(at, whole))
 
     def number(self, at: At) -> float | None:
-        """The public number that fills an array; None for other arrays."""
+        """Returns the public number that all entries of an array equal; None if there is none."""
         node = self.node(at)
         if isinstance(node.atom, jex.Literal):
             literal = np.asarray(node.atom.val, aval(node.atom).dtype)
@@ -187,14 +189,14 @@ class Search:
             return first if (known.low == first).all() else None
         if node.name not in ("convert_element_type", "broadcast_in_dim"):
             return None
-        # A cast to float changes a number by rounding, which the lemma includes. A cast to an
-        # integer may turn 1.9 into 1.
+        # A cast to float rounds the number, which the lemma's error includes. A cast to an integer
+        # may turn 1.9 into 1.
         dtype = np.dtype(aval(node.equation.outvars[0]).dtype)
         is_float = dtype.kind == "f" and dtype.itemsize >= 4
         return self.number(node.operands[0]) if is_float else None
 
     def computed(self, at: At) -> float | None:
-        """A public number, or a difference or comparison of small integers, which is exact."""
+        """Returns a public number, or an exact difference or comparison of small integers."""
         if (number := self.number(at)) is not None:
             return number
         node = self.node(at)
@@ -213,7 +215,7 @@ class Search:
         return self.centered is not None and self.less_its_means(at) == self.centered
 
     def squared(self, at: At) -> At | None:
-        """The array a, if the variable is a^2."""
+        """Returns the array a if the variable is a^2; otherwise None."""
         node = self.node(at)
         power = node.equation.params.get("y") if node.name == "integer_pow" else None
         if node.name == "square" or power == 2:
@@ -222,7 +224,7 @@ class Search:
         return node.operands[0] if same else None
 
     def squares(self, at: At) -> tuple[bool, _Norm | None]:
-        """Whether a variable is a sum of squares, and the norm of x if x is among the roots."""
+        """Returns whether a variable is a sum of squares, and the norm of x if x is in it."""
         if (known := self.number(at)) is not None:
             return known >= 0 and not _is_minus_zero(known), None
         node = self.node(at)
@@ -230,7 +232,8 @@ class Search:
         if name == "broadcast_in_dim":
             sure, norm = self.squares(operands[0])
             return sure, None if norm is None else _repeated(node.equation, norm)
-        # `jnp.var` and `jnp.std` contain a choice by whether n - ddof is above 0, which is known.
+        # `jnp.var` and `jnp.std` choose between two cases by whether n - ddof is above 0, which is
+        # public.
         if name == "select_n" and (place := self.computed(operands[0])) is not None:
             return self.squares(operands[1 + int(place)])
         if name == "div" and (number := self.computed(operands[1])) is not None:
@@ -238,7 +241,8 @@ class Search:
             if norm is None or not 2.0**-60 <= number <= 2.0**60:
                 return False, None
             return sure, norm._replace(factor=norm.factor / math.sqrt(number))
-        # A maximum is at least its operand, so a lower bound on the operand bounds the maximum too.
+        # A maximum is at least as large as its operand, so a lower bound on the operand is also one
+        # on the maximum.
         if name == "max":
             self.loose = True
             for one, other in (operands, operands[::-1]):
@@ -250,7 +254,7 @@ class Search:
             found = list(map(self.squares, operands))
             norms = [norm for _, norm in found if norm is not None]
             # Adding other squares only makes the sum larger. If the sum contains two norms of x,
-            # they must agree.
+            # they must be the same.
             same = bool(norms) and all(norm == norms[0] for norm in norms)
             return all(sure for sure, _ in found), norms[0] if same else None
         squared = self.squared(operands[0]) if name == "reduce_sum" else None
@@ -258,7 +262,7 @@ class Search:
             return False, None
         if self.is_x(squared):
             return True, _sum_of(self.x, node.equation)
-        # Here whole rows were reshaped to vectors before they were squared.
+        # Here, each record was reshaped to a vector before it was squared.
         shape, flat = aval(self.x).shape, self.node(squared)
         rows = (shape[0], math.prod(shape[1:])) if shape else ()
         if flat.name != "reshape" or aval(flat.equation.outvars[0]).shape != rows:
@@ -267,7 +271,7 @@ class Search:
         return True, _Norm(1.0, tuple(range(1, len(shape))), (0,)) if whole else None
 
     def above(self, at: At) -> _Norm | None:
-        """A multiple of the norm of x that is a lower bound of the variable."""
+        """Returns a multiple of the norm of x that is a lower bound on a variable; else None."""
         node = self.node(at)
         if node.name == "sqrt":
             sure, norm = self.squares(node.operands[0])
@@ -281,7 +285,7 @@ class Search:
         return self.moved(node, self.above)
 
     def below_reciprocal(self, at: At) -> _Norm | None:
-        """If the variable is at most beta over the norm of x, the norm with the factor beta."""
+        """Returns the norm of x with a factor beta, if a variable is at most beta over it."""
         node = self.node(at)
         if node.name == "min":
             for one, other in (node.operands, node.operands[::-1]):
@@ -290,8 +294,9 @@ class Search:
                 if number is not None and number > 0:
                     return self.below_reciprocal(one)
         if node.name == "select_n" and (chosen := self.when_long(node)) is not None:
-            # `most.factor` bounds the norm of x in the first case. There the factor is a constant,
-            # so the norm of the product is at most `number * most.factor`.
+            # `most.factor` bounds the norm of x in the case of a small norm. In this case the
+            # factor is the constant `number`, so the norm of the product is at most `number *
+            # most.factor`.
             most, short, long = chosen
             number, norm = self.number(short), self.below_reciprocal(long)
             if number is None or number <= 0 or norm is None or not norm.is_of(most):
@@ -308,12 +313,12 @@ class Search:
         return self.moved(node, self.below_reciprocal)
 
     def when_long(self, node: _Node) -> "tuple[_Norm, At, At] | None":
-        """A choice by whether the norm of x exceeds a number, up to rounding.
+        """Analyzes a choice by whether the norm of x exceeds a number, up to rounding.
 
         Returns:
-            The norm, whose factor is the largest norm of x for which the first case is chosen; the
-            case of a small norm, and the case of a large norm. None for other choices. If `loose`,
-            the case of a large norm may also be chosen for a smaller norm.
+            The norm, whose factor is the largest norm of x for which the case of a small norm is
+            chosen; the case of a small norm; and the case of a large norm. None for other choices.
+            If `loose` is set, the case of a large norm may also be chosen if the norm is smaller.
         """
         at, *cases = node.operands
         if len(cases) != 2:
@@ -336,7 +341,7 @@ class Search:
         return None
 
     def multiple(self, at: At) -> float | None:
-        """The factor, if the variable is x times a positive public number."""
+        """Returns the factor if a variable is x times a positive public number; otherwise None."""
         if self.is_x(at):
             return 1.0
         node = self.node(at)
@@ -347,9 +352,10 @@ class Search:
         return None
 
     def shortened(self, at: At) -> "tuple[_Norm, At, float | None] | None":
-        """If x is divided by its norm, the norm with the length of the result, and the divisor.
+        """If x is divided by its norm: the norm with the length of the result, and the divisor.
 
-        The third value is the factor of x in a quotient; None if x is multiplied.
+        The third value is the factor of x in a quotient, or None if x is multiplied by a
+        reciprocal.
         """
         node = self.node(at)
         if node.name == "div" and (factor := self.multiple(node.operands[0])) is not None:
@@ -362,11 +368,11 @@ class Search:
         return None
 
     def moved(self, node: _Node, of: Callable[[At], _Norm | None]) -> _Norm | None:
-        """Skips operations that scale an array by a public number, or repeat it.
+        """Skips an operation that scales an array by a public number, or repeats it.
 
         Args:
             node: the operation.
-            of: finds the norm or sum in the operand.
+            of: a function that finds the norm or sum in the operand.
         """
         name = node.name
         if name in OPERATIONS and OPERATIONS[name].rule is layout.same:
@@ -386,7 +392,7 @@ class Search:
 
 
 def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
-    """The value of a quotient or product, if it clips an operand by its norm."""
+    """Returns the value of a quotient or product, if it clips an operand by its norm."""
     root, divides = Scope(made, {}), equation.primitive.name == "div"
     pairs = [equation.invars] if divides else [equation.invars, equation.invars[::-1]]
     for first, second in pairs:
@@ -397,8 +403,8 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
             continue
         search = Search(first, root, values)
         norm = (search.above if divides else search.below_reciprocal)((second, root))
-        # A factor that may be 0 or negative is not a clip: the search bounds the factor from one
-        # side only.
+        # If a factor may be 0 or negative, the operation is not a clip: the search bounds the
+        # factor from one side only.
         if norm is not None and by.low.min() > 0 and _is_along(norm, x, by.shape):
             slack = _apart(search, x, norm)
             return None if slack is None else _clip(x, by, norm, slack, divides=divides)
@@ -406,7 +412,7 @@ def clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
 
 
 def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
-    """Whether each group of x is divided by its own norm, and is part of one record."""
+    """Whether each group of x is divided by its own norm, and belongs to a single record."""
     if len(shape) != len(x.shape) or len(norm.places) != len(shape) or x.axis in norm.summed:
         return False
     groups = [k for k, size in enumerate(x.shape) if k not in norm.summed and size > 1]
@@ -414,12 +420,12 @@ def _is_along(norm: _Norm, x: Abstract, shape: tuple[int, ...]) -> bool:
 
 
 def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
-    """A bound on the difference of two norms: of x, and of the array that the program squares.
+    """Bounds the difference of the norm of x and the norm of the array that is squared.
 
-    These arrays are two uses of x, or x is an array minus its means and the program computes it
-    twice. In the second case, let M be the largest magnitude in the array, and k the number of
-    entries in a mean. The error of an entry of x is (gamma_k + 16 u) M, plus the distance of two
-    uses of the array.
+    Either this array is another use of x. Or x is an array minus its means, and the program
+    computes the difference twice. In the second case, let M be the largest magnitude in the array,
+    and k the number of entries in a mean. The error of an entry of x is at most (gamma_k + 16 u) M,
+    plus the distance of two uses of the array.
     """
     count = math.prod(x.shape[axis] for axis in norm.summed)
     uses = x.apart * math.sqrt(count)
@@ -436,7 +442,7 @@ def _apart(search: Search, x: Abstract, norm: _Norm) -> float | None:
 
 
 def sum_of_clipped(made: Made, equation: Equation, values: Values) -> Abstract | None:
-    """The value of sum_i f_i x_i over the records, if f_i x_i clips record i by its norm."""
+    """Returns the value of sum_i f_i x_i over records, if f_i x_i clips record i by its norm."""
     contracted, batch = equation.params["dimension_numbers"]
     if contracted != ((0,), (0,)) or batch != ((), ()):
         return None
@@ -462,10 +468,12 @@ def sum_of_clipped(made: Made, equation: Equation, values: Values) -> Abstract |
 
 
 def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstract | None:
-    """The value of where(||x|| > c, x / ||x||, x): a row whose norm is at most c, or a unit vector.
+    """Returns the value of where(||x|| > c, x / ||x||, x), whose rows have bounded norms.
 
-    The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may
-    hold although x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
+    Each row either has a norm of at most c, or is a unit vector.
+
+    The quotient may be NaN where the norm is 0, but it is not chosen there. If the condition may be
+    true although x is 0, as for max(||x||, 5) > c, the divisor must be above 0.
     """
     root, output = Scope(made, {}), equation.outvars[0]
     for atom in equation.invars:
@@ -491,7 +499,7 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
         least, lowest, factor = most.factor / 2, float(by.low.min()), found[2]
         if loose and (factor is None or lowest <= 0):
             continue
-        if loose and factor is not None:  # Only the divisor bounds the error of a quotient.
+        if loose and factor is not None:  # The divisor alone bounds the error of the quotient.
             least = min(least, lowest * found[0].factor / factor)
         radius = _radius(x, most, slack, least, length)
         return None if radius is None else _in_ball(x, by, most, radius)
@@ -499,9 +507,9 @@ def clipped_by_choice(made: Made, equation: Equation, values: Values) -> Abstrac
 
 
 def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) -> Abstract | None:
-    """The value of min(a, c / ||x||), whose quotient is infinite where the norm is 0.
+    """Returns the value of min(a, c / ||x||), whose quotient is infinite where the norm is 0.
 
-    A root of a sum of squares is never -0. So the quotient is c / ||x|| > 0 or infinity.
+    The root of a sum of squares is never -0. So the quotient is c / ||x|| > 0 or +infinity.
     """
     root = Scope(made, {})
     search = Search(equation.outvars[0], root, values)
@@ -528,7 +536,10 @@ def at_most_one_over_the_norm(made: Made, equation: Equation, values: Values) ->
 
 
 def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float) -> float | None:
-    """The length of x over its norm, where the norm is at least `least`, with rounding."""
+    """Bounds the norm of x over its computed norm, if the latter is at least `least`.
+
+    `length` is the bound without rounding.
+    """
     count = math.prod(x.shape[k] for k in norm.summed)
     theta = _error(x, count)
     vanished = 2 * math.sqrt(2 * count * rounding.tiny(x.dtype))
@@ -538,15 +549,19 @@ def _radius(x: Abstract, norm: _Norm, slack: float, least: float, length: float)
 
 
 def _error(x: Abstract, count: int) -> float:
-    """The relative error of a norm."""
-    units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)  # One rsqrt.
+    """Returns the relative error of a computed norm of `count` numbers."""
+    # The elementary function is one rsqrt.
+    units = rounding.DIVISION * _MOST_STEPS + rounding.elementary(x.dtype)
     return rounding.sum_units(count, x.dtype) + units * rounding.unit(x.dtype)
 
 
 def _clip(
     x: Abstract, by: Abstract, norm: _Norm, slack: float, *, divides: bool
 ) -> Abstract | None:
-    """The clipped value. The norm has a relative error theta, and tiny squares may underflow."""
+    """Returns the value of the clipped array. Its bound includes the rounding of the norm.
+
+    The norm has a relative error theta, and tiny squares may underflow.
+    """
     count = math.prod(x.shape[k] for k in norm.summed)
     theta = _error(x, count)
     if theta > 2.0**-8:
@@ -555,8 +570,8 @@ def _clip(
     if divides:
         radius = (1 / norm.factor + (vanished + slack) / float(by.low.min())) / (1 - theta)
     else:
-        # Groups with a norm below `short` remain short after scaling. For groups with a larger
-        # norm, underflow is negligible.
+        # Groups with a norm below `short` remain short after scaling. For groups with larger norms,
+        # underflow is negligible.
         short = 2.0**20 * vanished
         most = float(by.high.max()) * (1 + theta)
         radius = max(norm.factor / (1 - 2 * theta - 2.0**-20), short * most) + slack * most
@@ -564,7 +579,7 @@ def _clip(
 
 
 def _in_ball(x: Abstract, by: Abstract, norm: _Norm, radius: float) -> Abstract:
-    """An array with the groups of x, whose norms are at most a radius."""
+    """Returns an array like x, in which the norm of each group is at most `radius`."""
     count = math.prod(x.shape[k] for k in norm.summed)
     groups = math.prod(s for k, s in enumerate(x.shape) if k not in norm.summed and k != x.axis)
     radius = float(rounding.up(radius)) + 64 * count * rounding.tiny(x.dtype)

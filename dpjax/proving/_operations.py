@@ -1,4 +1,4 @@
-"""The table of operations: one row for each JAX primitive that a proof knows."""
+"""The table of operations: one row for each JAX primitive that proofs support."""
 
 import functools
 from collections.abc import Callable
@@ -32,22 +32,22 @@ POWER, CONTRACTION, REDUCTION = Merging("power"), Merging("contraction"), Mergin
 
 
 class Operation(NamedTuple):
-    """The facts about one JAX primitive that a proof uses.
+    """The facts about one JAX primitive that proofs use.
 
     Attributes:
-        rule: computes the abstract value of the result, or a list for several results. It takes the
+        rule: computes the abstract value of the result, or a list of several. Its arguments are the
             abstract values of the operands and, by keyword, the parameters of the primitive. If it
-            is None, the operation is refused. The rule of `scan` is in the walk.
+            is None, the operation is refused. The rule of `scan` is part of the walk.
         slots: how the result depends on slots. If it is None, the operands must be public under
             add-or-remove-one.
         merging: how a compiler may merge the operation with others. `ANY` allows every kind of
             merging.
-        tighter: under add-or-remove-one, computes a tighter bound on the result.
+        tighter: computes a tighter bound on the result, under add-or-remove-one.
         narrow: whether the rule accepts floats of 16 bits.
         cpu_only: whether the bound on its rounding is valid on CPUs only.
-        remedy: the advice of the message if the operation is refused.
-        instead: the advice of `explain()` if the bound is much larger than the moves over random
-            neighbors.
+        remedy: what to do instead, for the error message if the operation is refused.
+        instead: what to do instead, for `explain()` if the bound is much larger than the changes
+            over random neighbors.
     """
 
     rule: Callable[..., Abstract | list[Abstract]] | None = None
@@ -112,7 +112,7 @@ OPERATIONS: dict[str, Operation] = {
     "sqrt": Operation(elementwise.square_root, at_one_place, instead=_ROOT),
     "sin": Operation(partial(elementwise.wave, peak=np.pi / 2), at_one_place, NEVER_UNDONE),
     "cos": Operation(partial(elementwise.wave, peak=0.0), at_one_place, NEVER_UNDONE),
-    # Steps, comparisons, logic, choices.
+    # Steps, comparisons, logic, and choices.
     "floor": Operation(partial(elementwise.steps, np.floor), at_one_place, NEVER_UNDONE),
     "ceil": Operation(partial(elementwise.steps, np.ceil), at_one_place, NEVER_UNDONE),
     "round": Operation(partial(elementwise.steps, np.round), at_one_place, NEVER_UNDONE),
@@ -135,7 +135,7 @@ OPERATIONS: dict[str, Operation] = {
     "stop_gradient": Operation(layout.same, at_one_place, MOVES, narrow=True),
     "copy": Operation(layout.same, at_one_place, MOVES, narrow=True),
     "copy_p": Operation(layout.same, at_one_place, MOVES, narrow=True),
-    # Sums, products, extrema, sorts.
+    # Sums, products, extrema, and sorts.
     "reduce_sum": Operation(reductions.sum_over, slots.reduced, REDUCTION),
     "reduce_max": Operation(partial(reductions.extremum_over, largest=True), slots.reduced, MOVES),
     "reduce_min": Operation(partial(reductions.extremum_over, largest=False), slots.reduced, MOVES),
@@ -158,7 +158,7 @@ OPERATIONS: dict[str, Operation] = {
     "reduce_window_sum": Operation(windows.pooled_sum),
     "reduce_window_max": Operation(partial(windows.pooled_extremum, largest=True), merging=MOVES),
     "reduce_window_min": Operation(partial(windows.pooled_extremum, largest=False), merging=MOVES),
-    # Moves of entries.
+    # Rearrangements of entries.
     "broadcast_in_dim": Operation(layout.broadcast, slots.broadcast, MOVES, narrow=True),
     "reshape": Operation(layout.reshape, slots.reshaped, MOVES, narrow=True),
     "squeeze": Operation(layout.squeeze, slots.squeezed, MOVES, narrow=True),
@@ -172,7 +172,7 @@ OPERATIONS: dict[str, Operation] = {
     "rev": Operation(layout.reverse, slots.reversed_, MOVES),
     "pad": Operation(layout.pad, merging=MOVES),
     "iota": Operation(layout.iota, slots.numbered),
-    # Places.
+    # Gathers and scatters.
     "gather": Operation(places.gather, slots.gathered, _LOOKUP, slots.tight_lookup),
     "scatter-add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
     "scatter_add": Operation(places.scatter_add, slots.scattered, PLACES, slots.tight_sums),
@@ -181,13 +181,13 @@ OPERATIONS: dict[str, Operation] = {
     "scatter-min": Operation(partial(places.scatter_extremum, largest=False), slots.scattered,
                              PLACES),
     "scatter": Operation(places.scatter_set, slots.scattered, PLACES),
-    # Loops. For `scan`, the walk visits its body: see _loops.py.
+    # Loops. The walk visits the body of a `scan`; see _loops.py.
     "scan": Operation(remedy=_STEPS, instead=_FEWER),
     "while": Operation(remedy=_WHILE),
-    # For `cond`, the walk visits its branches: see _walk.py.
+    # The walk visits the branches of a `cond`; see _walk.py.
     "cond": Operation(remedy="choose with jnp.where"),
     "platform_index": Operation(layout.platform_index, slots.platform),
-    # No rule.
+    # Operations without a rule.
     "pure_callback": Operation(remedy="write it in JAX"),
     "fft": Operation(remedy=_WAVES),
     "reduce_prod": Operation(remedy=_LOGARITHMS),
@@ -198,11 +198,11 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def operation_of(name: str) -> Operation:
-    """The row of a primitive. A primitive without a row has no rule."""
+    """Returns the row of a primitive. A primitive that is not in the table has no rule."""
     return OPERATIONS.get(name, Operation())
 
 
 @functools.lru_cache(maxsize=64)
 def runs_on_cpu_only(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a proof of this program is valid on CPUs only."""
+    """Whether a proof about this program is valid on CPUs only."""
     return any(operation_of(name).cpu_only for name in primitives(jaxpr))

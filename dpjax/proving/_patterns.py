@@ -1,9 +1,9 @@
-"""Recognizes subprograms that compute a known function, for which there is a lemma.
+"""Recognizes subprograms that compute a known function for which there is a lemma.
 
-JAX inlines some functions, such as `jax.nn.softmax`, into the program of their caller. Other
-functions, such as `jnp.var`, remain an inner program with a name. In both cases the known function
+JAX inlines some functions, such as `jax.nn.softmax`, into the program of the caller. Other
+functions, such as `jnp.var`, remain inner programs with a name. In both cases, the known function
 is traced on the same shapes, and the lemma applies only if both programs have the same fingerprint.
-Names only select the functions to compare with.
+Names only select which functions to compare with.
 """
 
 import dataclasses
@@ -42,18 +42,18 @@ Function = Callable[..., jax.Array]
 
 
 class Program:
-    """The operations of a program, indexed by the variables that they compute."""
+    """A program, and the operation that computes each of its variables."""
 
     def __init__(self, jaxpr: jex.Jaxpr) -> None:
         self.jaxpr = jaxpr
         self.made = {v: e for e in jaxpr.eqns for v in e.outvars}
 
     def definition(self, atom: Atom) -> Equation | None:
-        """The operation that computes a variable; None for an input, constant or literal."""
+        """Returns the operation that computes a variable; None for inputs and literals."""
         return self.made.get(atom) if isinstance(atom, jex.Var) else None
 
     def sources(self, atom: Atom, name: str) -> Iterator[Equation]:
-        """The operations of this name among the ancestors of a variable, up to a few levels."""
+        """Yields operations of this name from which a variable is computed, within a few levels."""
         seen, front = set[int](), [atom]
         for _ in range(_DEPTH):
             made = [e for e in map(self.definition, front) if e is not None and id(e) not in seen]
@@ -62,7 +62,7 @@ class Program:
             front = [x for e in made for x in e.invars]
 
     def between(self, start: jex.Var, end: jex.Var) -> jex.Jaxpr | None:
-        """The program that computes `end` from `start`; None if it needs other inputs."""
+        """Returns the program that computes `end` from `start`; None if it needs other inputs."""
         needed, chosen = {end}, set[int]()
         while needed:
             equation = self.made.get(needed.pop())
@@ -70,7 +70,7 @@ class Program:
                 return None
             if id(equation) not in chosen:
                 chosen.add(id(equation))
-                # The search stops at `start`. If it reaches another input, which no equation
+                # The search stops at `start`. If it reaches another input, which no operation
                 # computes, the result is None.
                 needed |= {x for x in equation.invars if isinstance(x, jex.Var)} - {start}
             if len(chosen) > _DEPTH:
@@ -101,17 +101,17 @@ def _traced(function: Function, *operands: Any, **static: Any) -> jex.Jaxpr:
 def _reference(
     function: Function, shape: tuple[int, ...], dtype: np.dtype, x64: bool, **static: Any
 ) -> tuple[list[str], str]:
-    """The operations of a function of one array, and its fingerprint."""
-    del x64  # It is only a key of the cache, because tracing depends on it.
+    """Returns the names of the operations of a function of one array, and its fingerprint."""
+    del x64  # `x64` is only a key of the cache, because tracing depends on it.
     whole = _traced(function, jax.ShapeDtypeStruct(shape, dtype), **static)
-    # A function under `jit` is traced to a single call of its program.
+    # A function under `jit` is traced to a single operation, which calls its inner program.
     while len(whole.eqns) == 1 and (inner := called(whole.eqns[0])):
         whole, _ = parts(inner)
     return _names(whole), digest(whole)
 
 
 def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **static: Any) -> bool:
-    """Whether a subprogram is the program of a function of x."""
+    """Whether a subprogram is the program of `function` applied to x."""
     if part is None:
         return False
     x64 = jnp.result_type(float) == jnp.float64
@@ -120,13 +120,13 @@ def _is_program_of(function: Function, part: jex.Jaxpr | None, x: Abstract, **st
 
 
 class Found(NamedTuple):
-    """The result of a lemma for a subprogram.
+    """The result of a lemma that applies to a subprogram.
 
     Attributes:
         name: the name of the lemma.
-        value: the value of the subprogram; None if rounding is too large for the lemma.
-        variance: if the subprogram is a variance or covariance, the exact variance or covariance
-            that may replace it.
+        value: the abstract value of the result; None if rounding errors are too large for the
+            lemma.
+        variance: if the subprogram is a variance or covariance, the exact one that may replace it.
         of: the variable whose variance is computed.
     """
 
@@ -137,7 +137,7 @@ class Found(NamedTuple):
 
 
 def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Found | None:
-    """The value of an inner program by a lemma; None if no lemma applies."""
+    """Returns the value of an inner program by a lemma; None if no lemma applies."""
     name = str(equation.params.get("name"))
     if name == "searchsorted":
         places = _searched(inner, operands)
@@ -167,7 +167,11 @@ def of_call(equation: Equation, inner: Any, operands: Sequence[Abstract]) -> Fou
 
 
 def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """`jnp.searchsorted` of numbers in a public array of levels, or of levels in sorted numbers."""
+    """Returns the value of `jnp.searchsorted`; None if no lemma applies.
+
+    Either the array of levels is public, or the numbers are public and the levels are sorted
+    records.
+    """
     if len(operands) != 2 or not all(y.is_finite and not y.nan for y in operands):
         return None
     levels, x = operands
@@ -183,7 +187,7 @@ def _searched(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
 
 
 def _interpolated(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
-    """`jnp.interp` of numbers between public points."""
+    """Returns the value of `jnp.interp` between public points; None if no lemma applies."""
     if len(operands) != 3 or len({x.dtype for x in operands}) != 1:
         return None
     x, places, heights = operands
@@ -197,7 +201,7 @@ def _interpolated(inner: Any, operands: Sequence[Abstract]) -> Abstract | None:
 
 
 def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
-    """The pending operations of a sum of squares or products, divided by n - correction."""
+    """Returns the pending operations of a sum of squares or products, divided by n - correction."""
     load, divisor = float(found.magnitude.max()), x.n - correction
     bits = 2 * x.pending.bits + abs(math.log2(divisor)) + 1
     return Pending.of_sum(x.n, load).having(
@@ -208,13 +212,15 @@ def _of_mean(x: Abstract, found: Abstract, correction: float = 0.0) -> Pending:
 def improved(
     program: Program, equation: Equation, values: Values, walked: Abstract | None
 ) -> Found | None:
-    """A lemma about the program that ends in an operation, with the tighter value.
+    """Returns a tighter value of an operation by a lemma about the program that ends in it.
+
+    The result is None if no lemma applies.
 
     Args:
         program: the program that contains the operation.
         equation: the operation.
-        values: the abstract values so far; None for refused operations.
-        walked: the value from the operation's rule; None if the rule refused.
+        values: the abstract values so far; None for operations that were refused.
+        walked: the value by the operation's own rule; None if the rule refused.
     """
     name = equation.primitive.name
     operands: Any = [values.get(x) for x in equation.invars if isinstance(x, jex.Var)]
@@ -264,9 +270,12 @@ def improved(
 def _outer_products(
     program: Program, equation: Equation, values: Values, walked: Abstract
 ) -> Abstract | None:
-    """The product of two arrays whose rows are repeated along different axes: a b^T for each row.
+    """Returns the value of a product of two arrays that is an outer product a b^T in each row.
 
-    The l1 and the l2 norm of such a row are products of norms. The rounding of each entry is added.
+    The rows of the two arrays are repeated along different axes.
+
+    The l1 and l2 norms of such a row are products of the norms of a and b. The rounding of each
+    entry is added.
     """
     made = [program.definition(x) for x in equation.invars]
     if any(e is None or e.primitive.name != "broadcast_in_dim" for e in made):
@@ -301,7 +310,7 @@ def _outer_products(
 
 
 def _meet(first: Abstract | None, second: Abstract) -> Abstract:
-    """The intersection of two abstract values of one array: for each bound, the tighter one."""
+    """Returns the intersection of two abstract values of one array: the tighter of each bound."""
     if first is None or first.axis != second.axis:
         return second
     low, high = np.maximum(first.low, second.low), np.minimum(first.high, second.high)
@@ -318,13 +327,13 @@ def _meet(first: Abstract | None, second: Abstract) -> Abstract:
 
 
 class Lemma(NamedTuple):
-    """A lemma about a function whose operations may occur anywhere in a program.
+    """A lemma about a function whose operations may be inlined anywhere in a program.
 
     Attributes:
         name: the name that the steps of a proof show.
         last: the name of the last operation of the function.
         function: the function.
-        bound: computes the abstract value of the function.
+        bound: computes the abstract value of the function's result.
     """
 
     name: str
@@ -336,7 +345,7 @@ class Lemma(NamedTuple):
 def _of_a_maximum(
     lemma: Lemma, program: Program, equation: Equation, values: Values
 ) -> Abstract | None:
-    """The value of softmax and similar functions, which begin with the maximum of their operand."""
+    """Returns the value of softmax or a similar function, whose first step is a maximum."""
     for maximum in program.sources(equation.outvars[0], "reduce_max"):
         variable, axes = maximum.invars[0], tuple(maximum.params["axes"])
         x = None if isinstance(variable, jex.Literal) else values.get(variable)
@@ -350,14 +359,14 @@ def _of_a_maximum(
             continue
         found, made = lemma.bound(x, axes), aval(equation.outvars[0])
         if found is not None and (found.shape, found.dtype) == (tuple(made.shape), made.dtype):
-            # The denominator is a sum of exponentials, each at most 1.
+            # The denominator is a sum of exponentials, each of which is at most 1.
             bits = x.pending.bits + math.log2(math.prod(x.shape)) + 1
             return dataclasses.replace(found, pending=x.pending.having(bits=bits, terms=1))
     return None
 
 
 def _mean(program: Program, equation: Equation, values: Values) -> Found | None:
-    """A weighted mean or a variance that a program computes without a named function."""
+    """Returns the value of a weighted mean or variance without a named function."""
     name = equation.primitive.name
     if name == "div" and (found := _weighted_mean(program, equation, values)) is not None:
         return Found("weighted mean", found)
@@ -396,7 +405,7 @@ def _weighted_mean(program: Program, equation: Equation, values: Values) -> Abst
 
 
 def _summed(program: Program, atom: Atom) -> jex.Var | None:
-    """If a variable is the sum of an array over its first axis, this array."""
+    """If a variable is the sum of an array over its first axis: this array. Otherwise None."""
     total = program.definition(atom)
     if total is None or total.primitive.name != "reduce_sum" or tuple(total.params["axes"]) != (0,):
         return None
@@ -429,8 +438,8 @@ _OF_A_MAXIMUM = [
     Lemma("log_softmax", "sub", jax.nn.log_softmax, lemmas.log_softmax),
     Lemma("logsumexp", "add", jax.nn.logsumexp, lemmas.logsumexp),
 ]
-# Maps the name of an inner program to the functions that call it, each with its lemma, and
-# with the divisor of a variance.
+# Maps the name of an inner program to the functions that call it, each with its lemma, and with a
+# function for the divisor if it is a variance.
 _Divisor = Callable[..., float]
 _CALLED: dict[str, list[tuple[Function, Callable[..., Abstract | None], _Divisor | None]]] = {
     "_var": [(lambda x: jnp.var(x, axis=0), lemmas.variance, lambda n, ddof=0.0: n - ddof)],

@@ -1,10 +1,12 @@
-"""How a compiler may merge the operations that computed an array with later ones.
+"""How a compiler may merge the operations that computed an array with later operations.
 
-XLA's algebraic simplifier rewrites programs, so rounding depends on more than one operation:
+XLA's algebraic simplifier rewrites programs. So the rounding error of a result may depend on
+several operations:
 
 - *Constants that are added.* (x + c) + d becomes x + (c + d). XLA also does this if operations
-  between the two additions cancel, such as products with 2 and with 1/2, or log and exp. So the
-  result of an operation keeps the `shift` of its operands, unless no other operation can cancel it.
+  between the two additions cancel each other, such as products with 2 and with 1/2, or log and exp.
+  So the result of an operation has the `shift` of its operands, unless no other operation can
+  cancel it.
 - *Sums.* The accumulator of a scatter or of a matrix product may start at a number that the program
   adds later. If this number is large, each of the N additions rounds a large number. A sum of sums
   may become one sum of all terms.
@@ -27,11 +29,11 @@ class Merging(NamedTuple):
     """How a compiler may merge an operation with others.
 
     Attributes:
-        kind: the group of operations that this file handles in the same way; "" for all other
+        kind: the group of operations that this file treats in the same way; "" for all other
             operations.
-        undone: whether another operation may cancel it, so that a compiler removes both.
-        dropped: whether a compiler may remove the operation by itself, such as a transpose of one
-            entry or a product with 1.
+        undone: whether another operation may cancel this one, so that a compiler removes both.
+        dropped: whether a compiler may remove the operation by itself, such as a transpose of a
+            single entry, or a product with 1.
     """
 
     kind: Literal[
@@ -48,14 +50,14 @@ PRODUCT = Merging("product", dropped=True)
 def carried(
     merging: Merging, parameters: Any, operands: Sequence[Abstract], found: Abstract
 ) -> Pending:
-    """The pending operations of a result.
+    """Returns the pending operations of a result.
 
     Raises:
-        OverflowRefusalError: if a compiler may form a number that overflows.
+        OverflowRefusalError: if a compiler may compute a number that overflows.
     """
     bits = _bits(merging, parameters, operands, found.dtype)
     flags = _flags(merging, operands, found)
-    # The rule of `add` has already computed the other fields, by `added`.
+    # The rule of `add` has already computed the other fields of `Pending`, by `added`.
     if merging.kind == "sum":
         return found.pending.having(bits=bits, **flags)
     old, new = Pending.of_all([x.pending for x in operands]), found.pending
@@ -63,7 +65,7 @@ def carried(
     if merging.kind == "power" or (merging.kind == "product" and squares):
         old = old.having(starts=frozenset((_Power(token), n) for token, n in old.starts))
     elif merging.kind == "reduction" and math.prod(found.shape) < math.prod(operands[0].shape):
-        # After the results of a power were added up, no other operation can cancel the power.
+        # After the results of a power were summed, no other operation can cancel the power.
         starts = frozenset(pair for pair in old.starts if not isinstance(pair[0], _Power))
         old = old.having(starts=starts, load=old.load if starts else 0.0)
     shift, scale = _shift(merging, operands), _scale(merging, operands)
@@ -84,13 +86,12 @@ class _Power(NamedTuple):
 
 
 def _flags(merging: Merging, operands: Sequence[Abstract], found: Abstract) -> dict[str, bool]:
-    """The flags of a result.
+    """Returns the flags of a result.
 
-    The flags of a result. If no other operation can cancel an operation, a compiler keeps the
-    operation, except comparisons of booleans. So it hides padding and truncation from the compiler.
-    But a compiler knows that for integers x - x is 0 and x == x is true, and that squares are at
-    least 0. Indices of a gather or a scatter are not entries of the result, so their truncation
-    does not matter.
+    If no other operation can cancel an operation, a compiler does not remove it, except comparisons
+    of booleans. So the operation hides padding and truncation from the compiler. But a compiler
+    knows that for integers x - x is 0 and x == x is true, and that squares are at least 0. Indices
+    of a gather or a scatter are not entries of the result, so their truncation does not matter.
     """
     flags = Pending.flags(x.pending for x in (found, *operands))
     if not merging.undone and not any(x.dtype.kind == "b" for x in operands):
@@ -123,14 +124,14 @@ def _shift(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def _scale(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """A bound on the public factor in a product or quotient; 1 for other operations."""
+    """Returns a bound on the public factor in a product or quotient; 1 for other operations."""
     if merging.kind not in ("product", "quotient"):
         return 1.0
     return _largest(operands[0]) * _largest(operands[1], inverted=merging.kind == "quotient")
 
 
 def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
-    """An entry of the public factor in a product or quotient; 1 for other operations."""
+    """Returns an entry of the public factor in a product or quotient; 1 for other operations."""
     if merging.kind not in ("product", "quotient"):
         return 1.0
     first, second = (float(x.low.flat[0]) if x.is_known else 1.0 for x in operands)
@@ -138,7 +139,7 @@ def _first_factor(merging: Merging, operands: Sequence[Abstract]) -> float:
 
 
 def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, float]:
-    """The pending operations of a + b, and the error of a + b if it becomes one sum."""
+    """Returns the pending operations of a + b, and its error if it becomes one sum."""
     xs = first, second
     shift = sum(float(x.magnitude.max()) if x.is_public else x.pending.shift for x in xs)
     starts = first.pending.starts | second.pending.starts
@@ -154,7 +155,7 @@ def added(first: Abstract, second: Abstract, dtype: np.dtype) -> tuple[Pending, 
 
 
 def flattened(x: Abstract) -> tuple[int, float]:
-    """The number of terms of an entry in a flattened sum, and the sum of their magnitudes."""
+    """Returns how many terms an entry has in a flattened sum, and the sum of their magnitudes."""
     old = x.pending
     is_sum = old.terms > 1 and abs(abs(old.factor) - 1) < 2.0**-8
     return (old.terms, old.weight) if is_sum else (1, 0.0)
@@ -163,7 +164,10 @@ def flattened(x: Abstract) -> tuple[int, float]:
 def _bits(
     merging: Merging, parameters: Any, operands: Sequence[Abstract], dtype: np.dtype
 ) -> float:
-    """The sum of |log2 f| over the public factors f of a product, which a compiler may regroup."""
+    """Returns the sum of |log2 f| over the public factors f of a product.
+
+    A compiler may multiply these factors in any order.
+    """
     kind = merging.kind
     if not rounding.is_float(dtype) or not merging.undone or not operands:
         return 0.0
@@ -194,19 +198,22 @@ def _bits(
 
 
 def _log(x: Abstract) -> float:
-    """The log2 of the largest entry, at least 0."""
+    """Returns log2 of the largest magnitude, but at least 0."""
     return math.log2(max(1.0, float(x.magnitude.max())))
 
 
 def _size(x: Abstract) -> float:
-    """The largest |log2| of an end of the range."""
+    """Returns the largest |log2| of an end of the range."""
     sizes = np.append(np.abs(x.low), np.abs(x.high))
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
     return float(np.abs(np.log2(sizes)).max()) if sizes.size else 0.0
 
 
 def _largest(x: Abstract, *, inverted: bool = False) -> float:
-    """A bound on a public factor or its inverse; 1 for private arrays, which cannot cancel."""
+    """Returns a bound on a public factor, or on its inverse.
+
+    For private arrays, which cannot cancel, the result is 1.
+    """
     sizes = x.magnitude[x.magnitude > 0]
     if not x.is_public or not sizes.size:
         return 1.0

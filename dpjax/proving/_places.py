@@ -22,21 +22,22 @@ from dpjax.proving._value import (
 )
 
 _MOST_ROWS = 128
-# The largest range of possible values of a public index that is computed in floats.
+# The largest difference of two values that a public index may have, if the program computes it in
+# floats.
 _MOST_OPEN = 4
 
 
 def gather(x: Abstract, index: Abstract, **parameters: Any) -> Abstract:
-    """Entries of an array at a public index, or rows of a table at private indices."""
+    """Returns the value of a gather: entries at a public index, or rows of a table."""
     rule = _take if index.is_public and not x.is_public else _look_up
     return rule(x, index, **parameters)
 
 
 def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
-    """The dimension numbers of a gather, as tuples of axes that can be compared.
+    """Returns the dimension numbers of a gather as tuples of axes, for comparison.
 
-    The tuples contain the axes of the operand that the gather drops, that the indices select, and
-    that are batch axes, and the axes of rows in the result.
+    The tuples have the axes of the operand that the gather drops, the axes that the indices select,
+    the batch axes, and the axes of rows in the result.
     """
     dropped, chosen = numbers.collapsed_slice_dims, numbers.start_index_map
     return tuple(map(tuple, (dropped, chosen, numbers.operand_batching_dims, numbers.offset_dims)))
@@ -45,9 +46,9 @@ def _form_of(numbers: Any) -> tuple[tuple[int, ...], ...]:
 def _look_up(
     table: Abstract, places: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """Rows of a table at private indices. A row moves if its index moves.
+    """Returns the value of rows of a table at private indices. A row changes if its index does.
 
-    If the table is private, only its range bounds how far a row moves.
+    If the table is private, only its range bounds how much a row changes.
     """
     batch, size = places.shape[:-1], table.shape[1:]
     rows = range(len(batch), len(batch) + len(size))
@@ -71,7 +72,7 @@ def _look_up(
     each_row = len(batch) == 1 and places.axis == 0
     farthest = math.inf
     if each_row and len(rows) <= _MOST_ROWS:
-        # Adding 2^-400 covers squares of tiny numbers, which underflow to 0 on the host.
+        # Adding 2^-400 covers squares of tiny numbers that underflow to 0 on the host.
         apart = float(np.linalg.norm(rows[:, None] - rows[None], axis=-1).max())
         farthest = apart * (1 + 2.0**-30) + 2.0**-400 + flush * rows.shape[1]
 
@@ -90,7 +91,7 @@ def _look_up(
 
 
 def _anywhere(table: Abstract, shape: Sequence[int], ahead: int) -> Abstract:
-    """Rows of a private table at any indices."""
+    """Returns the value of rows of a private table at any indices."""
     ones = (1,) * ahead
     low, high = table.low.min(0), table.high.max(0)
     low, high = low.reshape((*ones, *low.shape)), high.reshape((*ones, *high.shape))
@@ -101,11 +102,11 @@ def _anywhere(table: Abstract, shape: Sequence[int], ahead: int) -> Abstract:
 def _take(
     x: Abstract, index: Abstract, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
 ) -> Abstract:
-    """All entries at public indices of an axis, such as order statistics of sorted records.
+    """Returns the value of entries at public indices of an axis, such as order statistics.
 
-    If the program computes an index in floats, several values of the index are possible. But it is
-    the same on both databases. If an entry is taken m times, its moves count m times in l1, and
-    sqrt(m) times in l2.
+    If the program computes an index in floats, the index may have several values. But it has the
+    same value on both databases. If an entry is taken m times, its change counts m times in the l1
+    norm, and sqrt(m) times in the l2 norm.
     """
     axes: Any = tuple(dimension_numbers.start_index_map)
     every = tuple(range(len(x.shape)))
@@ -159,7 +160,7 @@ def _take(
 
 
 def _entries(x: Abstract, index: Abstract) -> Abstract:
-    """Single entries at known places, such as a diagonal."""
+    """Returns the value of single entries at known indices, such as a diagonal."""
     check_places(index, max(x.shape))
     if not index.is_known or len(index.shape) != 2:
         raise RefusalError(
@@ -186,10 +187,10 @@ def _entries(x: Abstract, index: Abstract) -> Abstract:
 def check_scatter(
     start: Abstract, places: Abstract, updates: Abstract, numbers: Any, mode: Any
 ) -> tuple[tuple[int, ...], int]:
-    """The shape of the row of each record, and the shape of the places.
+    """Returns the shape of the row of each record, and the number of places.
 
     Raises:
-        RefusalError: if this is not a scatter of one number or row of each record to one place.
+        RefusalError: unless the scatter adds one number or row of each record at one place.
     """
     n, axes = updates.shape[0], places.shape[-1]
     size, leading = start.shape[axes:], start.shape[:axes]
@@ -224,7 +225,10 @@ def check_scatter(
 
 
 def moved_rows(places: Abstract, updates: Abstract, size: Sequence[int], off: float = 0.0) -> Moves:
-    """How far exact sums by place move, if each number of a record has an error up to `off`."""
+    """Returns how much exact sums by place change.
+
+    Each number of a record has an error of up to `off`.
+    """
     d, width = updates.changed, math.prod(size)
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size)) + off
     each = d.each.max(axis=0, keepdims=True)
@@ -243,11 +247,11 @@ def scatter_extremum(
     dimension_numbers: Any, mode: Any, unique_indices: bool = False,
     indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """The largest or least number of the records at each place, as in `jax.ops.segment_max`.
+    """Returns the value of an extremum of the records at each place, as `jax.ops.segment_max`.
 
-    If the place of a record changes, the extrema of its old and its new place may move. So at most
-    two rows move, each within its range. If the place does not change, only the row of this place
-    moves, by at most as much as the record.
+    If the place of a record changes, the extrema of its old and its new place may change. So at
+    most two rows change, each within its range. If the place does not change, only the row of this
+    place changes, by at most as much as the record.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError(
@@ -290,9 +294,10 @@ def scatter_set(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
     unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Writes one public number at a place of each record.
+    """Returns the value of a scatter that writes one public number at the place of each record.
 
-    Different numbers are refused, because the order of writes to one place is not defined.
+    If the numbers may differ, the scatter is refused, because the order of writes to one place is
+    not defined.
     """
     known = updates.is_known and bool((updates.low == updates.low.flat[0]).all())
     if not known or not start.is_known:
@@ -304,8 +309,8 @@ def scatter_set(
     kept: dict[str, Any] = {"dimension_numbers": dimension_numbers, "mode": mode}
     kept |= {"unique_indices": unique_indices, "indices_are_sorted": indices_are_sorted}
     ends = np.minimum(start.low, number), np.maximum(start.high, number)
-    # A row keeps its start value or becomes the public number. So it stays within `ends`, as for an
-    # extremum.
+    # A row either keeps its start value or becomes the public number. So it is within `ends`, as in
+    # a scatter of extrema.
     reach = dataclasses.replace(start, low=ends[0], high=ends[1])
     return scatter_extremum(reach, places, updates, largest=True, **kept)
 
@@ -314,12 +319,12 @@ def scatter_add(
     start: Abstract, places: Abstract, updates: Abstract, *, dimension_numbers: Any, mode: Any,
     unique_indices: bool = False, indices_are_sorted: bool = False, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """Adds a number or row u of each record at index i of a public array, as a histogram does.
+    """Returns the value of a scatter-add of one number or row of each record, as in a histogram.
 
-    If a record with u and i is replaced by a record with u' and i', the result changes by -u at i,
-    and by u' at i'. If i and i' differ, the difference has the norm |u| + |u'| in l1, and
-    sqrt(|u|^2 + |u'|^2) in l2. If i = i', the difference is u' - u. If an index is out of bounds,
-    nothing is added there, and the difference is smaller.
+    Let u be the number or row of a record, and i its index. If u and i are replaced by u' and i',
+    the result changes by -u at i, and by u' at i'. If i and i' differ, the change has the l1 norm
+    |u| + |u'|, and the l2 norm sqrt(|u|^2 + |u'|^2). If i = i', the change is u' - u. If an index
+    is out of bounds, nothing is added, and the change is smaller.
     """
     if unique_indices or indices_are_sorted:
         raise RefusalError(
@@ -332,8 +337,8 @@ def scatter_add(
     largest = np.broadcast_to(updates.magnitude.max(axis=0, keepdims=True), (1, *size))
     sizes = rounding.up(first + n * largest)
     whole = is_exact(start.whole and updates.whole, sizes, dtype)
-    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. The entries of
-    # the result together are sums of n rows and the entries of `start`.
+    # Rounding errors: `one` for each entry, and `all_` for the sum over all entries. All entries of
+    # the result together are sums of n rows and of the entries of `start`.
     one = all_ = np.zeros_like(sizes)
     if not whole:
         gamma, flush = rounding.sum_units(n + 1, dtype), 4 * rounding.tiny(dtype) * (n + 1)
@@ -343,7 +348,7 @@ def scatter_add(
     each, l1, l2 = moved_rows(places, updates, size)
 
     def put(row: np.ndarray) -> np.ndarray:
-        """Bounds on a row, for all places."""
+        """Returns the bounds on a row in a shape that broadcasts over all places."""
         return row.reshape((1,) * axes + row.shape[1:])
 
     moved = (
@@ -357,8 +362,8 @@ def scatter_add(
         for end, row, pick in ((start.low, low, np.minimum), (start.high, high, np.maximum))
     )
     ends = rounding.widened(low, high, put(rounding.up(one + 2.0**-48 * sizes * (not whole))))
-    # If sums are exact, at most two rows change. Otherwise all may change, because a GPU may add
-    # floats in another order, so that sums of equal terms differ.
+    # If sums are exact, at most two rows change. Otherwise all of them may change, because a GPU
+    # may add floats in another order, so that sums of equal terms differ.
     counts = [2.0 * math.prod(size) if whole else math.inf] * 2
     # Exact sums are the same in every use.
     apart = 0.0 if whole and places.apart == updates.apart == 0 else math.inf

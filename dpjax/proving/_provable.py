@@ -1,8 +1,8 @@
-"""Adds a line to a sampled sensitivity: the bound that a proof would give.
+"""For sampled sensitivities: a line that says which bound a proof would give.
 
 A proof needs bounds on records, which an oracle does not state. So two ranges are tried. In the
-wide range [-2^20, 2^20], only targets that clip their records have a useful bound. The range [0, 1]
-is an example for all other targets.
+wide range [-2^20, 2^20], only targets that clip their records have a useful bound. For all other
+targets, the range [0, 1] serves as an example.
 """
 
 import functools
@@ -20,25 +20,27 @@ from dpjax._tracing._programs import Program
 from dpjax._tracing._walks import aval, equations
 from dpjax.proving._prove_sensitivity import ProvedNorm, own_bound, walked_bound
 
-# Larger programs are skipped, because their proof would take longer than 50 ms.
+# Larger programs are skipped, because their proofs would take longer than 50 ms.
 _MOST_OPERATIONS, _MOST_CONSTANTS, _MOST_PER_RECORD = 80, 2**14, 2**10
 _WIDE, _USEFUL = 2**20, 100
 
 
 def provable(target: Target, program: Program, norm: Norm, estimate: float) -> Proof | None:
-    """A line that says which bound can be proved. None if no bound can be, or the program is large.
+    """Returns a line that says which bound can be proved.
 
-    It reads only the traced program, shapes and a sampled number, which are all public.
+    The result is None if no bound can be proved, or if the program is large.
+
+    This uses only the traced program, shapes and a sampled number, which are all public.
 
     Args:
-        target: the sampled target, which may have its own proof.
+        target: the sampled target, which may know its own bound.
         program: its traced program.
         norm: the norm of the estimate.
         estimate: the sampled sensitivity. A bound that is much larger is not shown.
     """
     if not isinstance(norm, str) or norm not in get_args(ProvedNorm):
         return None
-    # The sampling does not need this line, so an error in the proof must not stop the sampling.
+    # The line is only additional information, so an error in the proof must not stop the sampling.
     try:
         known = cast(ProvedNorm, norm)
         line = _line(target, program, known, estimate) if _is_small(program) else None
@@ -65,7 +67,8 @@ def _line(target: Target, program: Program, norm: ProvedNorm, estimate: float) -
     return None
 
 
-# Programs are compared by their fingerprints. So if a target is traced again, its walk is reused.
+# Programs are compared by their fingerprints. So if a target is traced again, its bound comes from
+# the cache.
 _walked = functools.lru_cache(maxsize=64)(walked_bound)
 
 
@@ -89,7 +92,7 @@ def _is_small(program: Program) -> bool:
 
 
 def _operations(jaxpr: jex.Jaxpr) -> int:
-    """The number of operations that a walk visits, if all loops are unrolled."""
+    """Returns the number of operations that a walk visits, if all loops are unrolled."""
     return sum(
         1
         + equation.params.get("length", 1)

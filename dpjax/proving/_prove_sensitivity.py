@@ -1,4 +1,4 @@
-"""The global sensitivity of a target, proved from its traced program."""
+"""`prove_sensitivity`: the global sensitivity of a target, proved from its traced program."""
 
 import dataclasses
 import decimal
@@ -163,7 +163,7 @@ def prove_sensitivity(
     except RefusalError as refusal:
         if math.isinf(bound):
             raise NoProofError(str(refusal.args[0])) from None
-    # Refuse a sensitivity of 0: its noise would have scale 0, and a public value needs no
+    # A sensitivity of 0 is refused: its noise would have scale 0, and a public value needs no
     # mechanism.
     if bound == 0:
         raise ValueError(
@@ -189,7 +189,7 @@ def prove_sensitivity(
 
 
 class _Proved(NamedTuple):
-    """A bound with its proof, the program that it is about, and the bounds on records behind it."""
+    """A bound with its proof, the program that it is about, and the bounds on its records."""
 
     bound: float
     proof: Proof
@@ -200,9 +200,9 @@ class _Proved(NamedTuple):
 def _smallest(
     target: Target, program: Program, specs: Database, public: RecordBounds, norm: ProvedNorm
 ) -> _Proved:
-    """The smaller of two bounds: for the target, and for the target with exact sums over records.
+    """Returns the smaller of two bounds: for the target, and for the target with exact sums.
 
-    The second bound is about another program, which is traced and walked like any other.
+    Exact sums make it another program, which is traced and walked like any other.
     """
     sums: Sums = {}
     found, refusal = None, None
@@ -225,7 +225,7 @@ def _smallest(
 
 
 def _split(found: _Proved, specs: Database, norm: ProvedNorm, end: float) -> _Proved:
-    """The bound of the same program after the box of a record is split, until a time."""
+    """Returns the bound of the same program after splitting the box of a record, until `end`."""
     _, _, program, public = found
     jaxpr = _after_the_clamp(program, specs, public)
     with np.errstate(all="ignore"):
@@ -257,7 +257,7 @@ def _proved(
     sums: Sums,
     tighter: Mapping[tuple[int, ...], Tighter] = MappingProxyType({}),
 ) -> _Proved:
-    """The bound of one program. Records which float sums over records it contains."""
+    """Returns the bound of one program, and stores in `sums` which float sums could be exact."""
     jaxpr = _after_the_clamp(program, specs, public)
     if isinstance(public, PaddedRecordBounds):
         bound, steps = _padded_walk(jaxpr, program, public, norm, sums, tighter)
@@ -269,7 +269,7 @@ def _proved(
 
 
 def public_bounds(records: Database, bounds: PyTree) -> tuple[Database, RecordBounds]:
-    """Shapes and dtypes of a database, and its bounds as numbers that the dtypes hold."""
+    """Returns the shapes and dtypes of a database, and bounds that its dtypes can represent."""
     specs = _specs(records, None)
     return specs, _bounds(bounds, specs)
 
@@ -280,26 +280,26 @@ def own_bound(
     specs: Database,
     relation: NeighboringRelation = NeighboringRelation.REPLACE_ONE,
 ) -> float:
-    """The bound that a target of dpjax proves by itself, or infinity if it proves none.
+    """Returns the bound that a target of dpjax itself proves; infinity if it proves none.
 
-    This bound is valid on all databases, and therefore on clamped databases.
+    This bound is valid on all databases, and therefore also on clamped databases.
     """
     if not isinstance(target, KnowsSensitivity) or target._is_rounded:
         return math.inf
     relations = {relation}
-    # Replacing the content of a slot may also empty or fill the slot.
+    # Replacing the contents of a slot may also empty or fill the slot.
     if isinstance(specs, PaddedRecords):
         relations.add(NeighboringRelation.ADD_OR_REMOVE_ONE)
     if norm not in target.norms or not relations <= set(target.relations):
         return math.inf
     try:
         return max(target._bound_on(norm, one, specs) for one in relations)
-    except ValueError:  # The target was made without a number that the bound needs.
+    except ValueError:  # The target was made without a number that its bound needs.
         return math.inf
 
 
 def _refuse_rounded(target: object) -> None:
-    """Refuses a query of sums, because its own proof is about integers, and floats are rounded."""
+    """Refuses a query of sums: its own proof is about integers, but its floats are rounded."""
     if isinstance(target, KnowsSensitivity) and target._is_rounded:
         raise NoProofError(
             f"the proof of a {type(target).__name__} is about integers, which privatize computes "
@@ -308,7 +308,7 @@ def _refuse_rounded(target: object) -> None:
 
 
 def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
-    """The program of the target behind the clamp of its records."""
+    """Returns the program of the target composed with the clamp of its records."""
     program = Program.trace("target", public.enforced_on(target), specs)
     if not program.is_concrete:
         raise TypeError(
@@ -318,7 +318,7 @@ def _traced(target: Target, specs: Database, public: RecordBounds) -> Program:
 
 
 def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> float:
-    """The bound of a program whose records are within bounds; infinity if there is no proof."""
+    """Returns the bound of a program on records within bounds; infinity if there is no proof."""
     try:
         return norm_of(_walk(program.jaxpr.jaxpr, program, public)[1], norm)
     except RefusalError:
@@ -326,7 +326,7 @@ def walked_bound(program: Program, norm: ProvedNorm, public: RecordBounds) -> fl
 
 
 def _inputs(program: Program, public: RecordBounds) -> list[Abstract]:
-    """The abstract values of clamped records."""
+    """Returns the abstract values of the clamped records."""
     leaves = program.inputs.argument(0).leaves
     return [_clamped(b, x) for b, x in zip(public.leaves, leaves, strict=True)]
 
@@ -339,7 +339,10 @@ def _walk(
     sums: Sums | None = None,
     tighter: Mapping[tuple[int, ...], Tighter] = MappingProxyType({}),
 ) -> tuple[Walk, list[Abstract]]:
-    """The walk, and the values of the outputs. The last inputs are records within bounds."""
+    """Returns the walk, and the abstract values of the outputs.
+
+    The last inputs of `jaxpr` are records within bounds.
+    """
     walk = Walk(sums={} if sums is None else sums, tighter=tighter)
     inputs = _inputs(program, public)
     # Records before the clamp are unbounded, so the program may use them only through the clamp.
@@ -358,7 +361,7 @@ def _padded_walk(
     sums: Sums,
     tighter: Mapping[tuple[int, ...], Tighter],
 ) -> tuple[float, tuple[str, ...]]:
-    """A bound under add-or-remove-one, and its steps."""
+    """Returns a bound under add-or-remove-one, and its steps."""
     walk = PaddedWalk(sums=sums, tighter=tighter)
     inputs = inputs_of(_inputs(program, public), public)
     unusable = [None] * (len(jaxpr.invars) - len(inputs))
@@ -367,7 +370,7 @@ def _padded_walk(
     emptied, slots = moves(outputs, norm)
     steps = tuple(map(str, walk.steps))
     # Emptying a slot replaces its row by the empty row. So a bound for replaced rows is also valid
-    # here, and may be tighter, because its walk can use lemmas.
+    # here. It may be tighter, because its walk can use lemmas.
     try:
         replaced, values = _walk(jaxpr, program, public)
         if (other := norm_of(values, norm)) < emptied:
@@ -380,12 +383,13 @@ def _padded_walk(
 
 
 def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) -> jex.Jaxpr:
-    """The program without the clamp, its first operation.
+    """Returns the program without its first operation, the clamp.
 
-    The results of the clamp become inputs.
+    The results of the clamp become inputs of the program.
     """
     jaxpr = program.jaxpr.jaxpr
-    # The clamp is recognized by its fingerprint and position, so other code cannot imitate it.
+    # The clamp is recognized by its fingerprint and its position, so that other code cannot imitate
+    # it.
     clamp = jax.make_jaxpr(public.clamp)(specs)
     first: Any = jaxpr.eqns[0] if jaxpr.eqns else None
     if (
@@ -399,7 +403,7 @@ def _after_the_clamp(program: Program, specs: Database, public: RecordBounds) ->
 
 
 def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
-    """The abstract value of an array after the clamp: only one row moves."""
+    """Returns the abstract value of an array after the clamp: only one row may change."""
     shape, dtype = spec.shape, np.dtype(spec.dtype)
     if dtype not in rounding.USUAL:
         raise RefusalError(_no_records_of(dtype))
@@ -407,7 +411,7 @@ def _clamped(bound: Bound, spec: jax.ShapeDtypeStruct) -> Abstract:
     whole, missing = dtype.kind != "f", False
     if isinstance(bound, Ball):
         ends = -bound.radius, bound.radius
-        # The clamp computes the norm of a record and scales the record. Each step rounds.
+        # The clamp computes the norm of a record, and scales the record. Both steps are rounded.
         norm = bound.radius * (1 + (math.prod(shape[1:]) + 16) * 4 * rounding.unit(dtype))
         moves, apart = 2 * norm, 2 * (norm - bound.radius)
     elif isinstance(bound, Categories):
@@ -444,7 +448,7 @@ def _specs(records: Database, n: int | None) -> Database:
 
 
 def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
-    """One bound for each array, in numbers of its dtype."""
+    """Returns one bound for each array, in numbers of the array's dtype."""
     leaves, structure = jax.tree.flatten(specs)
     if _is_bound(bounds):
         found: Sequence[object] = [bounds] * len(leaves)
@@ -460,7 +464,7 @@ def _bounds(bounds: PyTree, specs: Database) -> RecordBounds:
 
 
 def _padded_bounds(bounds: PyTree, specs: Database) -> PaddedRecordBounds:
-    """Bounds on the records. Whether a slot contains a record is private."""
+    """Returns bounds on padded records. Whether a slot contains a record is private."""
     if not isinstance(specs, PaddedRecords):
         raise TypeError(
             "under add-or-remove-one, records must be dpjax.queries.PaddedRecords(records, present)"
@@ -519,7 +523,7 @@ def _no_records_of(dtype: np.dtype) -> str:
 
 
 def _number(value: Any, dtype: np.dtype) -> float:
-    """A public number, rounded to the dtype."""
+    """Returns a public number, rounded to the dtype."""
     if dtype not in rounding.USUAL:
         raise NoProofError(_no_records_of(dtype))
     if isinstance(value, (bool, np.bool_)) and dtype.kind == "b":

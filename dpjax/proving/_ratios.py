@@ -1,24 +1,25 @@
-"""A lemma for ratios of two sums over the records, such as a mean of a group or a precision.
+"""A lemma for ratios of two sums over the records, such as the mean of a group or a precision.
 
-Let A = sum_i a_i and B = sum_i b_i, with b_i in [0, b] and a_i = m_i b_i for m_i in [l, h]. Write
-l0 = min(l, 0) and h0 = max(h, 0). Let C be B, or the maximum of B and a number, and let C >= c > 0.
+Let A = sum_i a_i and B = sum_i b_i, with b_i in [0, b] and a_i = m_i b_i for m_i in [l, h]. Define
+l0 = min(l, 0) and h0 = max(h, 0). Let C be B, or the maximum of B and a number, with C >= c > 0.
 
-Lemma. A / C is in [l0, h0], and one record moves it by at most (h0 - l0) b / c.
+Lemma. A / C is in [l0, h0], and one record changes it by at most (h0 - l0) b / c.
 
-Proof. A is in [l B, h B], and 0 <= B / C <= 1. For a neighbor write R = A' / C'. Then
+Proof. A is in [l B, h B], and 0 <= B / C <= 1, so A / C is in [l0, h0]. For a neighbor with A' and
+C', let R = A' / C'. Then
 
     A / C - A' / C' = ((A - A') - R (C - C')) / C .
 
-C - C' is t (B - B') for a t in [0, 1], since a maximum does not enlarge a difference and keeps its
-sign. Let r = t R, which is in [l0, h0]. The numerator is b_i (m_i - r) - b_i' (m_i' - r) for the
-changed record i. If both terms have the same sign, the larger term bounds their difference.
-Otherwise the difference is at most b (|m_i - r| + |m_i' - r|) <= b (h0 - l0).
+C - C' is t (B - B') for some t in [0, 1], because a maximum does not increase a difference, and
+does not change its sign. Let r = t R, which is in [l0, h0]. For the changed record i, the numerator
+is b_i (m_i - r) - b_i' (m_i' - r). If both terms have the same sign, their difference is at most
+the larger term. Otherwise, it is at most b (|m_i - r| + |m_i' - r|) <= b (h0 - l0).
 
-Sums by place have one A and one B for each place. If a record leaves a place, its b_i' there is 0.
-So the lemma holds for each place, and at most two places move.
+Sums by place have one A and one B for each place. If a record leaves a place, its b_i' at this
+place is 0. So the lemma is true for each place, and at most two places change.
 
-In sums over pairs of records, one record changes several terms, and the bound is multiplied by
-their number.
+In sums over pairs of records, one record changes several terms, and the bound is multiplied by the
+number of these terms.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class _Sum(NamedTuple):
 
     Attributes:
         terms: one array, or two arrays whose product is summed.
-        form: the facts that another sum shares if its entries add up terms at the same indices.
+        form: facts about the sum. Two sums with equal facts add up terms at the same indices.
         places: for a sum by place, the place of each term.
     """
 
@@ -55,19 +56,19 @@ class _Sum(NamedTuple):
 
 @dataclasses.dataclass
 class _Ratios:
-    """Finds sums and their terms in a program."""
+    """Finds sums, and the terms of sums, in a program."""
 
     search: Search
     root: Scope
     values: Mapping[jex.Var, Abstract | None]
 
     def plain(self, at: At) -> At:
-        """The variable before casts, if these change a number at most by rounding."""
+        """Returns the variable before casts, if these change a number at most by rounding."""
         node = self.search.node(at)
         if node.name == "convert_element_type":
             kinds = [np.dtype(aval(x).dtype) for x in (node.equation.invars[0], node.atom)]
             wide = all(x.kind != "f" or x.itemsize >= 4 for x in kinds)
-            # Other casts change a number more: a cast to booleans turns 5 into 1, and a cast to
+            # Other casts change a number by more: a cast to booleans turns 5 into 1, and a cast to
             # integers turns 1.9 into 1.
             cut = {"b": kinds[0].kind != "b", "f": False}.get(kinds[1].kind, kinds[0].kind == "f")
             if wide and not cut:
@@ -81,7 +82,7 @@ class _Ratios:
         return self.values.get(atom)
 
     def range_of(self, at: At) -> _Interval | None:
-        """The range of a term."""
+        """Returns the range of a term; None if it is unknown."""
         if (number := self.search.number(at)) is not None:
             return number, number
         if np.dtype(aval(at[0]).dtype).kind == "b":
@@ -90,7 +91,7 @@ class _Ratios:
         return None if x is None else (float(x.low.min()), float(x.high.max()))
 
     def same(self, first: At, second: At, depth: int = _DEPTH) -> bool:
-        """Whether two variables are computed alike from the same variables."""
+        """Whether two variables are computed by the same operations from the same variables."""
         a, b = self.search.node(first), self.search.node(second)
         if a.atom is b.atom and a.scope is b.scope:
             return True
@@ -111,7 +112,7 @@ class _Ratios:
         return all(self.same(x, y, depth - 1) for x, y in pairs)
 
     def sum(self, at: At) -> _Sum | None:
-        """The sum over records that a variable is."""
+        """Returns the sum over records that a variable is; None for other variables."""
         node = self.search.node(self.plain(at))
         xs = [self.value(operand) for operand in node.operands] if node.name else []
         if not xs or xs[-1] is None:
@@ -134,7 +135,10 @@ class _Ratios:
         return None
 
     def scaled(self, at: At) -> tuple[float, At]:
-        """A positive public factor, and the variable that it multiplies."""
+        """Returns a positive public factor, and the variable that it multiplies.
+
+        The factor is 1 if there is no product.
+        """
         node = self.search.node(at)
         for one, other in (node.operands, node.operands[::-1]) if node.name == "mul" else ():
             number = self.search.number(other)
@@ -143,7 +147,7 @@ class _Ratios:
         return 1.0, at
 
     def factor(self, a: tuple[At, ...], b: At) -> _Interval | None:
-        """An interval of numbers m with a = m b, for the product a of one or two arrays."""
+        """Returns an interval of numbers m with a = m b; `a` is one array or a product of two."""
         if len(a) == 2:
             for one, other in (a, a[::-1]):
                 if (found := _times(self.factor((one,), b), self.range_of(other))) is not None:
@@ -165,7 +169,7 @@ class _Ratios:
         return None
 
     def divisor(self, at: At) -> At | None:
-        """The sum B behind a divisor: B itself, max(B, c), or B or 1 if counts B may be 0."""
+        """Returns the sum B in a divisor B, max(B, c), or where(B > 0, B, 1) for counts B."""
         at = self.plain(at)
         node = self.search.node(at)
         if node.name == "max":
@@ -191,7 +195,7 @@ def _times(first: _Interval | None, second: _Interval | None) -> _Interval | Non
 
 
 def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | None:
-    """The value of a quotient of two sums over the records; None for other quotients."""
+    """Returns the value of a quotient of two sums over the records; None for other quotients."""
     values, root = search.values, search.root
     reader = _Ratios(search, root, values)
     top, bottom = ((atom, root) for atom in equation.invars)
@@ -222,7 +226,8 @@ def ratio(equation: Equation, search: Search, walked: Abstract) -> Abstract | No
         if walked.shape or not math.isfinite(moving):
             return None
     low, high = min(limits[0], 0.0), max(limits[1], 0.0)
-    # Both sums, two casts and the product of two terms round, relative to the sum of b_i.
+    # Both sums, two casts and the product of two terms are rounded. The errors are relative to the
+    # sum of b_i.
     dtype, n = walked.dtype, math.prod(weights.shape)
     gamma = rounding.sum_units(n, dtype) + 80 * rounding.unit(dtype)
     if gamma > 2.0**-6:

@@ -1,9 +1,9 @@
-"""Bounds, over boxes of one record, on the parts of a program that handle each record alone.
+"""Bounds, over boxes of a record, on parts of a program that handle each record separately.
 
-A *part* is an array whose row of record i is g(record i), with the same g for all records, and
-which an operation then combines over the records. `enclosed` bounds g over many boxes at once: it
-evaluates both ends of an interval for each number, in float64 on a device, and widens every result
-by the rounding that the rule of its operation charges. docs/proofs/boxes.md has the proof.
+A *part* is an array whose row for record i is g(record i), with the same g for all records, and
+which an operation then combines over the records. `enclosed` bounds g over many boxes at once. It
+computes both ends of an interval for each number, in float64 on a device, and widens every result
+by the rounding error that the rule of its operation allows. docs/proofs/boxes.md has the proof.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ from dpjax.proving._slots import Slots, Tracked
 from dpjax.proving._value import NOTHING, Abstract, RefusalError
 from dpjax.proving._walk import Walk
 
-# The indices that locate a result, as in `Step.key`.
+# The indices that locate a result in a program, as in `Step.key`.
 Key = tuple[int, ...]
-# If a record has more coordinates than this, no slopes are computed.
+# If a record has more coordinates than this, slopes are not computed.
 _MOST_SLOPES = 16
 
-# These operations grow with each operand, so the ends of a result are the values at the ends of the
-# operands.
+# These operations are increasing in each operand. So the ends of a result are the values at the
+# ends of the operands.
 _GROWING = names(
     "add add_any max min clamp exp exp2 expm1 log log1p tanh atan logistic erf sqrt floor ceil",
     "round sign and or copy copy_p stop_gradient reduce_sum reduce_max",
@@ -59,17 +59,18 @@ class Fact:
 
     Attributes:
         low: lower bounds on the computed result.
-        high: upper bounds.
-        relative: a charge for each unit of the result, or of the magnitudes that a sum adds up.
-        absolute: a charge that is added. Both charges cover the largest distance of the computed
-            result from the exact result for the same computed operands, and the error of the same
-            operation in float64.
-        merging: a charge for each unit of the largest magnitude among operands and results,
-            because a compiler may merge the operations of an evaluation.
-        gap: numbers that are closer than this may compare as equal, because a device flushes them.
+        high: upper bounds on the computed result.
+        relative: an error for each unit of the result, or of the magnitudes that a sum adds up.
+        absolute: an error that is added. Both errors together cover the largest distance of the
+            computed result from the exact result for the same computed operands, and the error of
+            the same operation in float64.
+        merging: an error for each unit of the largest magnitude among operands and results, because
+            a compiler may merge the operations of an evaluation.
+        gap: numbers that are closer than this may compare as equal, because a device may flush
+            them.
         axis: the axis of records.
-        of_nan: whether an operand may be NaN. Then ends cover the results for its numbers in a box,
-            and for NaN.
+        of_nan: whether an operand may be NaN. Then the ends cover the results for its numbers in a
+            box, and for NaN.
     """
 
     low: np.ndarray
@@ -99,9 +100,10 @@ class Part:
 
 
 class RecordWalk(PaddedWalk):
-    """Finds parts.
+    """A walk that finds the parts of a program.
 
-    `slots` proves that all rows share one g, and `others` that g reads one record.
+    Facts about `slots` prove that all rows have the same g, and facts about `others` prove that g
+    reads one record.
     """
 
     def __init__(self) -> None:
@@ -132,14 +134,17 @@ class RecordWalk(PaddedWalk):
         return outputs
 
     def _of_itself(self, equation: Equation, operands: list[Tracked]) -> list[Tracked]:
-        """Handles the comparison of an array with itself, whose answer is the same in every row."""
+        """Returns the comparison of an array with itself, whose answer is the same in every row.
+
+        For other operations, the result is empty.
+        """
         if equation.primitive.name not in _COMPARISONS or operands[0] is not operands[1]:
             return []
         (found,) = Walk().ruled(equation, [x.value for x in operands])
         return [Tracked(found, found, Slots())] if found.is_known else []
 
     def _charge(self, equation: Equation, operands: list[Tracked], path: Key) -> None:
-        """Stores the charges of an operation: for its rounding, and for merging by a compiler."""
+        """Stores the errors of an operation: by its own rounding, and by merging in a compiler."""
         once = {id(x): dataclasses.replace(x.value, apart=0.0) for x in operands}
         alone = {k: dataclasses.replace(x, pending=NOTHING) for k, x in once.items()}
         try:
@@ -163,7 +168,7 @@ class RecordWalk(PaddedWalk):
             self.facts[(*path, k)] = Fact(x.low, x.high, *charges, 2 * tiny, x.axis, of_nan)
 
     def parts(self) -> list[Part]:
-        """The parts that an operation combines over the records."""
+        """Returns the parts that some operation combines over the records."""
         found = (self.made[k] for k in self.combined if k in self.made)
         return [Part(frozenset(keys), x.value, x.empty) for x, keys in found]
 
@@ -173,11 +178,11 @@ def _is_part(x: Tracked) -> bool:
 
 
 class _UnknownError(Exception):
-    """Raised where no enclosure is known."""
+    """Raised where no bounds over boxes are known."""
 
 
 def slopes_of(jaxpr: jex.Jaxpr) -> int:
-    """How many slopes each number has: one for each coordinate of a record, or 0."""
+    """Returns how many slopes each number has: one for each coordinate of a record, or 0."""
     coordinates = sum(math.prod(aval(x).shape[1:]) for x in jaxpr.invars[len(jaxpr.invars) // 2 :])
     return coordinates if coordinates <= _MOST_SLOPES else 0
 
@@ -185,10 +190,12 @@ def slopes_of(jaxpr: jex.Jaxpr) -> int:
 def enclosed(
     jaxpr: jex.Jaxpr, consts: Sequence[Any], facts: dict[Key, Fact], part: Part
 ) -> Callable[[Sequence[Ends]], Ends] | None:
-    """A function from the ends of records (the last inputs) to the ends of a part; None if unknown.
+    """Returns a function that computes the ends of a part; None if it is unknown.
 
-    Row i of each input is one box, and row i of the part encloses g over this box. Call the
-    function with x64 enabled.
+    Its arguments are the ends of the records, which are the last inputs of `jaxpr`.
+
+    Row i of each input is one box, and row i of the part bounds g over this box. The function must
+    be called with x64 enabled.
     """
     axes, count = jaxpr.invars[len(jaxpr.invars) // 2 :], slopes_of(jaxpr)
 
@@ -236,7 +243,10 @@ def enclosed(
 
 
 def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
-    """The forms of records: coordinate j has slope 1 in itself. Integers have no slopes."""
+    """Returns the forms of records. Coordinate j has slope 1 with respect to itself.
+
+    Integers have no slopes.
+    """
     found, place = list[Form](), 0
     for low, high in records:
         size, slopes, middle = math.prod(low.shape[1:]), None, low
@@ -251,7 +261,7 @@ def _inputs(records: Sequence[Ends], count: int) -> list[Form]:
 
 
 def _radii(records: Sequence[Ends]) -> Any:
-    """Half the widths of the boxes, of shape (coordinates, rows)."""
+    """Returns half the widths of the boxes, as an array of shape (coordinates, rows)."""
     ends = [[x.reshape(len(x), -1).astype(float) for x in both] for both in records]
     halves = jnp.concatenate([(high - low) / 2 for low, high in ends], 1).T * (1 + 2.0**-50)
     # The middle of a box is rounded, too.
@@ -262,7 +272,7 @@ def _radii(records: Sequence[Ends]) -> Any:
 def _forms(
     equation: Equation, given: list[Form | None], path: Key, facts: dict[Key, Fact], radii: Any
 ) -> list[Form | None]:
-    """The forms of an operation's results; None where they are unknown."""
+    """Returns the forms of an operation's results; None where they are unknown."""
     forms = [x for x in given if x is not None]
     if len(forms) < len(given):
         return [None] * len(equation.outvars)
@@ -292,7 +302,7 @@ def _spec(variable: Any) -> jax.ShapeDtypeStruct:
 
 
 def _in_float64(dtype: Any) -> Any:
-    """float64 for floats; other dtypes stay."""
+    """Returns float64 for float dtypes, and other dtypes unchanged."""
     return np.dtype(float) if rounding.is_float(np.dtype(dtype)) else dtype
 
 
@@ -305,7 +315,7 @@ def _constant(number: Any, count: int) -> Form:
 def _ends(
     equation: Equation, operands: list[Ends], path: Key, facts: dict[Key, Fact]
 ) -> list[tuple[Ends, Any] | None]:
-    """The ends of an operation's results, and their charges; None where they are unknown."""
+    """Returns the ends of an operation's results, and their errors; None where unknown."""
     name = equation.primitive.name
     keys = [(*path, k) for k in range(len(equation.outvars))]
     rule = _RULES.get(name)
@@ -328,12 +338,12 @@ def _ends(
 
 
 def _magnitude(x: Ends) -> Any:
-    """Bounds on magnitudes; 0 for integers and booleans, which are exact."""
+    """Returns bounds on magnitudes; 0 for integers and booleans, which are exact."""
     return largest(x) if x[0].dtype.kind == "f" else jnp.zeros(x[0].shape)
 
 
 def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
-    """Ends, widened by the rounding of their operation, within the range over the whole box."""
+    """Widens ends by the error of their operation, within the range over the whole box."""
     (low, high), charge = ends, 0.0
     if low.dtype == bool:
         return (low | (fact.low > 0), high & (fact.high > 0)), charge
@@ -349,14 +359,14 @@ def _outward(ends: Ends, size: Any, most: Any, fact: Fact) -> tuple[Ends, Any]:
         high = jnp.where((high < 0) & (high > -fact.gap), 0.0, high)
     kind = low.dtype
     least, most = fact.low.astype(kind), fact.high.astype(kind)
-    # If an end is NaN, as from the difference of two infinities, it is replaced by the end over the
-    # whole box.
+    # If an end is NaN, for example the difference of two infinities, it is replaced by the end over
+    # the whole box.
     ends = jnp.where(low > least, low, least), jnp.where(high < most, high, most)
     return ends, charge
 
 
 def _bound(equation: Equation, *operands: Any) -> Any:
-    """The operation in float64."""
+    """Computes the operation on given ends, in float64."""
     parameters = {
         k: _in_float64(v) if k.endswith("dtype") or k == "preferred_element_type" else v
         for k, v in equation.params.items()
@@ -382,7 +392,7 @@ def _difference(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """An operation that is monotone in each of its two operands while the other one is fixed."""
+    """Returns the ends of an operation that is monotone in each of its two operands."""
     first, second = operands
     if equation.primitive.name == "mul" and equation.invars[0] is equation.invars[1]:
         return _power(first, 2)
@@ -390,7 +400,7 @@ def _at_corners(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | 
 
 
 def _power(x: Ends, y: int) -> Ends:
-    """x^y for an integer y."""
+    """Returns the ends of x^y for an integer y."""
     low, high = x
     if y < 0:
         return hull([1 / end for end in _power(x, -y)])
@@ -407,7 +417,7 @@ def _absolute(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> Ends:
-    """Sines and cosines, which reach 1 at their peaks, and -1 half a turn later."""
+    """Returns the ends of sines or cosines: 1 at a peak, and -1 half a turn after it."""
     ((low, high),) = operands
     sides, turn, slack = [_bound(equation, x) for x in (low, high)], 2 * np.pi, 2.0**-30
 
@@ -419,7 +429,7 @@ def _wave(equation: Equation, operands: list[Ends], fact: Fact, peak: float) -> 
 
 
 def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    """Whether a comparison is certainly true, and whether it may be true.
+    """Returns whether a comparison is certainly true, and whether it may be true.
 
     With NaN, != is true, and all other comparisons are false.
     """
@@ -432,7 +442,7 @@ def _compared(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _of_numbers(name: str, operands: list[Ends], fact: Fact) -> Ends:
-    """The same, without NaN."""
+    """Returns the same as `_compared`, for operands that are not NaN."""
     ((a, b), (c, d)), gap = operands, fact.gap
     if a.dtype.kind != "f":
         gap = 0
@@ -447,7 +457,10 @@ def _of_numbers(name: str, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
-    """Casts grow with the number, except to booleans: 0 is false, and other numbers are true."""
+    """Returns the ends of a cast, which is increasing, except that a cast to booleans is not.
+
+    In that cast, 0 is false, and all other numbers are true.
+    """
     if np.dtype(equation.params["new_dtype"]).kind != "b":
         return _growing(equation, operands, fact)
     zero = jnp.zeros_like(operands[0][0])
@@ -455,7 +468,7 @@ def _converted(equation: Equation, operands: list[Ends], fact: Fact) -> Ends:
 
 
 def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """`select_n` by a boolean."""
+    """Returns the ends of a `select_n` by a boolean; None for others."""
     (surely, maybe), *cases = operands
     if surely.dtype != bool or len(cases) != 2:
         return None
@@ -466,7 +479,10 @@ def _selected(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | No
 
 
 def _product(equation: Equation, operands: list[Ends], fact: Fact) -> Ends | None:
-    """`dot_general` with a public factor, whose positive and negative parts take opposite ends."""
+    """Returns the ends of a `dot_general` with a public factor; None for others.
+
+    Positive and negative numbers of this factor multiply opposite ends.
+    """
     (a, b), (c, d) = operands
     times = functools.partial(_bound, equation)
     if c is d:

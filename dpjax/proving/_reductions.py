@@ -1,7 +1,7 @@
-"""Rules of sums, matrix products, extrema and sorts.
+"""Rules of sums, matrix products, extrema, and sorts.
 
-If an operation reduces over the records, one row moves within `changed` and n - 1 rows move within
-`others`.
+If an operation reduces over the records, one row changes within `changed`, and the n - 1 other rows
+change within `others`.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ HIGHEST = (lax.Precision.HIGHEST, (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
 
 
 def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
-    """Refuses sums and extrema of one number with equal padding around it: XLA miscompiles them.
+    """Refuses sums and extrema of one entry between equal padding, which XLA miscompiles.
 
-    XLA folds padding into the window of a sum. If the padding is equal on both sides of one entry,
-    XLA replaces every result by that entry, even if its window does not contain the entry. So
-    compiled code computes [x, x, x] for `cumsum([0, x, 0])`. The zeros may come from padding or
-    from any other operation. A scatter of one number is such an array too, if XLA knows its index.
+    XLA folds padding into the window of a sum. If the padding is equal on both sides of a single
+    entry, XLA replaces every result by this entry, even if its window does not contain the entry.
+    So compiled code computes [x, x, x] for `cumsum([0, x, 0])`. The zeros may come from padding or
+    from any other operation. A scatter of one number is also such an array, if XLA knows its index.
 
     Args:
         x: the operand.
@@ -60,8 +60,8 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
         low, high = (without_middle(array, x.shape, axis) for array in (x.low, x.high))
         moves = [without_middle(d.each, x.shape, axis).any() for d in (x.changed, x.others)]
         public = not any(moves) and bool((low <= start).all() and (start <= high).all())
-        # The range of public numbers may be slightly too wide, because rules widen it for the
-        # rounding of operations that XLA removes.
+        # The range of public numbers may be slightly too wide, because rules widen it by the
+        # rounding errors of operations that XLA removes.
         slack = 0.0 if x.whole else 2.0**20 * rounding.tiny(x.dtype)
         off = max(np.abs(low - start).max(), np.abs(high - start).max())
         if public or off <= slack or x.pending.single or x.pending.padded:
@@ -75,7 +75,7 @@ def check_surrounded(x: Abstract, axes: Iterable[int], start: float) -> None:
 def check_cut(x: Abstract) -> None:
     """Refuses sums of truncated floats if XLA may know that all terms are the same number.
 
-    XLA computes a cumulative sum of equal numbers as multiples of that number. It wrongly uses the
+    XLA replaces a cumulative sum of equal numbers by multiples of this number. It wrongly uses the
     number before truncation.
     """
     if x.dtype.kind == "f" and x.pending.cut and (x.is_public or x.pending.hidden):
@@ -92,16 +92,16 @@ def check_sums(units: float, count: int, dtype: np.dtype) -> None:
 
 
 def is_exact(whole: bool, sizes: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether sums of integers are exact: the dtype can represent all their partial sums."""
+    """Whether sums of integers are exact, because the dtype can represent all partial sums."""
     return whole and (dtype.kind != "f" or float(sizes.max()) <= rounding.exact_integers(dtype))
 
 
 class Sums(NamedTuple):
-    """The rounding of sums of entries in any order: sum x_i (1 + theta_i), |theta_i| <= gamma.
+    """The rounding of sums in any order: sum x_i (1 + theta_i), with |theta_i| <= gamma.
 
     Attributes:
         exact: whether the terms are integers whose sums the dtype can represent.
-        gamma: the bound on |theta_i| (Higham 2002); 0 if they are exact.
+        gamma: the bound on |theta_i| (Higham 2002); 0 if the sums are exact.
         flush: the error from numbers that are flushed to 0.
         sizes: bounds on the sums of magnitudes.
         host: the relative rounding error of the same sums on the host.
@@ -117,7 +117,7 @@ class Sums(NamedTuple):
 
     @staticmethod
     def of(x: Abstract, count: int, sizes: np.ndarray) -> "Sums":
-        """Sums of `count` entries, given the sums of their magnitudes."""
+        """Returns the rounding of sums of `count` entries; `sizes` are sums of magnitudes."""
         terms, weight = flattened(x)
         host = (count + 100) * 2.0**-52
         sizes = np.maximum(sizes, count * weight) * (1 + host)
@@ -130,12 +130,12 @@ class Sums(NamedTuple):
 
     @property
     def error(self) -> np.ndarray:
-        """A bound on the error of a sum, including the host's error."""
+        """A bound on the error of a sum, including the error of the host."""
         return rounding.up((self.gamma + self.host) * self.sizes + self.flush)
 
 
 def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int | None]:
-    """The shape without some axes, and the axis of records in it."""
+    """Returns the shape without some axes, and the axis of records in it."""
     shape = tuple(size for k, size in enumerate(x.shape) if k not in axes)
     if x.axis is None or x.axis in axes:
         return shape, None
@@ -143,12 +143,12 @@ def axes_after(x: Abstract, axes: Sequence[int]) -> tuple[tuple[int, ...], int |
 
 
 def total_over(array: np.ndarray, shape: Sequence[int], axes: Sequence[int]) -> np.ndarray:
-    """The sum of an array of bounds, in which an axis of length 1 represents its full length."""
+    """Returns the sum of bounds over axes; an axis of length 1 represents its full length."""
     return array.sum(tuple(axes)) * math.prod(shape[k] // array.shape[k] for k in axes)
 
 
 def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
-    """A sum over some axes, possibly including the axis of records."""
+    """Returns the value of a sum over some axes, which may include the axis of records."""
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = axes_after(x, axes)
     count = math.prod(x.shape[k] for k in axes)
@@ -179,7 +179,7 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 
     changed, others = moved(x.changed, x.others), moved(x.others, x.others)
     counts = [math.inf, math.inf]
-    # A flattened sum of sums may be rounded differently even where no summand moves.
+    # A flattened sum of sums may be rounded differently even where no summand changes.
     if sums.pending.terms == count:
         counts = [d.count + (rest * x.others.count if rest else 0.0) for d in (x.changed, x.others)]
     if axis is None:
@@ -195,11 +195,13 @@ def sum_over(x: Abstract, axes: Sequence[int], **_: Any) -> Abstract:
 
 
 def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
-    """Each result is a sum of at most N terms, and each term is in at most N results.
+    """Returns the value of a cumulative sum.
 
-    If the sum runs over the records, a row that moves by d moves N results by d. Their difference
-    grows N times in l1, and sqrt(N) times in l2. Otherwise, the sum maps each row by a matrix of
-    zeros and ones, whose norms are at most N.
+    Each result is a sum of at most N terms, and each term is in at most N results.
+
+    If the sum runs over the records, a row that changes by d changes N results by d. Then norms of
+    differences grow N times in l1, and sqrt(N) times in l2. Otherwise, the sum multiplies each row
+    by a matrix of zeros and ones, whose norms are at most N.
     """
     check_surrounded(x, [axis], 0.0)
     check_cut(x)
