@@ -218,7 +218,7 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
     rows = None if x.axis == axis else x.axis
 
     def moved(each: np.ndarray, l1: float, l2: float, gain: float) -> Moves:
-        each = np.minimum(each, l1)  # A sum of moves is at most their l1 norm.
+        each = np.minimum(each, l1)  # A sum of changes is at most their l1 norm.
         return erring((each, l1 * count, l2 * gain), sums.error, x.shape, rows)
 
     if x.axis == axis:
@@ -239,10 +239,10 @@ def cumulative_sum(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
 
 
 def cumulative_product(x: Abstract, axis: int, reverse: bool, **_: Any) -> Abstract:
-    """Products of the first k entries along an axis, in any order.
+    """Returns the value of a cumulative product along an axis, computed in any order.
 
-    Let P be the product of max(1, |x_i|). Change one factor after the other: the product moves by
-    at most P sum |x_i - x_i'|.
+    Let P be the product of max(1, |x_i|). If one factor after the other is changed, the product
+    changes by at most P sum |x_i - x_i'|.
     """
     if x.axis == axis or x.dtype.kind != "f":
         raise RefusalError(
@@ -282,7 +282,7 @@ _MOST_OF_PRODUCT = 2.0**20
 
 
 def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
-    """|max_i x_i - max_i y_i| <= max_i |x_i - y_i|."""
+    """Returns the value of an extremum over axes: |max_i x_i - max_i y_i| <= max_i |x_i - y_i|."""
     axes = tuple(k % len(x.shape) for k in axes)
     shape, axis = axes_after(x, axes)
     pick = np.max if largest else np.min
@@ -298,9 +298,9 @@ def extremum_over(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) 
 
 
 def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: Any) -> Abstract:
-    """The index of the largest or least entry.
+    """Returns the value of the index of the largest or smallest entry.
 
-    If an entry moves, the index may become any other index.
+    If an entry changes, the index may become any other index.
     """
     if x.axis in axes:
         raise RefusalError("the index of the record with an extremum is not supported in proofs")
@@ -318,7 +318,10 @@ def place_of_extremum(x: Abstract, axes: Sequence[int], index_dtype: Any, **_: A
 def cumulative_extremum(
     x: Abstract, axis: int, reverse: bool, *, largest: bool, **_: Any
 ) -> Abstract:
-    """A running maximum moves by at most the largest move of the entries so far."""
+    """Returns the value of a running maximum or minimum.
+
+    It changes by at most the largest change of the entries so far.
+    """
     start = -math.inf if largest else math.inf
     if x.dtype.kind in "iu":
         ends = np.iinfo(x.dtype)
@@ -344,18 +347,19 @@ def cumulative_extremum(
 
 
 def any_or_all(x: Abstract, axes: Sequence[int], *, largest: bool, **_: Any) -> Abstract:
-    """Logical or and and of booleans are their maximum and minimum."""
+    """Returns the value of a logical or (and) of booleans, which is their maximum (minimum)."""
     if x.dtype != BOOL:
         raise RefusalError("bits of integers are not supported in proofs: use booleans")
     return extremum_over(x, axes, largest=largest)
 
 
 def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract | list[Abstract]:
-    """Sorting does not increase the distance of two arrays, in l1, l2 and linf.
+    """Returns the value of a sort, which does not increase the distance of two arrays.
 
-    ||sort x - sort y||_p is the least ||x - P y||_p over permutations P (rearrangement inequality).
+    This is true in l1, l2 and linf: ||sort x - sort y||_p is the smallest ||x - P y||_p over all
+    permutations P (rearrangement inequality).
 
-    If other arrays are sorted by x, only their ranges bound how far their entries move.
+    If other arrays are sorted by x, only their ranges bound how much their entries change.
     """
     if not others:
         return _sorted(x, dimension)
@@ -367,7 +371,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
     zero = _may_be_zero(x)
 
     def moved(end: np.ndarray, *ds: Difference) -> Moves:
-        # Their shapes may differ, because axes of length 1 stand for all entries.
+        # The shapes may differ, because an axis of length 1 represents all entries.
         any_ = functools.reduce(
             np.logical_or, [d.each.max(dimension, keepdims=True) > 0 for d in ds]
         )
@@ -383,7 +387,7 @@ def sort(x: Abstract, *others: Abstract, dimension: int, **_: Any) -> Abstract |
 
 
 def _may_be_zero(x: Abstract) -> bool:
-    """Whether a float may be 0 or -0. These are equal, but the total order distinguishes them."""
+    """Whether a float may be 0 or -0. They compare as equal, but differ in total order."""
     gap = 2 * rounding.tiny(x.dtype)
     return gap > 0 and bool(((x.low <= gap) & (x.high >= -gap)).any())
 
@@ -429,15 +433,15 @@ def contract(
     first: Abstract, second: Abstract, *, dimension_numbers: Any, precision: Any = None,
     preferred_element_type: Any = None, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """dot_general: the product of every pair of entries, then their sum.
+    """Returns the value of a `dot_general`: products of all pairs of entries, then their sum.
 
-    The l2 norm has a tighter bound in three cases:
+    In three cases, there is a tighter bound on the l2 norm:
 
     - If B is public, ||X B - Y B||_F <= ||B||_2 ||X - Y||_F.
-    - If the sum runs over the records alone, it adds outer products a b^T of rows. One record moves
+    - If the sum is over the records alone, it adds outer products a b^T of rows. One record changes
       such a product by at most |a| |b - b'| + |b'| |a - a'|.
-    - If a and b are the same row r, let s be its replacement, and R a bound on the norm of a row.
-      Then ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
+    - If a and b are the same row r, let s be the row that replaces it, and R a bound on the norm of
+      a row. Then ||r r^T - s s^T||_F^2 = |r|^4 + |s|^4 - 2 (r.s)^2 <= 2 R^4.
     """
     dtype = np.dtype(preferred_element_type or first.dtype)
     kinds = {first.dtype.kind, second.dtype.kind}
@@ -460,8 +464,8 @@ def contract(
             f"a product of {first.dtype} and {second.dtype} in {dtype} is not supported in "
             "proofs: in 16 bits, ask for preferred_element_type=jnp.float32"
         )
-    # Both arrays get the axes (batch, free axes of a, free axes of b, summed axes). The free axes
-    # of one array have length 1 in the other.
+    # Both arrays get the same axes: batch, free axes of a, free axes of b, summed axes. The free
+    # axes of one array have length 1 in the other.
     free_a = [k for k in range(len(first.shape)) if k not in (*ca, *ba)]
     free_b = [k for k in range(len(second.shape)) if k not in (*cb, *bb)]
     a, b = transpose(first, [*ba, *free_a, *ca]), transpose(second, [*bb, *free_b, *cb])
@@ -482,8 +486,9 @@ def contract(
     load = float(rounding.up(total_over(products.magnitude, products.shape, summed)).max())
     pending = carried(PRODUCT, {}, (x, y), products)
     if narrow:
-        # Tensor cores align all terms with the largest term, and drop up to 2 u of the largest term
-        # from each term. So each term is charged like a sum of four terms.
+        # Tensor cores align all terms with the largest term, and may lose up to 2 u of the largest
+        # term from each term. So the error of each term is bounded like that of a sum of four
+        # terms.
         top = float(products.magnitude.max())
         terms, weight = max(4, pending.terms), max(top, pending.weight)
         pending = pending.having(terms=terms, weight=weight, factor=1.0)
@@ -495,7 +500,7 @@ def contract(
         start = start.having(terms=terms, weight=start.load)
     off = None
     # This covers the rounding of each product and of the sum. It does not cover integers that were
-    # converted to floats, which were rounded before.
+    # converted to floats, because that conversion was rounded before.
     if found.off is not None and products.off is not None and len(kinds) == 1:
         (gamma, flush), (relative, absolute) = found.off, products.off
         off = gamma + relative * (1 + gamma), flush + 2 * math.prod(terms_of) * absolute
@@ -543,9 +548,12 @@ _Factor = tuple[Abstract, Abstract, Sequence[int]]
 def _within_norms(
     first: _Factor, second: _Factor, summed: Sequence[int], slip: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The range of a dot product: |a . b| <= |a| |b|, and a is a part of a row, or a known range.
+    """Returns the range of a dot product, by |a . b| <= |a| |b|.
 
-    A factor is an array, the same array with all axes of the products, and its summed axes.
+    Each factor is a part of a row, or its range is known.
+
+    A factor is given by the array, by the same array with all axes of the products, and by the
+    summed axes of the array.
     """
     norms = list[Any]()
     for x, full, axes in (first, second):
@@ -559,9 +567,9 @@ def _within_norms(
 def _public_factor(
     a: Abstract, b: Abstract, ca: Any, cb: Any
 ) -> tuple[Abstract, float, float, float] | None:
-    """The array that a public matrix multiplies, and three bounds on the matrix.
+    """Returns the array that a public matrix multiplies, and three bounds on the matrix.
 
-    The bounds are on its entries, on the l1 norm of its rows, and on its largest singular value.
+    The bounds are on its entries, on the l1 norms of its rows, and on its largest singular value.
     """
     for x, matrix, cx, cm in ((a, b, ca, cb), (b, a, cb, ca)):
         public = matrix.is_public and matrix.is_finite
@@ -573,8 +581,8 @@ def _public_factor(
             np.broadcast_to(ends, matrix.shape).transpose([*cm, *free]).reshape(rows, -1)
             for ends in (matrix.low, matrix.high)
         )
-        # The matrix is within (high - low) / 2 of the middle, so its norm is within the norm of
-        # this difference.
+        # The matrix is within (high - low) / 2 of the middle of its range. So its norm exceeds the
+        # norm of the middle by at most the norm of (high - low) / 2.
         off = float(np.linalg.norm(high - low)) / 2
         norm = (float(np.linalg.norm((low + high) / 2, 2)) + off) * (1 + 1e-9)
         sizes = np.maximum(np.abs(low), np.abs(high))
@@ -583,9 +591,9 @@ def _public_factor(
 
 
 def outer(a: Abstract, b: Abstract, ca: Any, cb: Any) -> tuple[float, float] | None:
-    """How much a sum of a b^T over the records moves, in l1 and in l2.
+    """Returns how much a sum of a b^T over the records changes, in the l1 and the l2 norm.
 
-    It moves by at most |a| |b - b'| + |b'| |a - a'|, and by at most |a| |b| + |a'| |b'|.
+    It changes by at most |a| |b - b'| + |b'| |a - a'|, and by at most |a| |b| + |a'| |b'|.
     """
     by_record = len(ca) == 1 and a.axis == ca[0] and b.axis == cb[0]
     if not by_record or not (a.others.is_zero and b.others.is_zero):

@@ -1,11 +1,12 @@
-"""Enclosures by slopes: g(x) is g(middle) plus slopes times x - middle, up to rounding.
+"""Bounds by slopes: g(x) equals g(middle) plus slopes times x - middle, up to rounding.
 
-Intervals do not record which numbers change together. Slopes do, so the excess of a bound shrinks
-with the square of the box's width. For the exact value v of an array, `Form` states
+Intervals do not record which numbers change together, but slopes do. So the excess of a bound
+decreases with the square of the width of the box. For the exact value v of an array, a `Form`
+states
 
     v(x) - v(middle) = sum_j s_j (x_j - middle_j), with s_j in `slopes`, for every x in the box,
 
-and that the computed value lies within `off` of v(x). docs/proofs/boxes.md has the proof.
+and that the computed value is within `off` of v(x). docs/proofs/boxes.md has the proof.
 """
 
 import functools
@@ -18,30 +19,30 @@ import numpy as np
 
 from dpjax._tracing._walks import Equation, names
 
-Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of one shape.
+Ends = tuple[Any, Any]  # Lower and upper ends, as arrays of the same shape.
 Bind = Callable[..., Any]
 # A bound on the rounding error of slopes in float64, relative to their magnitudes.
 _SLACK = 2.0**-40
 
 
 def hull(candidates: Sequence[Any]) -> Ends:
-    """The least and the largest of several arrays, entry by entry."""
+    """Returns the smallest and the largest of several arrays, entry by entry."""
     return functools.reduce(jnp.minimum, candidates), functools.reduce(jnp.maximum, candidates)
 
 
 def largest(ends: Ends) -> Any:
-    """Bounds on magnitudes."""
+    """Returns bounds on the magnitudes of numbers between `ends`."""
     return jnp.maximum(abs(ends[0]), abs(ends[1]))
 
 
 class Form(NamedTuple):
-    """Bounds on one array over a box.
+    """Bounds on one array over a box of records.
 
     Attributes:
-        ends: ends of the computed value.
-        middle: ends of the exact value, in the middle of the box.
-        slopes: ends of the slopes, of shape (coordinates, *shape). None if they are unknown.
-        off: a bound on the distance of the computed value from the exact one.
+        ends: ends of the computed value over the box.
+        middle: ends of the exact value in the middle of the box.
+        slopes: ends of the slopes, of shape (coordinates, *shape); None if they are unknown.
+        off: a bound on the distance of the computed value from the exact value.
     """
 
     ends: Ends
@@ -51,11 +52,11 @@ class Form(NamedTuple):
 
     @property
     def size(self) -> Any:
-        """The largest magnitude."""
+        """The largest magnitude of each entry."""
         return largest(self.ends)
 
     def ranked(self, rank: int) -> "Form":
-        """A scalar as an array of axes of length 1."""
+        """Returns a scalar form as one with `rank` axes of length 1; other forms unchanged."""
         if np.ndim(self.ends[0]) == rank or self.slopes is None:
             return self
         more = (1,) * rank
@@ -70,7 +71,7 @@ Sloped = tuple[Any, Any, Any, Any]
 
 
 def constant(ends: Ends, count: int) -> Form:
-    """The form of a constant; `count` is the number of coordinates, or 0 without slopes."""
+    """Returns the form of a constant; `count` is the number of coordinates, or 0 without slopes."""
     if not count:
         return Form(ends, ends, None, 0.0)
     none = jnp.zeros((count, *np.shape(ends[0])))
@@ -80,14 +81,14 @@ def constant(ends: Ends, count: int) -> Form:
 def sloped(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
 ) -> Sloped | None:
-    """The slopes of a result, before its own rounding; None if they are unknown.
+    """Returns the slopes of a result, before its own rounding; None if they are unknown.
 
     Args:
         equation: the operation.
         forms: the forms of its operands.
-        bind: the operation, in float64.
+        bind: computes the operation in float64.
         out: the ends of its result.
-        middle: the ends of its result in the middle.
+        middle: the ends of its result in the middle of the box.
     """
     rule = _RULES.get(equation.primitive.name)
     sloping = forms[1:] if equation.primitive.name == "select_n" else forms
@@ -97,25 +98,25 @@ def sloped(
 
 
 def tightened(ends: Ends, middle: Ends, slopes: Ends, off: Any, radii: Any) -> Ends:
-    """The ends, tightened by the ends that follow from the slopes.
+    """Returns the ends, tightened by the ends that follow from the slopes.
 
-    `radii` has the slopes' shape.
+    `radii` broadcasts against the slopes: half the width of the box, for each coordinate.
     """
     down, up = slopes
     reach = (jnp.maximum(abs(down), abs(up)) * radii).sum(0) * (1 + _SLACK) + off * (1 + _SLACK)
     low, high = middle[0] - reach, middle[1] + reach
-    # If a bound is NaN or infinite, the old end remains.
+    # If a new end is NaN or infinite, the old one is returned.
     return jnp.where(low > ends[0], low, ends[0]), jnp.where(high < ends[1], high, ends[1])
 
 
 def rounded_outward(slopes: Sloped) -> tuple[Ends, Any]:
-    """Slopes, widened by their rounding in float64, and `off`."""
+    """Returns slopes, widened by their rounding errors in float64, and `off`."""
     down, up, size, off = slopes
     return (down - _SLACK * size, up + _SLACK * size), off * (1 + _SLACK)
 
 
 def _linear(equation: Equation, forms: Sequence[Form], bind: Bind, *_: Any) -> Sloped:
-    """Sums and rearrangements of entries, which act on slopes in the same way as on entries."""
+    """Returns the slopes of sums and rearrangements, which act on slopes as on entries."""
     each = jax.vmap(bind)
     slopes = [f.slopes for f in forms if f.slopes is not None]
     down, up, size = (each(*xs) for xs in zip(*((*s, largest(s)) for s in slopes), strict=True))
@@ -141,7 +142,10 @@ def _scaled(factor: Ends, slopes: Ends) -> Ends:
 
 
 def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c))."""
+    """Returns the slopes of a product.
+
+    With c for the middle: a(x) b(x) - a(c) b(c) = a(x) (b(x) - b(c)) + b(c) (a(x) - a(c)).
+    """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     first, second = _scaled(a.ends, b.slopes), _scaled(b.middle, a.slopes)
     size = largest(first) + largest(second)
@@ -151,7 +155,11 @@ def _product(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *
 def _quotient(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, middle: Ends
 ) -> Sloped:
-    """a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) / b(x), for q = a(c) / b(c)."""
+    """Returns the slopes of a quotient.
+
+    With c for the middle and q = a(c) / b(c): a(x) / b(x) - q = (a(x) - a(c) - q (b(x) - b(c))) /
+    b(x).
+    """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     less = _scaled(middle, b.slopes)
     top = a.slopes[0] - less[1], a.slopes[1] - less[0]
@@ -164,7 +172,7 @@ def _quotient(
 def _contraction(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """The product of a matrix with a constant matrix."""
+    """Returns the slopes of the product of an array and a constant matrix; None for others."""
     constants = [f.ends[0] is f.ends[1] for f in forms]
     if constants.count(True) != 1:
         return None
@@ -184,13 +192,14 @@ def _contraction(
 def _curve(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """A function of one number, whose derivative is monotone on both sides of 0.
+    """Returns the slopes of a function whose derivative is monotone on both sides of 0.
 
-    So it is convex or concave there, and its slopes between two points grow with both points, or
-    fall with both.
+    On each side of 0, the function is convex or concave, so its slope between two points increases
+    with both points, or decreases with both.
     """
     form, *others = forms
-    if any(x.ends[0] is not x.ends[1] for x in others):  # The exponent of a power.
+    # The exponent of a power must be a constant.
+    if any(x.ends[0] is not x.ends[1] for x in others):
         return None
     form, exponents = form.ranked(out[0].ndim), [x.ends[0] for x in others]
 
@@ -206,30 +215,31 @@ def _curve(
     pairs = zip((low, high), centers, strict=True)
     below, above = hull([x for pair in pairs for x in _between(function, *pair)])
     bent = jnp.zeros(low.shape, bool) if _is_convex(equation) else (low < 0) & (high > 0)
-    # NaN, as between two equal points, leaves the derivatives.
+    # A slope of NaN, for example between two equal points, is replaced by the derivatives.
     down = jnp.where(~bent & (below > down), below, down)
     return _by((down, jnp.where(~bent & (above < up), above, up)), form)
 
 
 def _is_convex(equation: Equation) -> bool:
-    """Whether a function, or its negative, is convex on all numbers at which it has a value."""
+    """Whether a function or its negative is convex on all numbers where it is defined."""
     if equation.primitive.name == "integer_pow":
         return equation.params["y"] in (2, 4)
     return equation.primitive.name in _CONVEX
 
 
 def _between(function: Bind, x: Any, y: Any) -> Ends:
-    """The slope of a function between two points, and its rounding."""
+    """Returns bounds on the slope of a function between two points, including rounding."""
     first, second, width = function(x), function(y), x - y
     slope = (first - second) / width
-    # As if each point moved by its rounding, and each value by its own.
+    # The slack is the change of the slope if each point changes by its rounding error, and each
+    # value by its own.
     values = largest((first, second)) + abs(slope) * largest((x, y))
     slack = _SLACK * (abs(slope) + values / abs(width))
     return slope - slack, slope + slack
 
 
 def _by(factor: Ends, form: Form) -> Sloped:
-    """The slopes of a function of one array whose derivative lies in an interval."""
+    """Returns the slopes of a function of one array whose derivative is in an interval."""
     # This covers the rounding error of the derivative.
     slack = 2.0**-36 * (1 + largest(factor))
     factor = factor[0] - slack, factor[1] + slack
@@ -238,7 +248,7 @@ def _by(factor: Ends, form: Form) -> Sloped:
 
 
 def _wave(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """Sines and cosines: |f'(x) - f'(middle)| <= radius."""
+    """Returns the slopes of a sine or cosine, by |f'(x) - f'(middle)| <= radius of the box."""
     (form,) = forms
     low, high = form.ends
     middle = (low + high) / 2
@@ -254,7 +264,10 @@ def _absolute(equation: Equation, forms: Sequence[Form], *_: Any) -> Sloped:
 
 
 def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """A maximum or minimum: its slope is an average of the operands' slopes, or one of them."""
+    """Returns the slopes of a maximum or minimum of two arrays.
+
+    Each is an average of the operands' slopes, or one of them.
+    """
     a, b = (f.ranked(out[0].ndim) for f in forms)
     first, second = a.ends[0] >= b.ends[1], b.ends[0] >= a.ends[1]
     if equation.primitive.name == "min":
@@ -270,7 +283,7 @@ def _larger(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_
 def _selected(
     equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any
 ) -> Sloped | None:
-    """A choice by a boolean. Where it is undecided, the result may jump."""
+    """Returns the slopes of a `select_n` by a boolean; infinite where it is not known."""
     (surely, maybe), *cases = forms[0].ends, *(f.ranked(out[0].ndim) for f in forms[1:])
     if surely.dtype != bool or len(cases) != 2:
         return None
@@ -282,7 +295,10 @@ def _selected(
 
 
 def _extremum(equation: Equation, forms: Sequence[Form], bind: Bind, out: Ends, *_: Any) -> Sloped:
-    """A maximum or minimum over axes. Entries that are surely not the extreme one do not matter."""
+    """Returns the slopes of an extremum over axes.
+
+    Entries that are certainly not the extreme one do not matter.
+    """
     (form,) = forms
     axes = equation.params["axes"]
     low, high = (jnp.expand_dims(x, axes) for x in out)

@@ -3,7 +3,7 @@
 A database has a public number of slots, and each slot contains a record or is empty. Suppose that
 the records are permuted among the slots. An array *follows* the records if its rows are permuted in
 the same way, up to rounding. An array *stays* if the permutation does not change it, up to
-rounding. Every array of a program must either follow or stay. Otherwise the program may depend on
+rounding. Every array of a program must either follow or stay. Otherwise, the program may depend on
 which record is in which slot, and is refused.
 """
 
@@ -23,7 +23,7 @@ _REMEDY = "sum over the records first, or prove it under replace-one"
 
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """How an array depends on slots.
+    """How an array depends on the slots of records.
 
     Attributes:
         axis: the axis along which the array follows the records; None if it stays.
@@ -34,27 +34,31 @@ class Slots:
     alike: frozenset[int] = frozenset()
 
     def moved(self, place: Callable[[int], int | None]) -> "Slots":
-        """The dependence after a rule that permutes axes; `place` maps a removed axis to None."""
+        """Returns the dependence after an operation that permutes axes.
+
+        `place` maps an old axis to its new index, or to None if it is removed.
+        """
         axis = None if self.axis is None else place(self.axis)
         if axis is None and self.axis is not None:
             raise RefusalError(f"this operation splits the axis of records: {_REMEDY}")
         return Slots(axis, frozenset(k for old in self.alike if (k := place(old)) is not None))
 
     def without(self, axes: Sequence[int]) -> "Slots":
-        """The dependence after a rule that removes axes."""
+        """Returns the dependence after an operation that removes axes."""
         return self.moved(lambda k: None if k in axes else k - sum(a < k for a in axes))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tracked:
-    """The facts about one array in the walk under add-or-remove-one.
+    """The facts about one array in a walk under add-or-remove-one.
 
     Attributes:
-        value: its abstract value, for pairs of databases in which a record's slot is emptied.
-            `value.apart` also bounds how much a permutation of records may change an entry.
-        empty: an abstract value whose range contains the row of an empty slot.
+        value: the abstract value, for pairs of databases in which the slot of one record is
+            emptied. `value.apart` also bounds how much a permutation of records may change an
+            entry.
+        empty: an abstract value whose range includes the row of an empty slot.
         slots: how the array depends on slots.
-        fixed: whether a permutation of records changes no bit of an array that stays.
+        fixed: whether a permutation of records does not change a single bit of the array.
     """
 
     value: Abstract
@@ -70,16 +74,16 @@ class Tracked:
         return x.is_known and bool((x.low == x.low.take([0], axis)).all())
 
     def is_along(self, axis: int) -> bool:
-        """Whether it is the axis of records; or for an array without, whether it is constant."""
+        """Whether `axis` is the axis of records, or if there is none, an axis of equal entries."""
         return self.slots.axis == axis if self.slots.axis is not None else self.is_alike(axis)
 
     def is_by_record(self) -> bool:
-        """Whether each row depends only on one record."""
+        """Whether each row depends on only one record."""
         return self.value.axis == self.slots.axis and self.value.others.is_zero
 
 
 class Applied(NamedTuple):
-    """An operation with its parameters and operands, and the abstract value of its result."""
+    """An operation, its parameters and operands, and the abstract value of its result."""
 
     parameters: Any
     operands: Sequence[Tracked]
@@ -99,10 +103,10 @@ Rule = Callable[[Applied], Slots]
 
 
 def placed(rule: Rule | None, applied: Applied) -> Slots:
-    """How the result of an operation depends on slots.
+    """Returns how the result of an operation depends on slots.
 
     Raises:
-        RefusalError: if it may neither stay nor follow the records.
+        RefusalError: if the result might neither stay nor follow the records.
     """
     if rule is not None:
         return rule(applied)
@@ -112,7 +116,7 @@ def placed(rule: Rule | None, applied: Applied) -> Slots:
 
 
 def at_one_place(op: Applied) -> Slots:
-    """For elementwise operations: an entry of the result depends on entries at the same index."""
+    """The slot rule of elementwise operations, which combine entries at the same index."""
     axes = {x.slots.axis for x in op.operands} - {None}
     if len(axes) > 1:
         raise RefusalError(f"this operation combines pairs of different records: {_REMEDY}")
@@ -121,7 +125,7 @@ def at_one_place(op: Applied) -> Slots:
         return Slots(None, frozenset(k for k in places if all(x.is_alike(k) for x in op.operands)))
     (axis,) = axes
     assert axis is not None
-    # An operand that stays, but is not constant along the axis of records, has different numbers
+    # If an operand stays but is not constant along the axis of records, it has different numbers
     # for different slots.
     if not all(x.is_along(axis) for x in op.operands):
         raise RefusalError(
@@ -156,20 +160,23 @@ def squeezed(op: Applied) -> Slots:
 
 
 def reduced(op: Applied) -> Slots:
-    """Sums and extrema over the records do not depend on their order."""
+    """The slot rule of reductions: sums and extrema over records do not depend on their order."""
     axes = [k % len(op.shape) for k in op.parameters["axes"]]
     return Slots() if op.first.slots.axis in axes else op.first.slots.without(axes)
 
 
 def chosen(op: Applied) -> Slots:
-    """The index of an extremum. An extremum over the records is refused: its index is a slot."""
+    """The slot rule of the index of an extremum.
+
+    The index of a record would be a slot, so an extremum over the records is refused.
+    """
     return op.first.slots.without([k % len(op.shape) for k in op.parameters["axes"]])
 
 
 def ordered(op: Applied) -> Slots:
-    """Sorted records do not depend on their order before sorting.
+    """The slot rule of sorts: sorted records do not depend on their order before the sort.
 
-    Numbers that are sorted by equal records keep their order, so they depend on slots.
+    If numbers are sorted by equal records, they keep their order, so they depend on slots.
     """
     axis = op.first.slots.axis
     if len(op.operands) > 1 and any(x.slots.axis is not None for x in op.operands):
@@ -182,7 +189,7 @@ def transposed(op: Applied) -> Slots:
 
 
 def _kept_along(op: Applied, axes: Sequence[int]) -> Slots:
-    """For operations that mix entries along some axes, which must not be the axis of records."""
+    """The slot rule of operations that mix entries along axes, except the axis of records."""
     if any(x.slots.axis in axes for x in op.operands if x.slots.axis is not None):
         raise RefusalError(f"the result depends on the order of records: {_REMEDY}")
     return Slots(op.first.slots.axis)
@@ -201,7 +208,7 @@ def sliced(op: Applied) -> Slots:
     if axis is None:
         return Slots()
     steps = op.parameters["strides"] or [1] * len(op.shape)
-    # A slice removes public slots, but it is private which records these slots contain.
+    # A slice leaves out public slots, but it is private which records these slots contain.
     if op.found.shape[axis] != op.shape[axis] or steps[axis] != 1:
         raise RefusalError(f"this operation selects records by their slots: {_REMEDY}")
     return Slots(axis)
@@ -221,7 +228,7 @@ def stacked(op: Applied) -> Slots:
 
 
 def multiplied(op: Applied) -> Slots:
-    """Matrix products: sums over the records, products by record, or products within a record."""
+    """The slot rule of matrix products: sums over records, products by record or within one."""
     contracted, batch = op.parameters["dimension_numbers"]
     axes = [x.slots.axis for x in op.operands]
     if axes == [None, None]:
@@ -245,7 +252,7 @@ def multiplied(op: Applied) -> Slots:
 
 
 def gathered(op: Applied) -> Slots:
-    """Rows of a public table at indices of records, or one public index of an array of records."""
+    """The slot rule of gathers: rows of a public table by record, or one index of records."""
     table, places = op.operands
     if places.slots.axis is not None:
         if table.slots.axis is not None:
@@ -263,7 +270,7 @@ def gathered(op: Applied) -> Slots:
 
 
 def scattered(op: Applied) -> Slots:
-    """Sums by index do not depend on the order in which numbers are added."""
+    """The slot rule of scatters: sums by index do not depend on the order of additions."""
     start, *added = op.operands
     if start.slots.axis is not None:
         raise RefusalError(f"this operation adds to an array with one number per slot: {_REMEDY}")
@@ -282,13 +289,13 @@ def platform(op: Applied) -> Slots:
 
 
 # Tighter bounds. If a record is removed, its row becomes the row of an empty slot, and not an
-# arbitrary row. And a permuted array has exactly the same rows, not just rows within the same
+# arbitrary row. And a permuted array has exactly the same rows, not only rows within the same
 # range.
 Tightening = Callable[[Applied], Abstract]
 
 
 def row_norms(x: Abstract, axis: int) -> tuple[float, float]:
-    """The largest l1 and l2 norm of a row. For integers, ||x||_1 <= ||x||_2^2."""
+    """Returns bounds on the l1 and l2 norm of a row. For integers, ||x||_1 <= ||x||_2^2."""
     l1, l2 = (x.l1_of_row, x.l2_of_row) if x.axis == axis else (math.inf, math.inf)
     largest = difference(over(x.magnitude, axis), x.shape, axis, l1=l1, l2=l2)
     square = float(rounding.up(largest.l2**2 * (1 + 2.0**-30)))
@@ -296,14 +303,14 @@ def row_norms(x: Abstract, axis: int) -> tuple[float, float]:
 
 
 def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: float) -> Abstract:
-    """A value without an axis of records, with a second bound on its difference.
+    """Returns a value without an axis of records, with a second bound on its difference.
 
     Args:
         found: the value with its first bound.
         each: the second bound, on entries.
-        l1: the second bound, in l1.
-        l2: the second bound, in l2.
-        slip: the rounding error of each entry, which is added.
+        l1: the second bound, on the l1 norm.
+        l2: the second bound, on the l2 norm.
+        slip: the rounding error of each entry, which is added to the second bound.
     """
     if found.axis is not None:
         return found
@@ -319,7 +326,10 @@ def _tightened(found: Abstract, each: np.ndarray, l1: float, l2: float, slip: fl
 
 
 def tight_lookup(op: Applied) -> Abstract:
-    """Equal indices give equal rows of a public table, so two uses differ only by flushing to 0."""
+    """Returns the tighter value of a gather from a public table.
+
+    Equal indices give equal rows, so two uses differ only by flushing to 0.
+    """
     table, places = (x.value for x in op.operands)
     if not table.is_known or places.apart:
         return op.found
@@ -328,7 +338,11 @@ def tight_lookup(op: Applied) -> Abstract:
 
 
 def tight_sums(op: Applied) -> Abstract:
-    """Scatter-adds: row u is subtracted, and the row of an empty slot is added at any index."""
+    """Returns the tighter value of a scatter-add.
+
+    The row u of a record is subtracted at one index, and the row of an empty slot is added at any
+    index.
+    """
     start, places, added = op.operands
     found, u = op.found, added.value
     n, slip = u.shape[0], 0.0
@@ -343,15 +357,15 @@ def tight_sums(op: Applied) -> Abstract:
 
 
 def tight_exact_sums(op: Applied) -> Abstract:
-    """The bound of `tight_sums` for exact scatters.
+    """Returns the tighter value of an exact scatter, like `tight_sums`.
 
-    `apart` covers the grid and the last rounding.
+    `apart` bounds the rounding to the grid and the last rounding.
     """
     return _tight_rows(op, op.found, op.found.apart)
 
 
 def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
-    """A bound for a row that is subtracted and a row that is added, with a rounding error."""
+    """Returns the bound for a row that is subtracted and a row that is added, plus rounding."""
     _, places, added = op.operands
     u, empty = added.value, added.empty
     by_record = u.axis == 0 and u.others.is_zero and places.value.others.is_zero
@@ -366,9 +380,9 @@ def _tight_rows(op: Applied, found: Abstract, slip: float) -> Abstract:
 
 
 def tight_products(op: Applied) -> Abstract:
-    """A sum of outer products a b^T of rows moves by at most |a| |b| + |a'| |b'|.
+    """Returns the tighter value of a sum of outer products a b^T of rows.
 
-    a' and b' are the rows of an empty slot.
+    It changes by at most |a| |b| + |a'| |b'|, where a' and b' are the rows of an empty slot.
     """
     (ca, cb), _ = op.parameters["dimension_numbers"]
     a, b = op.operands

@@ -1,9 +1,9 @@
-"""The abstract value: the facts about one array of a traced program that the walk computes.
+"""The abstract value: the facts about one array of a traced program that a walk computes.
 
 Consider public bounds B on a record, a number n of records, and a traced program. A *pair* is two
-databases D and D' of n records within B that differ in record i alone. `Abstract` describes one
+databases D and D' of n records within B that differ in record i only. `Abstract` describes one
 variable x of the program. It represents a set of families of arrays x(D), its *concretization*
-(Cousot and Cousot, 1977). A family is in this set if every pair D, D' satisfies:
+(Cousot and Cousot, 1977). A family is in this set if for every pair D, D':
 
 1. low <= x(D) <= high in every entry, and x(D) contains no NaN and no infinity. If a device flushes
    subnormal numbers to 0, the flushed x(D) is also in this range.
@@ -29,17 +29,17 @@ variable x of the program. It represents a set of families of arrays x(D), its *
 11. For (source, answer) in `answers`, a boolean x(D) has this answer where the source is NaN.
 
 x(D) is the array *as computed*, in the dtype of the device. A compiler may compute x again for each
-operation that uses x, and may round it differently each time. But the same use rounds in the same
-way on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal too.
-Lemmas that read an array twice add `apart`.
+operation that uses x, and may round it differently each time. But the same use is rounded in the
+same way on D and on D'. So if the inputs of an entry are equal on D and D', the entry is equal,
+too. Lemmas that read an array twice add `apart`.
 
-Theorem. Let every input be in its concretization. Let every rule map values in the concretizations
-of its operands into the concretization of its result. Then one record moves the output by at most
-`norm_of`. The proof is an induction over the operations: docs/proofs/global-sensitivity.md. The
-docstring of each rule states its induction step.
+Theorem. Suppose that every input is in its concretization, and that every rule maps values in the
+concretizations of its operands into the concretization of its result. Then one record changes the
+output by at most `norm_of`. The proof is by induction over the operations:
+docs/proofs/global-sensitivity.md. The docstring of each rule states its induction step.
 
-Bounds are stored compactly. If an axis has length 1 in `low`, `high` or `each`, that number bounds
-all entries along the axis.
+Bounds are stored compactly. If an axis has length 1 in `low`, `high` or `each`, its one number
+bounds all entries along this axis.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ import numpy as np
 
 from dpjax.proving import _rounding as rounding
 
-# Bounds on the difference of two arrays: of each entry, of the l1 norm, and of the l2 norm.
+# Bounds on the difference of two arrays: on each entry, on the l1 norm, and on the l2 norm.
 Moves = tuple[np.ndarray, float, float]
 
 
@@ -62,11 +62,11 @@ class RefusalError(Exception):
 
 
 class RangeRefusalError(RefusalError):
-    """Raised by a rule whose operands may lie outside of its domain."""
+    """Raised by a rule whose operands may be outside of its domain."""
 
 
 class OverflowRefusalError(RefusalError):
-    """Raised if a merged operation may overflow. In this case, no lemma may replace the rule."""
+    """Raised if operations that a compiler merges may overflow; no lemma may replace the rule."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Pending:
         starts: earlier sums whose accumulator a compiler may start at a number that is added later.
             Each entry is a token that identifies the sum, with the number of its additions.
         load: the sum of the magnitudes of all terms of the sums in `starts`.
-        terms: the number of terms that this array contributes to a later sum that is flattened.
+        terms: how many terms this array contributes to a later sum, if a compiler flattens it.
         weight: the sum of the magnitudes of these terms.
         factor: the product of the constants by which the sum was multiplied afterwards.
         bits: for a product, the sum of |log2 f| over its public factors f.
-        coarse: whether 16-bit floats were used. Then two uses may be rounded differently.
-        single: whether it may be one number surrounded by zeros (`check_surrounded`).
+        coarse: whether 16-bit floats were used, so that two uses may be rounded differently.
+        single: whether the array may be one number surrounded by zeros (`check_surrounded`).
         padded: whether it may be one number with padding around it that its range does not show.
         hidden: whether a compiler may know its numbers more precisely than its range does.
         cut: whether it contains floats that were truncated to integers.
@@ -104,14 +104,14 @@ class Pending:
 
     @staticmethod
     def of_sum(count: int, load: float) -> "Pending":
-        """The pending operations of a new sum, whose accumulator may start at a later summand."""
+        """Returns the pending operations of a new sum, which may start at a later summand."""
         return Pending(starts=frozenset([(object(), count)]), load=load)
 
     @staticmethod
     def of_all(all_: "Sequence[Pending]") -> "Pending":
-        """The pending operations of several operands.
+        """Returns the pending operations of several operands together.
 
-        If two operands use the same sum, it counts once.
+        If two operands use the same sum, it counts only once.
         """
         sums = [p for p in all_ if p.terms > 1]
         return Pending(
@@ -127,13 +127,13 @@ class Pending:
 
     @staticmethod
     def flags(all_: "Iterable[Pending]") -> dict[str, bool]:
-        """The flags of an array computed from others: a flag is set if any of them has it."""
+        """Returns the flags of an array computed from others: those that any of them has."""
         found = list(all_)
         names = ("coarse", "single", "padded", "hidden", "cut")
         return {name: any(getattr(p, name) for p in found) for name in names}
 
     def having(self, **fields: Any) -> "Pending":
-        """A copy with other fields."""
+        """Returns a copy with some fields changed."""
         return dataclasses.replace(self, **fields)
 
 
@@ -145,18 +145,18 @@ class Source:
     """An array that may contain NaN.
 
     Attributes:
-        within: if not empty, the array is NaN only where one of these arrays is NaN.
+        within: if it is not empty, the array is NaN only where one of these arrays is NaN.
     """
 
     within: "frozenset[Source]" = frozenset()
 
     @staticmethod
     def new(*operands: "Abstract") -> "frozenset[Source]":
-        """The `nan` of a new source that is NaN only where one of the operands is NaN."""
+        """Returns the field `nan` for a new source that is NaN only where an operand is NaN."""
         return frozenset([Source(frozenset[Source]().union(*(x.nan for x in operands)))])
 
     def says(self, answer: bool, answers: "frozenset[tuple[Source, bool]]") -> bool:
-        """Whether a boolean has this answer wherever the array is NaN."""
+        """Whether a boolean with these `answers` has this answer wherever the array is NaN."""
         if (self, answer) in answers:
             return True
         return bool(self.within) and all(x.says(answer, answers) for x in self.within)
@@ -164,7 +164,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Difference:
-    """Bounds on a difference of two arrays: its entries, l1, l2, and how many are nonzero."""
+    """Bounds on a difference of arrays: its entries, its l1 and l2 norm, and how many are not 0."""
 
     each: np.ndarray
     l1: float
@@ -186,20 +186,21 @@ def difference(
     count: float = math.inf,
     whole: bool = False,
 ) -> Difference:
-    """The tightest bounds that follow from the given ones and from each other.
+    """Returns the tightest bounds that follow from the given ones and from each other.
 
     If `axis` is given, it is the axis of records, and the bounds are on the change of one row.
     """
-    each = over(np.asarray(each, float), axis)  # Any row may be the one that moves.
+    each = over(np.asarray(each, float), axis)  # Any row may be the one that changes.
     if whole:  # For example, an integer of at most 2.3 is at most 2.
         each, l1 = np.floor(each), float(np.floor(l1))
     counted = [size for k, size in enumerate(shape) if k != axis]
-    # The number of entries that each stored bound covers, and the host's error of their sum.
+    # `copies` is how many entries each stored bound covers, and `room` covers the rounding error of
+    # their sum on the host.
     copies = math.prod(counted) / max(1, each.size)
     room = 1 + (each.size + 100) * 2.0**-52
     if each.size == 0:
         return Difference(each, 0.0, 0.0, 0.0)
-    # ||d||_2 <= ||d||_1 <= sqrt(entries) ||d||_2, and no entry exceeds ||d||_2.
+    #   d  _2 <=   d  _1 <= sqrt(entries)   d  _2, and no entry exceeds   d  _2.
     l1 = min(l1, float(each.sum()) * copies * room)
     l2 = min(l2, l1, rounding.norm2(each, copies) * room)
     l1 = min(l1, math.sqrt(math.prod(counted)) * l2 * room)
@@ -239,7 +240,7 @@ class Abstract:
 
     @property
     def origin(self) -> object:
-        """An earlier array whose rows have the same entries, maybe in another order."""
+        """An earlier array whose rows have the same entries, possibly in another order."""
         return self if self.source is None else self.source
 
     @property
@@ -250,17 +251,17 @@ class Abstract:
 
     @property
     def is_public(self) -> bool:
-        """Whether no record moves the array."""
+        """Whether no record changes the array."""
         return self.changed.is_zero and self.others.is_zero
 
     @property
     def is_known(self) -> bool:
-        """Whether the array is the same on all databases, and its entries are known."""
+        """Whether the array is the same on all databases, and all its entries are known."""
         return self.is_public and bool((self.low == self.high).all())
 
     @property
     def is_finite(self) -> bool:
-        """Whether the range is finite. A constant may contain infinities."""
+        """Whether the range is finite. Only constants may contain infinities."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
@@ -271,12 +272,12 @@ class Abstract:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tighter:
-    """Further facts about an array with an axis of records, of which only one row changes.
+    """Additional facts about an array with an axis of records, of which only one row changes.
 
     Attributes:
         axis: the axis of records.
-        low: lower bounds, of the same rank, with length 1 along the axis of records.
-        high: upper bounds.
+        low: lower bounds on the entries, with length 1 along the axis of records.
+        high: upper bounds on the entries, in the same shape.
         changed: bounds on the change of the changed row.
     """
 
@@ -286,7 +287,7 @@ class Tighter:
     changed: Difference
 
     def of(self, x: Abstract) -> Abstract:
-        """The abstract value with these facts added.
+        """Returns the abstract value with these facts added.
 
         An array of another form is returned unchanged.
         """
@@ -302,12 +303,12 @@ class Tighter:
 
 
 def over(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """The maximum along the axis of records. The axis remains, with length 1."""
+    """Returns the maximum along the axis of records, which remains with length 1."""
     return array if axis is None else array.max(axis=axis, keepdims=True)
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuses dtypes without rules. Only listed dtypes are accepted, so new dtypes are refused."""
+    """Refuses dtypes that have no rules, including all dtypes that are not listed."""
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         raise RefusalError(
             "random bits are not supported in proofs: draw them outside of the target"
@@ -320,7 +321,10 @@ def check_dtype(dtype: Any) -> None:
 
 
 def constant(value: object) -> Abstract:
-    """A constant's abstract value. It may contain NaN and infinities, which few rules accept."""
+    """Returns the abstract value of a constant. It may contain NaN and infinities.
+
+    Few rules accept them.
+    """
     check_dtype(getattr(value, "dtype", np.dtype(float)))
     array = np.asarray(value)
     check_dtype(array.dtype)
@@ -340,11 +344,11 @@ def constant(value: object) -> Abstract:
 def erring(
     moves: Moves, error: np.ndarray | float, shape: Sequence[int], axis: int | None
 ) -> Moves:
-    """Bounds on the difference of two computed values, from bounds for the exact values.
+    """Returns bounds on the difference of two computed values, from those of the exact values.
 
-    The error of each computed value is at most `error`. So twice the error is added to entries that
-    move. An entry that does not move has equal inputs, so both of its values are rounded alike.
-    With an axis of records, these are bounds on one row.
+    The error of each computed value is at most `error`. So twice this error is added for entries
+    that change. An entry that does not change has equal inputs, so both of its values are rounded
+    alike. If there is an axis of records, the bounds are on one row.
     """
     each, l1, l2 = moves
     error = np.asarray(error, float)
@@ -360,10 +364,11 @@ def erring(
 
 
 def flushed(moves: Moves, flush: float, shape: Sequence[int]) -> Moves:
-    """Bounds on a difference after an operation that does not round, but may flush numbers to 0.
+    """Returns bounds on a difference after an operation that may only flush numbers to 0.
 
-    Without flushing, bounds on entries do not change, and are not inflated by the host's rounding.
-    Loops need that: they search for abstract values that a step does not change.
+    Such an operation does not round. Without flushing, the bounds on entries do not change, and are
+    not increased by the rounding of the host. Loops need this property, because they search for
+    abstract values that a step does not change.
     """
     each, l1, l2 = moves
     count = math.prod(shape) * flush
@@ -389,9 +394,9 @@ def make(
     apart: float = math.inf,
     counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
-    """An abstract value. The width of its range also bounds all differences, and `apart`.
+    """Makes an abstract value. The width of its range also bounds differences and `apart`.
 
-    `counts` bounds the number of entries that differ in the changed row, and in any other row.
+    `counts` bounds how many entries differ in the changed row, and in any other row.
 
     Raises:
         RefusalError: if the range is not finite, or too large for its dtype.
@@ -406,14 +411,14 @@ def make(
     _check_range(low, high, dtype)
     _check_places(low, shape)
     _check_places(high, shape)
-    if whole:  # An integer in [low, high] is also within the rounded ends.
+    if whole:  # An integer in [low, high] is also between the ends rounded to integers.
         low, high = np.ceil(low), np.floor(high)
-    else:  # A subnormal may be flushed to 0.
+    else:  # A subnormal number may be flushed to 0.
         least = rounding.tiny(dtype)
         low = np.where((low > 0) & (low < least), 0.0, low)
         high = np.where((high < 0) & (high > -least), 0.0, high)
-    # Two numbers in [low, high] differ by at most `high - low`, even if the rule has only weaker
-    # bounds on moves.
+    # Two numbers in [low, high] differ by at most `high - low`, even if the rule only has weaker
+    # bounds on changes.
     width = rounding.up(over(high - low, axis))
     made = []
     kinds = list(zip((changed, others), counts, strict=True))
@@ -444,7 +449,7 @@ def meet(
     apart: float = math.inf,
     counts: Sequence[float] = (math.inf, math.inf),
 ) -> Abstract:
-    """The array with further bounds. For each bound, the tighter of both is kept."""
+    """Returns the value with additional bounds: the tighter of each old and new bound."""
 
     def better(d: Difference, moves: Moves) -> Moves:
         each = np.broadcast_to(moves[0], np.broadcast_shapes(moves[0].shape, d.each.shape))
@@ -464,14 +469,16 @@ def result_of(
     operands: Abstract | Sequence[Abstract], low: np.ndarray, high: np.ndarray,
     moved: Callable[..., Moves], **more: Any,
 ) -> Abstract:  # fmt: skip
-    """The result of an operation on aligned operands, with the first operand's shape, dtype, axis.
+    """Makes the result of an operation on aligned operands.
+
+    By default, it has the shape, dtype and axis of the first operand.
 
     Args:
-        operands: the operands whose moves determine how the result moves.
+        operands: the operands whose changes determine how the result changes.
         low: lower bounds on the entries of the result.
-        high: upper bounds.
-        moved: maps one difference of each operand to the moves of the result. It is called twice:
-            for the changed row, and for the other rows.
+        high: upper bounds on the entries of the result.
+        moved: a function from one difference of each operand to bounds on the difference of the
+            result. It is called twice: for the changed row, and for the other rows.
         **more: other arguments of `make`, such as another shape, dtype or axis.
     """
     xs = [operands] if isinstance(operands, Abstract) else operands
@@ -481,7 +488,7 @@ def result_of(
 
 
 def _check_places(array: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Refuses NaN, and bounds that do not fit the shape: their sums would omit entries."""
+    """Refuses NaN, and bounds that do not fit the shape: sums over them would omit entries."""
     pairs = zip(array.shape, shape, strict=True) if array.ndim == len(shape) else ((0, 1),)
     if any(size not in (1, places) for size, places in pairs) or np.isnan(array).any():
         raise RefusalError(
@@ -511,10 +518,10 @@ def _check_range(low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> None:
 
 
 def as_dense(x: Abstract) -> Abstract:
-    """The same array without an axis of records: its difference is bounded as a whole.
+    """Returns the array without an axis of records: its difference is bounded as a whole.
 
-    One row moves within `changed` and n - 1 rows within `others`. l1 norms of rows add up, and so
-    do squares of l2 norms.
+    One row changes within `changed`, and n - 1 rows within `others`. The l1 norms of rows add up,
+    and so do the squares of their l2 norms.
     """
     if x.axis is None:
         return x
@@ -531,13 +538,17 @@ def as_dense(x: Abstract) -> Abstract:
 
 
 def as_rows(x: Abstract, axis: int) -> Abstract:
-    """The same array with an axis of records. A row moves by at most as much as the whole array."""
+    """Returns the array with an axis of records.
+
+    A row changes by at most as much as the whole array.
+    """
     if x.axis == axis:
         return x
     x = as_dense(x)
     each = x.others.each
     if not x.is_public and not without_middle(each, x.shape, axis).any():
-        # `check_surrounded` must refuse sums of such an array, and bounds on rows would hide it.
+        # `check_surrounded` must refuse sums of such an array, but bounds on rows would hide its
+        # form.
         raise RefusalError(
             f"an array in which only one entry along axis {axis} can change cannot be combined "
             "with records along this axis"
@@ -552,7 +563,7 @@ def as_rows(x: Abstract, axis: int) -> Abstract:
 
 
 def without_middle(array: np.ndarray, shape: Sequence[int], axis: int) -> np.ndarray:
-    """All entries along an axis except the middle one, if there is one."""
+    """Returns all entries along an axis except the middle one, if there is one."""
     size = shape[axis]
     if array.shape[axis] == 1 or size % 2 == 0:
         return array
@@ -560,7 +571,7 @@ def without_middle(array: np.ndarray, shape: Sequence[int], axis: int) -> np.nda
 
 
 def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
-    """The array, repeated along axes of length 1, or a scalar repeated everywhere."""
+    """Returns the array repeated along axes of length 1, or a scalar repeated everywhere."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -572,7 +583,7 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
     repeated = {k for k, (a, b) in enumerate(zip(x.shape, shape, strict=False)) if a != b}
     if len(x.shape) != len(shape) or any(x.shape[k] != 1 for k in repeated):
         raise RefusalError(f"shapes {x.shape} and {shape} are not supported in proofs")
-    # If an axis with a single record is repeated, it no longer indexes records.
+    # If the axis of a single record is repeated, it no longer indexes records.
     if x.axis in repeated:
         x = as_dense(x)
     copies = math.prod(shape[k] for k in repeated)
@@ -593,21 +604,21 @@ def stretched(x: Abstract, shape: Sequence[int]) -> Abstract:
 
 
 def aligned(*values: Abstract) -> list[Abstract]:
-    """The values, repeated to a common shape, with one common axis of records or none."""
+    """Returns the values in a common shape, with the same axis of records or all without."""
     shape = np.broadcast_shapes(*(x.shape for x in values))
     full = [stretched(x, shape) for x in values]
     axis = next((x.axis for x in full if x.axis is not None), None)
     if axis is None:
         return full
-    # As an array with an axis of records, all rows may move. If fewer entries than rows move, the
-    # bound would become much larger.
+    # In an array with an axis of records, all rows may change. If fewer entries than rows change,
+    # the bound would become much larger.
     if any(x.axis is None and 0 < x.others.count < shape[axis] for x in full):
         return list(map(as_dense, full))
     return [_rows_of(x, y, axis) for x, y in zip(values, full, strict=True)]
 
 
 def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
-    """A repeated array, with an axis of records. If a row moves, each of its copies moves."""
+    """Returns a repeated array with an axis of records. If a row changes, so do its copies."""
     copied = len(x.shape) == len(repeated.shape) and x.shape[axis] == 1 < repeated.shape[axis]
     if repeated.axis == axis or not copied or repeated.is_public:
         return as_rows(repeated, axis)
@@ -621,10 +632,12 @@ def _rows_of(x: Abstract, repeated: Abstract, axis: int) -> Abstract:
 
 
 def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
-    """The result of an elementwise operation: an entry moves only if an entry of an operand does.
+    """Bounds how many entries change in the result of an elementwise operation.
+
+    An entry changes only if an entry of an operand does.
 
     But if an operand is a sum, a compiler may start this sum at the other operand. Then the result
-    may move because terms of the sum move, even where the sum does not. So the bound of such a
+    may change because terms of the sum change, even where the sum does not. So the bound on such a
     result is not tightened.
     """
     if not found.whole and any(x.pending.starts for x in operands):
@@ -647,7 +660,7 @@ def counted(found: Abstract, operands: Sequence[Abstract]) -> Abstract:
 
 @np.errstate(all="ignore")
 def norm_of(outputs: Sequence[Abstract], norm: str) -> float:
-    """A bound on the norm of the difference of all outputs together."""
+    """Returns a bound on the norm of the difference of all outputs together."""
     found = [as_dense(x).others for x in outputs]
     if norm == "l1":
         bound = sum(d.l1 for d in found)

@@ -38,14 +38,15 @@ from dpjax.proving._value import (
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One operation of a proof: its name, its source line, and how far its value moves.
+    """A step of a proof: an operation, its source line, and how much its result changes.
 
     Attributes:
-        depth: the number of inner programs around it.
+        depth: the number of inner programs around the operation.
         operation: the name of the primitive, or of a lemma.
         place: the source line, as a string.
         value: the abstract value of the result.
-        path: its index in its program, after the indices of the calls that lead to that program.
+        path: the index of the operation in its program, after the indices of the calls that lead to
+            that program.
         output: the index of the result, if the operation has several results.
     """
 
@@ -79,18 +80,18 @@ class Walk:
     steps: list[Step] = dataclasses.field(default_factory=list)
     depth: int = 0
     path: tuple[int, ...] = ()
-    # The user's line of the current operation, or of the call that it is in: JAX's own functions
-    # have no line of the user inside.
+    # The user's line of the current operation, or of the call around it: operations in JAX's own
+    # functions have no line of the user.
     line: str = ""
-    # The float sums and variances over records that a release can compute exactly.
+    # The float sums and variances over records that a release could compute exactly.
     sums: Sums = dataclasses.field(default_factory=dict)
-    # Tighter facts about parts of a program that were found by splitting the box of a record.
+    # Tighter facts about parts of a program, found by splitting the box of a record.
     tighter: Mapping[tuple[int, ...], Tighter] = dataclasses.field(default_factory=dict)
     # The cells of arrays (`_cells.py`).
     held: dict[Abstract, cells.Held] = dataclasses.field(default_factory=dict)
 
     def run(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """The values of the outputs. An input that is None has no value, and may not be used."""
+        """Returns the values of the outputs. An input of None must not be used."""
         outputs = self.known_in_part(jaxpr, consts, inputs)
         for x in outputs:
             if (refusal := self.shown(x).refusal) is not None:
@@ -100,7 +101,7 @@ class Walk:
     def known_in_part(
         self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]
     ) -> list[Any]:
-        """The same as `run`, but inputs and outputs may be known in some cells only."""
+        """Returns the same as `run`, but inputs and outputs may be known in only some cells."""
         values: dict[jex.Var, Any] = {}
         values.update(zip(jaxpr.constvars, map(self.known, consts), strict=True))
         program, outer, line = Program(jaxpr), self.path, self.line
@@ -123,7 +124,7 @@ class Walk:
                 raise refused.get(atom, unclamped)
             return found
 
-        # Operations that no output depends on are skipped, because they need no proof.
+        # Operations on which no output depends are skipped, because they need no proof.
         for count, equation in enumerate(live(jaxpr)):
             self.path, self.line = (*outer, count), source_line(equation) or line
             name, place = equation.primitive.name, self.line
@@ -145,7 +146,7 @@ class Walk:
                 outputs = None
                 reason = located(refusal, equation, place)
                 refused.update(dict.fromkeys(equation.outvars, reason))
-                # In two cases the refusal is raised at once: a side effect is visible outside of
+                # In two cases, the refusal is raised at once: a side effect is visible outside of
                 # the program, and an overflow violates the assumptions of lemmas.
                 if equation.effects or isinstance(refusal, OverflowRefusalError):
                     raise reason from None
@@ -169,7 +170,8 @@ class Walk:
             outputs = self.refined(equation, given, outputs, refusal)
             for k, variable in enumerate(equation.outvars):
                 write(variable, outputs[k] if outputs else None)
-                # The steps of an inner program are listed, so its call is not listed as a step.
+                # The steps of an inner program are listed, so the call of the program is not listed
+                # as a step.
                 if outputs and not called(equation):
                     value = self.shown(outputs[k])
                     self.steps.append(Step(self.depth, name, place, value, self.path, k))
@@ -179,7 +181,7 @@ class Walk:
         ]
 
     def tried(self, jaxpr: jex.Jaxpr, consts: Sequence[object], inputs: Sequence[Any]) -> list[Any]:
-        """The same values as from `run`, without recording the steps."""
+        """Returns the same values as `run`, without recording the steps."""
         shown, path, line = len(self.steps), self.path, self.line
         try:
             return self.run(jaxpr, consts, inputs)
@@ -188,31 +190,34 @@ class Walk:
             self.path, self.line = path, line
 
     def known(self, array: object) -> Any:
-        """The abstract value of a constant."""
+        """Returns the abstract value of a constant."""
         return constant(array)
 
     def shown(self, value: Any) -> Abstract:
-        """The abstract value that a step prints. Subclasses use other values in the walk."""
+        """Returns the abstract value that a step prints.
+
+        Subclasses use other values in the walk.
+        """
         return value
 
     def tightened(self, value: Any, facts: Tighter) -> Any:
-        """The value with tighter facts."""
+        """Returns the value with tighter facts added."""
         return facts.of(value)
 
     def improved(self, *situation: Any) -> Found | None:
-        """A lemma that applies, with its tighter value; see `_patterns.py`."""
+        """Returns a lemma that applies, with its tighter value; see `_patterns.py`."""
         return improved(*situation)
 
     def refined(
         self, equation: Equation, operands: Sequence[Any], outputs: Any, refusal: Any
     ) -> list[Any] | None:
-        """The result of an elementwise operation, tightened by its cells.
+        """Returns the result of an elementwise operation, tightened by its cells.
 
-        If its rule refuses, but some cells are known, the result has the refusal.
+        If its rule refuses, but some cells are known, the refusal is stored in the result.
         """
         operation = operation_of(equation.primitive.name)
         elementwise = operation.rule is not None and operation.slots is at_one_place
-        # In the total order, an answer may change although no number does, because 0 and -0 differ.
+        # In total order, an answer may change although no number does, because 0 and -0 differ.
         if (
             equation.primitive.name == "lt_to"
             or not elementwise
@@ -231,7 +236,7 @@ class Walk:
         try:
             if made is None:
                 dtypes = {dtype, *(x.dtype for x in operands)}
-                # Only refusals because of a range may be avoided in some cells.
+                # Only refusals because of a range can be avoided in some cells.
                 usual = isinstance(refusal, RangeRefusalError) and dtypes <= rounding.USUAL
                 if merging.kind == "sum" or not usual:
                     return None
@@ -262,12 +267,12 @@ class Walk:
         return [value]
 
     def note(self, jaxpr: jex.Jaxpr, lemma: Found) -> None:
-        """Records the variance of a lemma, which can be made exact."""
+        """Records the variance of a lemma, which a release could compute exactly."""
         if (exact := VarianceOf.at(jaxpr, lemma.of, lemma.variance)) is not None:
             self.sums[self.path] = exact
 
     def outputs(self, jaxpr: jex.Jaxpr, equation: Equation, operands: list[Any]) -> list[Any]:
-        """The values of an operation's results, by a lemma, its inner program, or its rule."""
+        """Returns the values of an operation's results, by a lemma, inner program, or rule."""
         if equation.primitive.name == "cond":
             return self.chosen(equation, operands)
         if not (inner := called(equation)):
@@ -290,10 +295,11 @@ class Walk:
         return self.inner_outputs(inner, operands)
 
     def chosen(self, equation: Equation, operands: list[Any]) -> list[Any]:
-        """The outputs of `cond` and `switch`: a choice among the outputs of their branches."""
+        """Returns the outputs of a `cond` or `switch`: a choice among those of its branches."""
         index, *given = operands
         branches = list(equation.params["branches"])
-        # Branches for other platforms never run. All other platforms must run the same branch.
+        # Branches for unsupported platforms never run. All supported platforms must run the same
+        # branch.
         if (platforms := equation.params.get("branches_platforms")) is not None:
             kept = [k for k, names in enumerate(platforms) if names is None or _runs(names)]
             branches, index = [branches[k] for k in kept], constant(np.int32(0))
@@ -315,7 +321,7 @@ class Walk:
         return chosen
 
     def inner_outputs(self, inner: Any, operands: list[Any]) -> list[Any]:
-        """The outputs of an inner program."""
+        """Returns the outputs of an inner program."""
         self.depth += 1
         try:
             return self.known_in_part(*parts(inner), operands)
@@ -323,8 +329,9 @@ class Walk:
             self.depth -= 1
 
     def ruled(self, equation: Equation, operands: Sequence[Abstract]) -> list[Abstract]:
-        """The values of an operation's results, by its rule."""
-        # Check all dtypes here, because some rules ignore dtypes, such as the rules of random keys.
+        """Returns the values of an operation's results, by its rule."""
+        # All dtypes are checked here, because some rules ignore dtypes, such as those of random
+        # keys.
         for variable in equation.outvars:
             check_dtype(aval(variable).dtype)
         operation = operation_of(equation.primitive.name)
@@ -351,7 +358,8 @@ class Walk:
         outputs = list[Abstract]()
         for found in made if isinstance(made, list) else [made]:
             pending = carried(operation.merging, equation.params, operands, found)
-            # A compiler may regroup the factors of a product, so that a partial product underflows.
+            # A compiler may multiply the factors of a product in another order, so that a partial
+            # product underflows.
             if operation.merging.kind in ("product", "quotient", "power"):
                 found = vanishing(found, pending.bits)
             # All operations except `lt_to` treat -0 and 0 alike.
@@ -369,7 +377,7 @@ def _runs(platforms: Sequence[str]) -> bool:
 
 
 def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalError:
-    """The refusal with its operation, source line and remedy. A located refusal stays as it is."""
+    """Returns the refusal with its operation, source line and remedy added, if it has none yet."""
     if refusal.args[1:]:
         return refusal
     name, reason = equation.primitive.name, str(refusal)
@@ -386,7 +394,7 @@ def located(refusal: RefusalError, equation: Equation, line: str) -> RefusalErro
 
 
 def check_no_nan(jaxpr: jex.Jaxpr, outputs: Sequence[Abstract]) -> None:
-    """Refuses a program whose value may be NaN."""
+    """Refuses a program with an output that may be NaN."""
     for atom, x in zip(jaxpr.outvars, outputs, strict=True):
         if x.nan:
             refusal = RefusalError(
@@ -406,7 +414,10 @@ def _check_type(expected: Any, found: Abstract) -> None:
 
 
 def source_line(equation: Equation) -> str:
-    """The user's line of an operation: the innermost stack frame outside of JAX and dpjax."""
+    """Returns the user's line of an operation.
+
+    It is the innermost stack frame outside of JAX and dpjax.
+    """
     traceback: Any = getattr(equation.source_info, "traceback", None)
     for frame in getattr(traceback, "frames", ()):
         if not any(f"/{name}/" in frame.file_name for name in ("jax", "dpjax", "jaxlib")):

@@ -1,14 +1,14 @@
-"""Rules of convolutions with a public kernel, and of pooling: operations that slide windows.
+"""Rules of convolutions with a public kernel, and of pooling: operations on sliding windows.
 
-A convolution applies one linear map A to each element of the batch. Let d contain bounds on the
-moves of the entries of its operand.
+A convolution applies one linear map A to each element of the batch. Let d be the vector of bounds
+on how much each entry of its operand changes.
 
-- Entries of the result move by at most |A| d.
-- In l1, a difference grows by at most the factor max_j sum_i |A_ij|.
-- In l2, it grows by at most sqrt(max_i sum_j |A_ij| max_j sum_i |A_ij|) (Schur's test).
-- A second factor in l2: A is a submatrix of a circular convolution on a larger torus. Its norm is
-  max_w ||K(w)||_2, where K is the Fourier transform of the kernel, and w runs over the frequencies
-  of the torus.
+- Entries of the result change by at most |A| d.
+- The l1 norm of a difference grows by at most the factor max_j sum_i |A_ij|.
+- The l2 norm grows by at most sqrt(max_i sum_j |A_ij| max_j sum_i |A_ij|) (Schur's test).
+- There is a second factor for the l2 norm: A is a submatrix of a circular convolution on a larger
+  torus. Its norm is max_w ||K(w)||_2, where K is the Fourier transform of the kernel, and w runs
+  over the frequencies of the torus.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _MOST_READ = 2**26
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution or pooling; each field has one number for each axis.
+    """The windows of a convolution or pooling. Each field has one number for each axis.
 
     Gaps are inserted between the entries of the array, and it is padded. Result o reads the entries
     o * stride + t * dilation, for each tap t from 0 to size - 1.
@@ -61,16 +61,16 @@ class Windows:
 
     @property
     def taps(self) -> Iterator[tuple[int, ...]]:
-        """The offsets of a window."""
+        """The offsets in a window, one for each tap."""
         return itertools.product(*map(range, self.sizes))
 
     def padded(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape with gaps and padding."""
+        """Returns the shape of the array with gaps and padding."""
         axes = zip(shape, self.gaps, self.padding, strict=True)
         return tuple((size - 1) * gap + 1 + sum(pads) for size, gap, pads in axes)
 
     def results(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The number of windows along each axis."""
+        """Returns the number of windows along each axis."""
         axes = zip(self.padded(shape), self.sizes, self.dilation, self.strides, strict=True)
         return tuple((whole - (k - 1) * by - 1) // step + 1 for whole, k, by, step in axes)
 
@@ -84,14 +84,16 @@ class Windows:
         return any(s == 1 and max(pads) > 0 for s, pads in zip(shape, self.padding, strict=True))
 
     def moves(self, axis: int) -> bool:
-        """Whether a result reads indices along an axis that differ from its own index."""
+        """Whether a result reads entries at other indices along an axis than its own."""
         own = self.sizes[axis], self.strides[axis], self.gaps[axis], *self.padding[axis]
         return own != (1, 1, 1, 0, 0)
 
     def read(
         self, array: np.ndarray, shape: Sequence[int], fill: float
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-        """For each tap, the numbers that the windows read. An axis of bounds may keep length 1.
+        """Yields, for each tap, the numbers that the windows read at this tap.
+
+        An axis of bounds may keep length 1.
 
         Args:
             array: bounds on the entries of an array.
@@ -123,12 +125,12 @@ class Windows:
             yield tap, made[chosen]
 
     def at_once(self, steps: Sequence[int]) -> list[list[tuple[int, ...]]]:
-        """Groups of taps, such that only taps of one group occur at any one index.
+        """Returns groups of taps, such that only taps of one group occur at any index.
 
-        If `steps` are the strides, groups are for an index of the array. The index is o stride + t
-        dilation for each result o that reads it at tap t, so t dilation is the same modulo the
-        stride. If `steps` are the gaps, groups are for a result. It reads entries, and not gaps,
-        only at taps whose t dilation is the same modulo the gap.
+        If `steps` are the strides, the index is one of the array. It equals o stride + t dilation
+        for each result o that reads it at tap t, so t dilation is the same modulo the stride. If
+        `steps` are the gaps, the index is one of a result. It reads entries instead of gaps only at
+        taps whose t dilation is the same modulo the gap.
         """
         groups = dict[tuple[int, ...], list[tuple[int, ...]]]()
         for tap in self.taps:
@@ -137,7 +139,7 @@ class Windows:
         return list(groups.values())
 
     def check(self, shape: Sequence[int]) -> None:
-        """Refuses windows with so many taps that a proof would take long."""
+        """Refuses windows that are too large for a proof, or larger than their array."""
         taps = math.prod(self.sizes)
         if min(self.results(shape)) < 1:
             raise RefusalError("windows larger than their array are not supported in proofs")
@@ -151,7 +153,10 @@ def _pooling(
     x: Abstract, *, start: float, window_dimensions: Any, window_strides: Any, padding: Any,
     base_dilation: Any, window_dilation: Any, **_: Any,
 ) -> tuple[Windows, Abstract]:  # fmt: skip
-    """The windows, and the array, without an axis of records if a window reads several records."""
+    """Returns the windows, and the array.
+
+    The array has no axis of records if a window reads several records.
+    """
     windows = Windows(
         tuple(window_dimensions), tuple(window_strides), tuple(map(tuple, padding)),
         tuple(base_dilation), tuple(window_dilation),
@@ -162,10 +167,10 @@ def _pooling(
 
 
 def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
-    """reduce_window_sum: a sum of the entries of each window, in any order.
+    """Returns the value of a reduce_window_sum: sums of the entries of windows, in any order.
 
     An entry is in at most m windows, and a window contains K entries. So a difference grows at most
-    m times in l1, and sqrt(m K) times in l2 (Schur's test).
+    m times in the l1 norm, and sqrt(m K) times in the l2 norm (Schur's test).
     """
     check_cut(x)
     windows, x = _pooling(x, **parameters, start=0.0)
@@ -192,14 +197,15 @@ def pooled_sum(x: Abstract, **parameters: Any) -> Abstract:
 
 
 def pooled_extremum(x: Abstract, *, largest: bool, **parameters: Any) -> Abstract:
-    """reduce_window_max and reduce_window_min.
+    """Returns the value of a reduce_window_max or reduce_window_min.
 
-    A result moves by at most the largest move in its window. An entry is in at most m windows. So a
-    difference grows at most m times in l1. In l2 it grows at most sqrt(m) times, because the square
-    of the largest move is at most the sum of all squares.
+    A result changes by at most the largest change in its window. An entry is in at most m windows.
+    So a difference grows at most m times in the l1 norm. In the l2 norm it grows at most sqrt(m)
+    times, because the square of the largest change is at most the sum of all squares.
     """
     pick, idle = (np.maximum, -np.inf) if largest else (np.minimum, np.inf)
-    # JAX starts a maximum at the least number of the dtype, and a minimum at the largest.
+    # JAX starts a maximum of integers at the smallest integer of the dtype, and a minimum at the
+    # largest.
     start = idle
     if x.dtype.kind in "iu":
         start = float(np.iinfo(x.dtype).min if largest else np.iinfo(x.dtype).max)
@@ -241,8 +247,8 @@ _MOST_OF_TRANSFORM = 2**19
 class _Map:
     """The linear map A of a convolution.
 
-    Kernels have shape (taps..., inputs, groups, outputs), and arrays (batch, places..., features).
-    `inputs` and `outputs` count the features of one group.
+    Kernels have the shape (taps..., inputs, groups, outputs), and arrays (batch, places...,
+    features). `inputs` and `outputs` are the numbers of features in one group.
 
     Attributes:
         windows: the windows that slide over the array.
@@ -253,7 +259,7 @@ class _Map:
     shape: tuple[int, ...]
 
     def of(self, array: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-        """The sums of all products, in float64."""
+        """Returns the sums of all products, in float64."""
         inputs, groups, outputs = kernel.shape[-3:]
         features = np.broadcast_to(array, (*array.shape[:-1], self.shape[-1]))
         places: tuple[int, ...] = ()
@@ -265,7 +271,7 @@ class _Map:
         return np.swapaxes(total, 0, 1).reshape(*places, groups * outputs)
 
     def sums(self, sizes: np.ndarray) -> tuple[float, float]:
-        """The largest sum of |A_ij| in a column, and in a row, from the magnitudes of a kernel."""
+        """Returns the largest sums of |A_ij| in a column and in a row; `sizes` are magnitudes."""
         columns = self._largest(sizes.sum(-1), self.windows.strides)
         return columns, self._largest(sizes.sum(-3), self.windows.gaps)
 
@@ -274,14 +280,14 @@ class _Map:
         return max(float(np.sum([sizes[tap[1:-1]] for tap in taps], 0).max()) for taps in groups)
 
     def schur(self, sizes: np.ndarray) -> float:
-        """A bound on the l2 norm of A."""
+        """Returns a bound on the l2 norm of A, by Schur's test."""
         return float(rounding.up(math.sqrt(math.prod(self.sums(sizes)))))
 
     def spectral(self, kernel: np.ndarray) -> float:
-        """The largest norm of the Fourier transform; infinite if it would take long to compute.
+        """Returns the largest norm of the Fourier transform; infinity if it would take too long.
 
-        A convolution with stride s splits the array into s phases. It is a convolution with stride
-        1 whose inputs are the features of all phases.
+        A convolution with stride s splits the array into s phases. It equals a convolution with
+        stride 1 whose inputs are the features of all phases.
         """
         *taps, inputs, groups, outputs = kernel.shape
         steps, by = self.windows.strides[1:-1], self.windows.dilation[1:-1]
@@ -297,7 +303,7 @@ class _Map:
         spread = np.zeros([*(b * step for b, step in split), inputs, groups, outputs])
         spread[tuple(slice(0, r, gap) for r, gap in zip(reach, by, strict=True))] = kernel
         spread = spread.reshape(*(size for pair in split for size in pair), inputs, groups, outputs)
-        last = 2 * len(taps)  # The places of inputs, groups and outputs.
+        last = 2 * len(taps)  # The axes from `last` on are inputs, groups and outputs.
         order = [*range(0, last, 2), last + 1, *range(1, last, 2), last, last + 2]
         spread = spread.transpose(order).reshape(*blocks, groups, phases * inputs, outputs)
         waves = np.fft.fftn(spread, torus, axes=tuple(range(len(taps))))
@@ -306,7 +312,7 @@ class _Map:
 
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
-    """A public kernel: the middle and half the width of its range, and its largest magnitudes."""
+    """A public kernel: the middle and half the width of its range, and its magnitudes."""
 
     middle: np.ndarray
     off: np.ndarray
@@ -329,7 +335,10 @@ def convolve(
     lhs_dilation: Any, rhs_dilation: Any, feature_group_count: int, batch_group_count: int,
     precision: Any, preferred_element_type: Any = None, **_: Any,
 ) -> Abstract:  # fmt: skip
-    """conv_general_dilated of records by a public kernel, as sums of products in any order."""
+    """Returns the value of a convolution of records by a public kernel.
+
+    Its results are sums of products, in any order.
+    """
     dtype = np.dtype(preferred_element_type or x.dtype)
     if not kernel.is_public or not kernel.is_finite:
         raise RefusalError("a kernel that is not public and finite is not supported in proofs")
@@ -346,7 +355,7 @@ def convolve(
     batch, feature, *spatial = dimension_numbers.lhs_spec
     if x.axis not in (None, batch):
         x = as_dense(x)
-    # From here on, the axes are the batch, the spatial places, and the features.
+    # From here on, the axes are the batch, the spatial axes, and the features.
     rows = transpose(x, [batch, *spatial, feature])
     out, into, *places = dimension_numbers.rhs_spec
     weights = _Kernel.of(kernel, [*places, into, out], feature_group_count)
@@ -378,24 +387,25 @@ def _convolved(x: Abstract, kernel: _Kernel, map_: _Map, *, whole: bool) -> Abst
     if not exact:
         units = rounding.sum_units(count * terms, x.dtype) + 4 * rounding.unit(x.dtype)
         check_sums(units, count, x.dtype)
-        # If a factor is flushed to 0, so is its product.
+        # If a factor is flushed to 0, its product is 0, too.
         flushed = 4 * rounding.tiny(x.dtype) * (1 + x.magnitude.max() + sizes.max())
         error = rounding.up(units * total + flushed * (count + 1))
     column = map_.sums(sizes)[0] * room
-    # The kernel is its middle plus a rest of at most `off`, so the norm is at most the sum of both.
+    # The kernel is its middle plus a rest of at most `off`, so its norm is at most the sum of both
+    # norms.
     l2 = min(map_.schur(sizes), map_.spectral(middle) + map_.schur(kernel.off)) * room
     shape = (x.shape[0], *map_.windows.results(x.shape)[1:-1], groups * outputs)
 
     def moved(d: Difference) -> Moves:
         touched = map_.of((d.each > 0) * 1.0, (sizes > 0) * 1.0) > 0
-        # Moves have a lower limit, because a tiny move may underflow to 0 on the host.
+        # Changes have a lower limit, because a tiny change may underflow to 0 on the host.
         each = np.where(touched, np.maximum(map_.of(d.each, sizes) * room, 2.0**-900), 0.0)
         l1 = float(rounding.times(d.l1, column))
         each = np.minimum(each, rounding.times(d.l1, sizes.max() * room))
         bounds = each, l1, float(rounding.times(d.l2, l2))
         return erring(bounds, error, shape, x.axis)
 
-    # The low end of a result uses low ends of entries with positive weights, and high ends of
+    # The lower end of a result uses lower ends of entries with positive weights, and upper ends of
     # entries with negative weights.
     up, down = np.maximum(middle, 0.0), np.minimum(middle, 0.0)
     ends = map_.of(x.low, up) + map_.of(x.high, down), map_.of(x.high, up) + map_.of(x.low, down)
