@@ -9,10 +9,8 @@ import scipy
 from dpjax._core import _checks
 from dpjax._exact._numerics import bisect
 
+_ROUNDING = 1e-9  # A bound on the relative error of the probabilities that SciPy computes.
 # The largest epsilon that is tested. To refute a larger epsilon, an attacker would need too many
-# guesses.
-_ROUNDING = 1e-9
-# The largest epsilon that is tried. To refute a larger epsilon, an attacker would need too many
 # guesses.
 _MOST_EPSILON = 64.0
 # The largest shift of a Gaussian mechanism that is tested, in standard deviations.

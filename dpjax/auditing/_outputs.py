@@ -24,7 +24,7 @@ def exact_numbers(column: np.ndarray) -> np.ndarray:
     """Converts numbers without rounding to a dtype of 32 or 64 bits, for the functions below."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
         return column.astype(np.int64)  # This preserves the bits of uint64.
-    # This preserves the bits of uint64.
+    # Narrower floats, including bfloat16 and float8, are converted to float32.
     return column if column.dtype.itemsize in (4, 8) else column.astype(np.float32)
 
 

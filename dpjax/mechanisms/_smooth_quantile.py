@@ -69,7 +69,7 @@ class OrderedRecords(NamedTuple):
 
     @property
     def n(self) -> int:
-        """The number of records."""
+        """Returns the number of records."""
         return self.steps.size - 2
 
     def absolute(self, steps: jax.Array) -> Limbs:

@@ -69,7 +69,10 @@ class Simulation:
 
     @functools.cached_property
     def evaluate(self) -> Any:
-        """p-values and margins of an array of parameters. Only its first blocks are computed."""
+        """Returns a function that computes p-values and margins of an array of parameters.
+
+        It computes only the first blocks of the array. Their number is an argument.
+        """
 
         def of_one(theta: jax.Array, key: Key, observed: jax.Array) -> tuple[jax.Array, jax.Array]:
             return self.p_value(key, self.tree(theta), observed)

@@ -127,7 +127,7 @@ class AskedTable:
     def _records(
         self, asked: Question, make: Callable[["AskedTable", Question], PaddedRecords]
     ) -> PaddedRecords | Parts:
-        """The records of a statistic: from the frame, or from each batch of a large frame."""
+        """Returns the records of a statistic, from the frame or from each batch of a large one."""
         if not isinstance(self._frame, LargeFrame):
             return make(self, asked)
         again = asked.again

@@ -20,10 +20,9 @@ from dpjax.tables._distinct import DistinctCount
 
 AnyQuery: TypeAlias = Query | IntegerQuery | DistinctCount
 
-# If an error is given, the epsilon that reaches it is rounded up to this many decimal digits.
-PARTS = 4
+PARTS = 4  # If bounds or keys are not given, epsilon / PARTS is spent on finding them.
 _CONFIDENCE = 0.95
-# If an error is given, the computed epsilon is rounded up to this many digits.
+# If an error is given, the epsilon that reaches it is rounded up to this many digits.
 _DIGITS = 4
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 100.0
 

@@ -75,7 +75,7 @@ class Question:
         return query if self.people is None else self.people.query(query)
 
     def database(self, value: PyTree) -> PaddedRecords:
-        """The database of a query: the columns, with the slots that count and the groups."""
+        """Returns the database of a query: the columns, the groups, and which rows count."""
         if not self.is_grouped:
             return PaddedRecords(value, self.present)  # pyright: ignore[reportArgumentType]
         columns = value if isinstance(value, dict) else {VALUE: value}
