@@ -280,7 +280,7 @@ def _check_number(name: str, value: Value, most: float) -> None:
         raise TypeError(f"{name} must be {expected}, got {_checks.shown(value)}")
     inside = (array >= 0) & (array <= most)
     if isinstance(value, (jax.Array, np.ndarray)):
-        inside |= np.isnan(array)  # NaN means that a traced parameter was out of range.
+        inside |= np.isnan(array)  # NaN marks a bad traced parameter.
     if not np.all(inside):
         raise ValueError(f"{name} must be {expected}, got {shown_number(value)}")
 
