@@ -230,7 +230,9 @@ def farthest(enclose: Enclosure, norm: str, end: float, fixed: Boxes | None = No
     alive = enclose(*enclose.coordinates.whole_box())
     low, high = _hull(alive if fixed is None else alive.joined(fixed))
     each, reach = high - low, (np.full_like(low, np.inf), np.full_like(high, -np.inf))
-    pair, threshold = _Farthest(norm, fixed, (alive.low[0], alive.high[0])), 0.0
+    # Under add-or-remove-one, the second record of a pair is always an empty slot.
+    second = alive.high[0] if fixed is None else fixed.low[0]
+    pair, threshold = _Farthest(norm, fixed, (alive.low[0], second)), 0.0
     while True:
         scores = _scores(alive, norm, fixed)
         pair.sample(enclose, alive[np.argsort(-scores)[: _AT_ONCE // 4]])
@@ -511,7 +513,9 @@ def farthest_apart(
     starts = [(*pair, other) for pair in pairs for other in (*pair, (pair[0] + pair[1]) / 2)]
     best = max(starts, key=lambda x: apart(*x))
     reached, (low, high) = apart(*best), coordinates.whole_box()
-    for k, axis in itertools.product(range(3), range(min(low.shape[1], _MOST_MOVED))):
+    # A coordinate with one value stays, so an empty slot stays empty.
+    axes = np.flatnonzero(low[0] < high[0])[:_MOST_MOVED].tolist()
+    for k, axis in itertools.product(range(3), axes):
         for place in {float(a * low[0, axis] + (1 - a) * high[0, axis]) for a in (0, 0.5, 1)}:
             moved = [x.copy() for x in best]
             moved[k][axis] = place

@@ -321,6 +321,17 @@ def test_the_lower_end_is_about_the_whole_function():
     assert 0.09 <= reached <= found.value
 
 
+def test_the_lower_end_empties_a_slot_and_fills_none():
+    """Records 0 and 1 are farther apart than a record and an empty slot."""
+    specs = PaddedRecords(jax.ShapeDtypeStruct((4,), jnp.float32), jax.ShapeDtypeStruct((4,), bool))
+    found = dpjax.prove_sensitivity(
+        lambda d: jnp.where(d.present, 1 - 3 * d.records**2, 0.0).sum(), specs, bounds=(-1, 1),
+        norm="l1", effort=LONG, relation=dpjax.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )  # fmt: skip
+    reached = float(found.explain().splitlines()[-1].split("between ")[1].split(" and")[0])
+    assert 1.99 <= reached <= 2 <= found.value
+
+
 def test_the_slope_of_a_maximum_is_of_any_entry_that_may_be_it():
     """The entry with the largest lower end is not the largest one everywhere in the box."""
     _check_enclosed(lambda x: x.max(1), np.float32)
