@@ -47,11 +47,13 @@ class Strategy:
         """Copies the entries, because compiled programs keep the entries of their trace."""
         _checks.integer("steps", self.steps, least=1, most=_MOST_STEPS)
         kept = np.array(self.numerators)
-        has_bands = kept.ndim == 2 and kept.shape[1] > 0 and len(kept) in (1, self.steps)
+        is_matrix = kept.ndim == 2 and len(kept) in (1, self.steps)
+        has_bands = is_matrix and 1 <= kept.shape[1] <= _MOST_BANDS
         if kept.dtype != np.int32 or not has_bands:
             raise ValueError(
-                f"numerators must be int32 of shape (1, bands) or ({self.steps}, bands), got"
-                f" {_checks.described(self.numerators)}: use toeplitz_strategy or banded_strategy"
+                f"numerators must be int32 of shape (1, bands) or ({self.steps}, bands), with at "
+                f"most {_MOST_BANDS} bands, got {_checks.described(self.numerators)}: use "
+                "toeplitz_strategy or banded_strategy"
             )
         if kept[:, 0].min() < 1 or np.abs(kept.astype(np.int64)).max() > 2**BITS:
             raise ValueError(
@@ -88,11 +90,6 @@ class Strategy:
     def column_norm(self) -> float:
         """The largest norm of a column of C, rounded up."""
         return math.sqrt(self._column_squares().max()) / 2**BITS * (1 + 2**-50)
-
-    @property
-    def row_sum(self) -> int:
-        """The largest sum of the absolute values of a row, in units of 2^-18."""
-        return int(np.abs(self.numerators).sum(1).max())
 
     @functools.cached_property
     def number(self) -> int:
