@@ -60,7 +60,7 @@ _ROUNDED_UP = 2e-4
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The public parameters of a run of AIM: the marginals that it may measure, and the database.
+    """The public parameters of a run of AIM, such as the marginals that it may measure.
 
     Attributes:
         sizes: the number of categories of each column, by its name.
@@ -188,9 +188,9 @@ def _is_below_noise(
 
 
 class _Run:
-    """The releases of one run: choices and measurements.
+    """Makes the releases of one run of AIM: choices and measurements.
 
-    Each is paid for before its noise is drawn.
+    Each release is paid for before its noise is drawn.
     """
 
     def __init__(self, key: Key, counts: Marginals, plan: Plan, budget: PrivacyFilter) -> None:

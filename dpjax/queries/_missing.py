@@ -28,7 +28,7 @@ def drops_missing(missing: str, other: str) -> bool:
 
 
 def may_miss(records: Database) -> bool:
-    """Whether `records` contain numbers whose dtype can represent missing numbers."""
+    """Whether some numbers in `records` have a dtype that can represent missing numbers."""
     leaves = jax.tree.leaves(records, is_leaf=lambda x: hasattr(x, "dtype"))
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 

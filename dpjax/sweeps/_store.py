@@ -76,7 +76,9 @@ class Store:
                 file.unlink()
 
     def say(self, part: str, run: Json) -> None:
-        """Writes what determines the bits of a part into the folder, before the part's first chunk.
+        """Writes a description of the run of a part, before the part's first chunk.
+
+        The description determines the bits of the part.
 
         Other processes compare the descriptions of their own runs with it.
         """

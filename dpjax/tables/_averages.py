@@ -238,7 +238,7 @@ class AveragesOfTable(CountsOfTable):
     ) -> Release:
         """Releases a statistic of numbers clipped to bounds.
 
-        If these are None, finds them first.
+        If `bounds` is None, it finds bounds first, with a part of the cost.
         """
         if bounds is not None:
             question, draw, axes = ask(*bounds_of(column, bounds, structure_of(self._frame)), cost)
