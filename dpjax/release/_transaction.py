@@ -67,7 +67,7 @@ def pay_and_draw(
                 f"{_checks.shown(what)}, whose probability is not known: use dpjax.confidence_set"
             )
         return Release(simulated(*exact()), guarantee)
-    # Check the arguments. A wrong call is refused before anything is paid.
+    # Step 1: check the arguments. A wrong call is refused before anything is paid.
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(
             "name must be a nonempty string, such as the name of a column or a group, got"
@@ -85,7 +85,7 @@ def pay_and_draw(
         )
     account = accounts[0] if accounts else None
 
-    # Look up the request. If an equal request was already paid for, its release is returned
+    # Step 2: look up the request. If an equal request was already paid for, its release is returned
     # again, free of charge.
     asked = None if account is None or request is None else request(name)
     if account is not None and asked is not None:
@@ -93,18 +93,18 @@ def pay_and_draw(
         if before is not None:
             return before
 
-    # Pay. Ledgers of keys come first, so that a refused key costs no budget. The debit is
+    # Step 3: pay. Ledgers of keys come first, so that a refused key costs no budget. The debit is
     # written to disk before anything is computed. So if the program crashes later, budget is lost,
     # but nothing is revealed.
     for one in sorted(ledgers, key=lambda one: one is account):
         one.record(Payment(key, guarantee, what, asked, drawing))
 
-    # Compute and draw. The draw itself does not notify ledgers. A NaN in a private value must not
-    # raise an error, which would reveal it.
+    # Step 4: compute the value and draw noise. The draw itself does not notify ledgers. A NaN in a
+    # private value must not raise an error, because that would reveal it.
     with jax.debug_nans(False), jax.debug_infs(False), untold_programs():
         release = Release(draw(), guarantee)
 
-    # Store the release, and return it. If two processes have drawn releases for the same
+    # Step 5: store the release, and return it. If two processes have drawn releases for the same
     # request, both return the first one.
     return release if account is None or asked is None else account.keep(asked, release)
 
