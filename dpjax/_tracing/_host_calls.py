@@ -245,7 +245,7 @@ _interruption: tuple[str, BaseException | None] = "", None
 def interrupted(error: BaseException) -> NoReturn:
     """Raises a `HostError` in place of an interruption; `host_errors` restores the interruption."""
     global _interruption
-    text = f"host target was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
+    text = f"target on the host was interrupted by {type(error).__name__} ({time.monotonic_ns()})"
     _interruption = text, error
     raise HostError(text) from None
 
@@ -260,7 +260,8 @@ def host_errors() -> Generator[None, None, None]:
     except FailedElsewhereError:
         raise
     except Exception as error:
-        said = re.findall(r"host target (?:failed on|was interrupted|was stopped).*", str(error))
+        ends = "failed on|was interrupted|was stopped"
+        said = re.findall(rf"target on the host (?:{ends}).*", str(error))
         if not said:
             raise
         text, interruption = _interruption
