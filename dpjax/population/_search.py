@@ -287,7 +287,9 @@ class Search:
             part = slice(start, start + _BATCH)
             p_values, margins = self._at_places(lows[part], widths[part])
             low, high = margins.min(axis=1), margins.max(axis=1)
-            more = _BEYOND * (high - low)
+            # Lengths are infinite if they cannot be computed. Then they do not exclude the cell.
+            with np.errstate(invalid="ignore"):
+                more = np.nan_to_num(_BEYOND * (high - low), posinf=np.inf)
             near = upper_p_values(low - more, high + more, self._numbers)
             bounds.append(np.maximum(near, p_values.max(axis=1)))
         return _Cells(lows, widths, np.concatenate(bounds))

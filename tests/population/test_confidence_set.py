@@ -220,6 +220,17 @@ def test_an_interval_contains_a_set_at_a_peak_between_two_points():
     assert high[0] - low[0] < 0.01
 
 
+def test_a_cell_whose_lengths_cannot_be_computed_is_kept():
+    """The lengths of simulated releases are infinite if their covariance has no root."""
+
+    def evaluate(points):
+        margins = np.concatenate([np.zeros(2), np.full(39, np.inf)])
+        return np.full(len(points), 1 / 40), np.tile(margins, (len(points), 1))
+
+    low, high = Search(evaluate, 0.05, 1, 2).ends()
+    assert (low[0], high[0]) == (0, 1)
+
+
 def test_an_interval_of_two_parameters_contains_the_set_and_little_more():
     """Against a fine sample: two ellipses of radius .02, at opposite places."""
     truth = np.array([0.15, 0.1])
