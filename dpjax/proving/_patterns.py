@@ -280,7 +280,8 @@ def _outer_products(
     made = [program.definition(x) for x in equation.invars]
     if any(e is None or e.primitive.name != "broadcast_in_dim" for e in made):
         return None
-    a, b = (values.get(e.invars[0]) for e in made if e and isinstance(e.invars[0], jex.Var))
+    sources = [e.invars[0] for e in made if e]
+    a, b = (values.get(x) if isinstance(x, jex.Var) else None for x in sources)
     if a is None or b is None or a.axis is None or b.axis is None or walked.axis is None:
         return None
     places = [e.params["broadcast_dimensions"] for e in made if e]

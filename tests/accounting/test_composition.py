@@ -309,7 +309,7 @@ def test_a_bad_traced_parameter_never_becomes_a_finite_promise():
         lambda g: group(g, 2),
         lambda g: under_distribution_shift(g, kl=0.1, n=5),
     ):
-        with pytest.raises(ValueError, match="is NaN"):
+        with pytest.raises(ValueError, match="must not be NaN"):
             function(bad)
 
 

@@ -195,7 +195,9 @@ def test_the_converse_is_refused_with_a_remedy(tmp_path, keys):
     """A guarantee under replace-one says nothing where n is private. Everything that pays asks."""
     ledger = dpjax.Ledger(tmp_path / "x.db", epsilon=1, delta=1e-5, relation=ADD)
     budget = {"epsilon": 1.0, "delta": 1e-6, "relation": ADD}
-    refused = pytest.raises(ValueError, match="make it under add-or-remove-one, or keep the budget")
+    refused = pytest.raises(
+        ValueError, match="make the release under add-or-remove-one, or use a budget"
+    )
     with ledger, refused:
         REPLACED(keys(0), 1.0)
     with ledger.share(0.5), refused:

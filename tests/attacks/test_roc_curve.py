@@ -144,8 +144,8 @@ def test_scores_of_one_model_have_no_limits():
     ("scores", "members", "named"),
     [
         (np.zeros(3), np.zeros(2, bool), "shape"),
-        (np.zeros(3), np.zeros(3, bool), "some"),
-        (np.zeros(3), np.ones(3, bool), "some"),
+        (np.zeros(3), np.zeros(3, bool), "both True and False"),
+        (np.zeros(3), np.ones(3, bool), "both True and False"),
     ],
 )
 def test_what_has_no_curve_is_refused(scores, members, named):

@@ -175,9 +175,9 @@ def test_a_secret_bin_costs_less_by_simulation():
         ({"sampling": learning.balls_in_bins_sampling(N, bins=5, capacity=30)}, "sampling="),
         ({"strategy": learning.toeplitz_strategy([1.0, 0.25], steps=8)}, "strategy="),
         ({"strategy": None}, "strategy="),
-        ({"steps": 7}, "steps=7 for steps=8"),
+        ({"steps": 7}, "has steps=8, got losses .* for steps=7"),
         ({"z": 2.1}, "noise_multiplier="),
-        ({"dims": 1}, "dims=1 for dims=2"),
+        ({"dims": 1}, "has dims=2, got losses .* for dims=1"),
     ],
 )
 def test_losses_of_another_training_are_refused(changed, words):

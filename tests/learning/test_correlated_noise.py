@@ -408,7 +408,7 @@ def test_noise_in_floats_promises_nothing():
         (lambda: learning.toeplitz_strategy([0.0], steps=4), "diagonal entries above"),
         (lambda: learning.toeplitz_strategy([1.0, np.inf], steps=4), "finite"),
         (lambda: learning.toeplitz_strategy([1.0, np.nan], steps=4), "finite"),
-        (lambda: learning.toeplitz_strategy([[1.0]], steps=4), "one axis"),
+        (lambda: learning.toeplitz_strategy([[1.0]], steps=4), r"must have shape \(bands,\)"),
         (lambda: learning.toeplitz_strategy([], steps=4), "bands"),
         (lambda: learning.toeplitz_strategy([1.0], steps=0), "steps"),
         (lambda: learning.banded_strategy([[1.0, 2.0], [0.0, 1.0]]), "diagonal entries above"),

@@ -155,7 +155,7 @@ def test_a_run_that_is_not_what_was_paid_for_is_refused(keys, tmp_path):
     for fit_one, settings, error, message in (
         (louder, {}, ValueError, "the same release for a candidate each time"),
         (twice, {}, ValueError, "must make one release"),
-        (leaks, {}, ValueError, "without any release"),
+        (leaks, {}, ValueError, "without making a release"),
         (looks, {}, ValueError, "evaluate must be left out"),
         (own_ledger, {}, ValueError, "ledger must be left out"),
         (own_steps, {}, ValueError, "a training run pays for all"),

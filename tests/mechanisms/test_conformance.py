@@ -16,6 +16,7 @@ from dpjax.auditing import check_conformance
 from dpjax.mechanisms import SensitivityMechanism, additive
 from dpjax.mechanisms._additive import AdditiveMechanism
 from dpjax.random import LAPLACE, seeded_key
+from dpjax.random._lattice import unchanged
 from mechanism_table import FAST, SCALAR, TABLE
 
 IN_CI = (pytest.mark.slow, pytest.mark.long)
@@ -67,9 +68,14 @@ def _zeros(key, shape):
     return Limbs(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
 
-def _silent(s, e):
-    lattice = dataclasses.replace(LAPLACE.lattice, sample=_zeros)
+def _drawing(variables, s, e):
+    """Laplace noise whose points are drawn by another function."""
+    lattice = dataclasses.replace(LAPLACE.lattice, variables=variables, combined=unchanged)
     return additive(s, e, norm="l1", noise=dataclasses.replace(LAPLACE, lattice=lattice))
+
+
+def _silent(s, e):
+    return _drawing(_zeros, s, e)
 
 
 def _never_negative(key, shape):
@@ -78,8 +84,7 @@ def _never_negative(key, shape):
 
 
 def _sign_bit_stuck(s, e):
-    lattice = dataclasses.replace(LAPLACE.lattice, sample=_never_negative)
-    return additive(s, e, norm="l1", noise=dataclasses.replace(LAPLACE, lattice=lattice))
+    return _drawing(_never_negative, s, e)
 
 
 def _half_the_sensitivity(s, e):

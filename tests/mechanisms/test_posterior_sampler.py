@@ -279,7 +279,7 @@ def test_what_is_no_public_list_is_refused():
     with pytest.raises(ValueError, match="sensitivity must be above 0"):
         dpjax.posterior_sampler(nothing, 1.0, log_prior=[0.0])
     for bad in ("abc", [1j], {"a": 0.0}, jax.random.key(0)):
-        with pytest.raises(TypeError, match="log_prior must be real"):
+        with pytest.raises(TypeError, match="log_prior must "):
             dpjax.posterior_sampler(1.0, 1.0, log_prior=bad)
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda w: dpjax.exponential(1.0, 1.0, log_base=w).temperature)(jnp.zeros(2))

@@ -386,7 +386,7 @@ REFUSED = {
         ValueError,
         "model must return arrays whose leading axis",
     ),
-    "a prior of texts": (PRIVATE, {"prior": lambda key: "a"}, TypeError, "theta must be"),
+    "a prior of texts": (PRIVATE, {"prior": lambda key: "a"}, TypeError, "theta must "),
 }
 
 

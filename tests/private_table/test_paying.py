@@ -198,7 +198,7 @@ def test_a_release_says_what_its_numbers_are_about():
     assert "count by g" in release._repr_html_()
     forged = release.to_dict()
     forged["labels"] = forged["labels"] | {"statistic": "mean of x"}
-    with pytest.raises(ValueError, match="was changed"):
+    with pytest.raises(ValueError, match="must be unchanged"):
         dpjax.Release.from_dict(forged)
     assert release.plot().get_xticklabels()[0].get_text() == "a"
     assert isinstance(jnp.asarray(release.value), jnp.ndarray)

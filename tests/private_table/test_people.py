@@ -134,7 +134,9 @@ def test_people_need_a_number_of_rows():
     frame = {"id": np.arange(3)}
     with pytest.raises(TypeError, match="rows must be given together with person="):
         dpjax.PrivateTable(frame, most_rows=4, person="id")
-    with pytest.raises(TypeError, match="person must name the column of ids if rows is given"):
+    with pytest.raises(
+        TypeError, match="person must name the column of people's ids if rows is given"
+    ):
         dpjax.PrivateTable(frame, most_rows=4, rows=2)
 
 

@@ -264,7 +264,7 @@ def test_the_guarantee_names_the_relation():
         private(dpjax.random.seeded_key(0), padded_records(np.zeros(3), capacity=9))
     with pytest.raises((TypeError, ValueError)):
         private(dpjax.random.seeded_key(0), jnp.zeros(8))
-    with pytest.raises(ValueError, match="not the one"):
+    with pytest.raises(ValueError, match="must be the target that"):
         dpjax.privatize(lambda d: d.records.max(), dpjax.laplace(found, epsilon=1.0))
 
 

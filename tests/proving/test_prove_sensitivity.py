@@ -55,7 +55,7 @@ def test_a_mechanism_alone_is_refused_because_nothing_clamps():
 
 def test_another_target_is_refused():
     found = dpjax.prove_sensitivity(jnp.mean, NUMBERS, bounds=(0, 1), norm="l1")
-    with pytest.raises(ValueError, match="not the one"):
+    with pytest.raises(ValueError, match="must be the target that"):
         dpjax.privatize(jnp.sum, dpjax.laplace(found, 1.0))
 
 

@@ -130,7 +130,9 @@ def test_nothing_is_read_before_it_is_paid_for(tmp_path):
 def test_more_records_than_are_possible_are_refused(rows):
     query, records = QUERIES["count"]
     private = dpjax.privatize(query, mechanism_for(query))
-    with pytest.raises(ValueError, match="enough for every possible table, got 999 for 1000"):
+    with pytest.raises(
+        ValueError, match="enough for every possible table, got most_rows=999 for 1000"
+    ):
         private(KEY, in_parts(records, rows, slots=N - 1))
 
 

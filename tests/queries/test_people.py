@@ -290,7 +290,7 @@ DAYS_AS_TEXTS = {"id": np.arange(2), "day": np.array(["a", "b"])}
 REFUSED = {
     "by person twice": (
         lambda: PEOPLE(PEOPLE(COUNT, rows=1), rows=1),
-        "about rows, got one per p",
+        "must be about rows, got a query with one record per p",
     ),
     "by group of people": (
         lambda: queries.by(PEOPLE(COUNT, rows=1), **BY_WARD),

@@ -62,7 +62,7 @@ def test_a_training_has_a_card_with_its_facts_and_its_risk(keys):
     assert "privacy_unit" not in written["guarantee"]  # It is a record.
     changed = release.to_dict()
     changed["training"]["steps"] = 1
-    with pytest.raises(ValueError, match="was changed after"):
+    with pytest.raises(ValueError, match="must be unchanged since"):
         dpjax.Release.from_dict(changed)
 
 

@@ -107,5 +107,5 @@ def test_an_oracle_of_integers_takes_no_floats(key):
 
     private = sampled(oracle, lambda d: jnp.sum(d.astype(float)), key)
     for numbers in (SMALL.astype(float), SMALL.astype("float32"), pl.Series(SMALL)):
-        with pytest.raises(TypeError, match="database must hold int32 of shape"):
+        with pytest.raises(TypeError, match="database must hold int32 in the array of shape"):
             private(key, numbers)

@@ -218,7 +218,9 @@ def test_a_norm_in_which_nothing_is_known_is_refused(made):
 
 def test_a_relation_in_which_nothing_is_known_is_refused():
     bound = dpjax.assume_sensitivity(100.0, norm="l1", relation=ADDED, n=N)
-    with pytest.raises(ValueError, match="l1, l2, linf under replace-one, got one in l1 under add"):
+    with pytest.raises(
+        ValueError, match="l1, l2, linf under replace-one, got a sensitivity in l1 under add"
+    ):
         dpjax.privatize(MEAN, laplace(bound))(KEY, AGES)
 
 

@@ -195,7 +195,9 @@ def test_a_proved_mechanism_releases_clamped_records(key):
     assert "the error by noise and by the clamp is" in found.verdict.values[1]
     others = {"oracle": lambda key, n: uniform(key, 2 * n).reshape(n, 2), "target": jnp.max}
     for name, other in others.items():
-        message = "records like those of the proof" if name == "oracle" else "not the one that was"
+        message = (
+            "records like those of the proof" if name == "oracle" else "must be the target that"
+        )
         with pytest.raises(ValueError, match=message):
             rehearse(key, mechanisms=mechanisms, **{name: other})
 
