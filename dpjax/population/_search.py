@@ -12,6 +12,9 @@ from jax.scipy.linalg import solve_triangular
 # The least variance of standardized numbers. It makes the covariance matrix invertible if numbers
 # are equal.
 _LEAST_VARIANCE = 1e-6
+# The least fraction of the variance of a number that the numbers before it may leave unexplained.
+# Below it, float32 is too coarse for the lengths of `margins`.
+_LEAST_UNEXPLAINED = 1e-3
 _FURTHEST = 1e6  # The largest distance from the median, in interquartile ranges.
 
 
@@ -54,12 +57,14 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
     simulated releases to the observed release, and then the sorted lengths of the vectors from this
     mean to the simulated releases.
 
+    If the numbers are almost collinear, all lengths are infinite, so that they exclude no theta.
+
     Args:
         observed: shape (k,).
         simulated: shape (R, k).
 
     Returns:
-        Shape (R,) if k is 1, else (k + R,). Finite.
+        Shape (R,) if k is 1, else (k + R,). No NaN.
     """
     points = _without_nan(jnp.concatenate([observed[None], simulated]))
     if points.shape[1] == 1:
@@ -74,10 +79,11 @@ def margins(observed: jax.Array, simulated: jax.Array) -> jax.Array:
         every = jnp.concatenate([observed, moved]).T
         white = solve_triangular(root, every, lower=True)
         lengths = jnp.sqrt(jnp.sum(white[:, 1:] ** 2, axis=0))
-    # If a margin cannot be computed, it must not exclude theta, so NaN is replaced.
-    return jnp.concatenate(
-        [jnp.nan_to_num(white[:, 0]), jnp.sort(jnp.where(jnp.isnan(lengths), jnp.inf, lengths))]
-    )
+    unexplained = jnp.square(jnp.diagonal(root)) / jnp.diagonal(scatter)
+    # False if Cholesky's method fails, because all entries of `root` are NaN then.
+    is_accurate = jnp.all(unexplained >= _LEAST_UNEXPLAINED)
+    lengths = jnp.where(is_accurate & ~jnp.isnan(lengths), lengths, jnp.inf)
+    return jnp.concatenate([jnp.nan_to_num(white[:, 0]), jnp.sort(lengths)])
 
 
 def upper_p_values(low: np.ndarray, high: np.ndarray, numbers: int) -> np.ndarray:

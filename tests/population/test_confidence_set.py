@@ -231,6 +231,16 @@ def test_a_cell_whose_lengths_cannot_be_computed_is_kept():
     assert (low[0], high[0]) == (0, 1)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_that_are_collinear_exclude_no_parameter(sign):
+    """Their p-values exceeded `upper_p_values` of their own margins, by rounding of float32."""
+    numbers = jnp.stack([jax.random.normal(jax.random.key(i), (200, 1)) for i in range(24)])
+    points = jnp.concatenate([numbers, sign * numbers], axis=2)
+    found = np.asarray(MARGINS(points[:, 0], points[:, 1:]))
+    expected = jax.jit(jax.vmap(p_value))(points[:, 0], points[:, 1:])
+    assert np.all(upper_p_values(found, found, 2) >= expected)
+
+
 def test_an_interval_of_two_parameters_contains_the_set_and_little_more():
     """Against a fine sample: two ellipses of radius .02, at opposite places."""
     truth = np.array([0.15, 0.1])
