@@ -55,7 +55,7 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
 
 
 def digits_of(terms: jax.Array, n: int, exponent: int | np.ndarray) -> tuple[list[jax.Array], int]:
-    """Splits terms in [-2^exponent, 2^exponent] into digits; returns also the bits of a digit.
+    """Splits terms in [-2^exponent, 2^exponent] into digits, and returns the bits per digit, too.
 
     A digit d at index k stands for d * 2^(exponent - bits (k + 1)). Sums of n digits do not
     overflow. The sum of all digits of a term differs from the term by at most half a unit of the

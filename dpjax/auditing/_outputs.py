@@ -21,7 +21,7 @@ _OF_ZERO, _OF_NO_NUMBER = -1075, 1024
 
 
 def exact_numbers(column: np.ndarray) -> np.ndarray:
-    """Converts numbers without rounding to a dtype of 32 or 64 bits, for the functions below."""
+    """Converts numbers to a dtype of 32 or 64 bits. No number is rounded."""
     if column.dtype == bool or np.issubdtype(column.dtype, np.integer):
         return column.astype(np.int64)  # This preserves the bits of uint64.
     # Narrower floats, including bfloat16 and float8, are converted to float32.

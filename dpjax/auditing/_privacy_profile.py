@@ -271,7 +271,8 @@ def privacy_profile(
     m = _checks.integer("m", m, least=1, most=MOST_SAMPLED_PAIRS)
     confidence = _checks.fraction("confidence", confidence)
     joint = _joint(pairs, oracle, n)
-    # The number of probes of the targets is chosen for the smallest gamma of the sensitivities.
+    # Each target is first evaluated on a few databases, to check it. The smallest gamma of the
+    # sensitivities determines how many databases these checks need.
     gammas = [float(x.sensitivity.gamma) for _, x in pairs if float(x.sensitivity.gamma) > 0]
     point = OperatingPoint(m, m, min(gammas, default=_GAMMA), None, "exact", confidence)
     stretches, drawn, identity = sampled_stretches(key, joint, oracle, n=n, point=point)

@@ -27,7 +27,7 @@ Releases: TypeAlias = Callable[[Key, Database], Release]
 
 OneOrSeveral: TypeAlias = Releases | Sequence[Releases]
 
-# In each of this many tests, a private function must return the numbers that were drawn unchanged.
+# How often a test draws noisy numbers, and checks that the private function returns exactly them.
 _PROBES = 3
 _DERIVED = ("arrays", "rounding", "unit")  # Public facts that follow from other public facts.
 _CLOSE = 1e-3  # Public facts count as equal if their relative difference is smaller.

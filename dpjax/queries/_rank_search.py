@@ -334,9 +334,9 @@ def _scores_between(
 ) -> tuple[jax.Array, jax.Array]:
     """Scores how well each edge divides the records between `left` and `right`.
 
-    The score of an edge is minus the distance of its rank from the fraction a / b of these records,
-    in units of 1 / b ranks. The function also returns which edges are not between `left` and
-    `right`.
+    Let r be the number of records between `left` and the edge, and c the number of records between
+    `left` and `right`. The score of the edge is -|b r - a c|, so it is highest if r / c is nearest
+    to a / b. The function also returns which edges are not between `left` and `right`.
     """
     places = jnp.arange(len(below), dtype=jnp.int32)
     inside = jnp.clip(below, below[left], below[right]) - below[left]

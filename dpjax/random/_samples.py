@@ -149,9 +149,10 @@ def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array)
 
 
 def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
-    """Draws the samples of groups from all words, as shape (groups, rows, columns).
+    """Draws the samples of each group, as arrays of shape (groups, rows, columns).
 
-    On accelerators this is fast, and compiles fewer programs.
+    Every sample uses all of its random words. On accelerators this is fast, and compiles fewer
+    programs.
     """
     columns = jnp.broadcast_to(jnp.arange(ALONE, dtype=jnp.int32), (len(groups[0]), ALONE))
     from_all = functools.partial(_columns_from_all, sampler)

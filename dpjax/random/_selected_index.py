@@ -105,8 +105,8 @@ def exponential_index(
         return _tried(key, state[0], gaps, taken)
 
     consume(key)
-    # A zero that varies over the same devices as the data, as a loop under `shard_map` requires of
-    # its initial values.
+    # Under `shard_map`, a loop requires that its initial values have the same type as later values,
+    # which differ by device. So this zero is computed from the key and the data.
     zero = (jax.random.key_data(key)[0] ^ gaps.low[0]) & np.uint32(0)
     start = zero, zero.astype(jnp.int32) - 1
     _, index = lax.while_loop(lambda state: state[1] < 0, attempt, start)

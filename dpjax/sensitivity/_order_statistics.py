@@ -18,8 +18,8 @@ _GROUP = 64  # This is below 2^16, so that two counts of a group fit into 32 bit
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Two bit patterns, low and high, and the numbers of distances below each. The number below low is
-# less than the rank, and the number below high is at least the rank.
+# Two bit patterns, low and high, and how many distances are below each pattern. Fewer distances
+# than the rank are below low. At least as many as the rank are below high.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 # Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
