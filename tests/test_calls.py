@@ -5,8 +5,8 @@ import calls
 # Calls, and files that they lead to. Those of a sampling depend a little on how fast it runs.
 LIMITS = {
     "warm mean, 1,000 records": (50, 8),
-    "warm histogram, 1,000 records": (66, 10),
-    "trace of a step of DP-SGD": (2050, 16),
+    "warm histogram, 1,000 records": (64, 10),
+    "trace of a step of DP-SGD": (1850, 16),
     "warm sampling in one chunk": (360, 26),
     "warm step of DP-SGD": (23, 7),
     "10 further steps of fit": (53, 6),

@@ -1,8 +1,8 @@
 """Columns of tables that JAX arrays cannot represent, with the operations that queries need.
 
-`Numbers` are 64-bit numbers even without x64, or numbers some of which are missing. `Texts` are
-strings that can only be compared. `Refused` is a column that no query supports; it raises an error
-only if it is used.
+`Numbers` contain 64-bit numbers, also if JAX's x64 mode is off, and may have missing entries.
+`Texts` represent strings by hashes, which can only be compared for equality. `Refused` is a column
+that no query supports. It raises an error only if it is used.
 """
 
 import contextlib

@@ -443,14 +443,14 @@ def _same_program(target: Target, records: TreeSpec, sensitivity: Sensitivity) -
     program = Program.trace("target", as_released(target, sensitivity), records.tree())
     if not program.is_concrete:
         raise TypeError(
-            "target closes over a traced value, so it cannot be the target that was sampled: "
+            "target closes over a traced value, so it cannot be the target of the sensitivity: "
             "call privatize outside of jit and vmap"
         )
     if program.fingerprint != sensitivity.target:
         raise ValueError(
-            "target must be the target that was sampled, but its traced program, a constant in "
-            "it or JAX's configuration (float64, random numbers, disable_jit) differs "
-            f"(fingerprint {program.fingerprint}, sampled {sensitivity.target}): sample the "
-            "sensitivity of this target"
+            "target must be the target that was sampled or proved, but its traced program, a "
+            "constant in it or JAX's configuration (float64, random numbers, disable_jit) differs "
+            f"(fingerprint {program.fingerprint}, expected {sensitivity.target}): sample or prove "
+            "the sensitivity of this target"
         )
     return program
