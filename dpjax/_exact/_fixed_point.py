@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from dpjax._exact._kernels import sums_of_rows
 from dpjax._exact._numerics import float_limits
 
-# The smallest exponent of the bound that determines the grid, by the size of the dtype in bytes.
-# Smaller bounds use the grid of this exponent, because 1 / grid must be a finite float.
+# The grid follows from the exponent of `largest`, or from this exponent if it is greater, because
+# the inverse of the grid's step must be a finite float. The keys are the sizes of dtypes in bytes.
 _LEAST_EXPONENT = {4: -90, 8: -900}
 
 
@@ -25,9 +25,8 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     """Returns the average over the leading axis of floats whose magnitude is bounded.
 
     Each term is rounded to a grid whose step is half a unit in the last place of `largest`. It is
-    then split into digits, which are short enough that sums of n digits do not overflow. The
-    average is computed from the sums of digits, and rounded once more, by a relative error of at
-    most 2 eps.
+    then split into digits, which are short enough that sums of n digits do not overflow. The sums
+    of digits then give the average of the rounded terms, with a relative error of at most 2 eps.
 
     Args:
         terms: shape (n, ...), float32 or float64, in [-largest, largest]. No term may be NaN: one
@@ -48,8 +47,8 @@ def average(terms: jax.Array, largest: ArrayLike) -> jax.Array:
     for digit_sum in reversed(sums_of_rows(*digits)):
         result = _shifted(result + digit_sum.astype(dtype), -bits)
     # The average is clipped, because rounding may move it beyond the bound. XLA may combine the two
-    # powers of two in `_shifted`, and 2^128 is not a float32. So average and bound are doubled, and
-    # the exponent of the last shift is smaller by 1.
+    # powers of two in `_shifted` to 2^128, which float32 does not have. So the average and the
+    # bound are doubled here, and the exponent of the last shift is smaller by 1.
     limit = np.ldexp(bound, 1 - exponent).astype(dtype)
     return _shifted(jnp.clip(2 * result / n, -limit, limit), exponent - 1)
 
@@ -80,10 +79,11 @@ def bits_of_a_digit(n: int, dtype: np.dtype) -> int:
 
 
 def rounding_of_average(largest: Fraction, dtype: np.dtype) -> Fraction:
-    """Bounds how much rounding adds to the change of `average` when one term is replaced.
+    """Bounds by how much rounding can increase the change of `average` when a term is replaced.
 
-    In units of `largest`, rounding to the grid adds at most eps / 2, and each of the two averages
-    has an error of at most 2 eps. The last summand is the step of the grid for the smallest bounds.
+    In units of `largest`, rounding the terms to the grid adds at most eps / 2, and each of the two
+    averages has an error of at most 2 eps. So 5 eps are enough, unless `largest` is so small that
+    `_LEAST_EXPONENT` determines the grid. Then the summand `grid` covers the rounding of the terms.
     """
     limits = float_limits(dtype)
     grid = Fraction(2) ** (_LEAST_EXPONENT[np.dtype(dtype).itemsize] - limits.nmant)

@@ -41,10 +41,10 @@ def power_of_two(exponent: int | jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def round_to_grid(x: jax.Array, exponent: int | jax.Array) -> Limbs:
-    """Returns floor(x / 2^exponent + 1/2) exactly: the nearest multiple of 2^exponent, in units.
+    """Returns floor(x / 2^exponent + 1/2) exactly: x in steps of a grid, rounded to an integer.
 
-    Halves are rounded up, not to even. So adding a multiple of the grid's step before or after
-    rounding gives the same result. Two numbers that are d steps apart round to integers at most
+    Halves are rounded up, not to even. So it makes no difference whether a whole number of steps is
+    added before or after rounding. Two numbers that are d steps apart round to integers at most
     ceil(d) apart. Results are clamped to [-2^61, 2^61]. NaN becomes 0, and uint64 saturates at 2^63
     - 1.
     """
@@ -69,7 +69,7 @@ def round_widely(x: jax.Array, exponent: int | jax.Array) -> Wide:
 def round_modulo(x: jax.Array, exponent: int | jax.Array) -> Limbs:
     """Returns the same as `round_to_grid` modulo 2^64, unclamped; x must be finite.
 
-    Use it for numbers whose differences are small, because these are then exact.
+    Use it for numbers with small differences: the differences of the results are exact.
     """
     significand, shift, _ = _take_apart(jnp.asarray(x), exponent)
     return _scale_and_round(significand, shift).rest
@@ -107,8 +107,8 @@ def _take_apart(x: jax.Array, exponent: int | jax.Array) -> tuple[Limbs, jax.Arr
 def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     """Returns floor(x * 2^shift + 1/2) modulo 2^96.
 
-    For shift = -t < 0, this equals floor((floor(x / 2^(t - 1)) + 1) / 2), because floors of
-    quotients can be nested. For t >= 64 the result is 0, because x has at most 63 bits.
+    For shift = -t < 0, this equals floor((floor(x / 2^(t - 1)) + 1) / 2), because of the rule
+    floor(floor(y) / 2) = floor(y / 2). For t >= 64 the result is 0, because x has at most 63 bits.
     """
     one = Limbs(jnp.uint32(0), jnp.uint32(1))
     down = jnp.clip(-shift - 1, 0, 63).astype(jnp.uint32)
@@ -117,8 +117,8 @@ def _scale_and_round(x: Limbs, shift: jax.Array) -> Wide:
     places = jnp.clip(shift, 0, 127).astype(jnp.uint32)
     far, within = places >= 64, places & np.uint32(63)
     shifted = _limbs.shift_left(x, within)
-    # The bits that leave the lower 64 are computed by two shifts, because one shift by 64 would be
-    # undefined.
+    # The bits that leave the lower 64 bits are shifted right in two steps. For `within` = 0, a
+    # single shift would be by 64 places, which is undefined.
     carried = _limbs.halve(_limbs.shift_right(x, np.uint32(63) - within))
     finer = Wide(
         jnp.where(far, shifted.low, carried.low),

@@ -80,7 +80,7 @@ def _by_reduction(x: jax.Array) -> jax.Array:
     return reduced(x) if whole else lax.optimization_barrier(x)
 
 
-# A bitcast has no derivative, so the rule below states it: this function is the identity.
+# JAX cannot differentiate a bitcast, so the rule below gives the derivative, that of the identity.
 @jax.custom_jvp
 def _float_by_reduction(x: jax.Array) -> jax.Array:
     bits = lax.bitcast_convert_type(x, _INTEGERS[x.dtype.name])

@@ -165,7 +165,8 @@ def shift_left(x: Limbs, by: jax.Array) -> Limbs:
     """Shifts left by 0 to 63 places: x * 2^by modulo 2^64."""
     far, by = by >= 32, by & np.uint32(31)
     high, low = jnp.where(far, x.low, x.high), jnp.where(far, np.uint32(0), x.low)
-    # The bits that leave `low` are computed by two shifts, because one shift by 32 is undefined.
+    # The bits that leave `low` are shifted in two steps. For `by` = 0, a single shift would be by
+    # 32 places, which is undefined.
     carried = (low >> np.uint32(1)) >> (np.uint32(31) - by)
     return Limbs((high << by) | carried, low << by)
 
@@ -176,7 +177,8 @@ def shift_right(x: Limbs, by: jax.Array) -> Limbs:
     high = x.high.astype(jnp.int32)
     low = jnp.where(far, x.high, x.low)
     high = jnp.where(far, high >> 31, high)
-    # The bits that leave `high` are computed by two shifts, because one shift by 32 is undefined.
+    # The bits that leave `high` are shifted in two steps. For `by` = 0, a single shift would be by
+    # 32 places, which is undefined.
     carried = (high.astype(jnp.uint32) << np.uint32(1)) << (np.uint32(31) - by)
     return Limbs((high >> by.astype(jnp.int32)).astype(jnp.uint32), (low >> by) | carried)
 

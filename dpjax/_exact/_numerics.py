@@ -100,9 +100,9 @@ def bisected(
         more = found + (jnp.int32(1) << (digits - 1 - i))
         return jnp.where((more <= count) & before(jnp.minimum(more, count) - 1), more, found)
 
-    # Under `shard_map`, the initial carry of a loop must vary over devices like its results. So the
-    # first digit is computed outside of the loop, from the data. It starts from a scalar, so that
-    # XLA does not fold a constant array of full size.
+    # Under `shard_map`, if the results of a loop vary over devices, its initial carry must be an
+    # array that varies, too. So the first digit is computed from the data, before the loop. It
+    # starts from a scalar, so that XLA does not fold a constant array of full size.
     return lax.fori_loop(1, digits, digit, digit(0, jnp.int32(0)))
 
 
@@ -118,7 +118,7 @@ def round_up(exact: Fraction) -> float:
 
 
 def outward(number: Any, toward: float) -> Any:
-    """Converts a float64 to JAX's default float, rounding toward `toward`, an infinity.
+    """Converts a float64 to JAX's default float; `toward` is inf to round up, -inf to round down.
 
     Without x64, JAX converts float64 to float32 and rounds to nearest, which is the wrong direction
     half of the time. This affects Python floats, float64 arrays of NumPy, and JAX arrays that were
@@ -228,7 +228,7 @@ class TailBand:
         return cls(ordered[ranks - 1], np.maximum.accumulate(limits))
 
     def least(self, covered: np.ndarray) -> float:
-        """Returns the smallest limit of P(X > x) at a covered point; 1 if no point is covered."""
+        """Returns the smallest limit of the points that `covered` selects; 1 if it selects none."""
         return float(np.min(self.limits, where=covered, initial=1.0))
 
     def mean(self, curve: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
