@@ -117,8 +117,8 @@ def interval(
     if at_least is not None:
         if accuracy.kind != "quantiles" or measured["n"] is not None:
             raise ValueError(
-                "at_least must be None for this release, because it is only for quantiles of a "
-                "private number of records"
+                "at_least must be None for this release: only intervals of quantiles use it, and "
+                "only if the number of records is private"
             )
         groups = measured["numbers"].shape[:-1]
         known = _checks.host_numbers("at_least", at_least).astype(np.float64)

@@ -296,8 +296,9 @@ def as_text(entry: object) -> str | None:
 
     The result is None for missing entries and for other types.
 
-    A number becomes the string of its digits. An error would reveal that a column of objects
-    contains numbers, which may be private. Equal numbers of different types give equal strings.
+    A number becomes the string of its digits. It raises no error, because an error would reveal
+    that a column of objects contains numbers, which may be private. Equal numbers of different
+    types give equal strings.
     """
     if isinstance(entry, str):
         return str(entry)

@@ -139,7 +139,7 @@ def texts_of(leaf: PyTree) -> np.ndarray:
 
 
 def dtype_of(leaf: PyTree) -> object:
-    """Returns the dtype of a column, as the library of the column names it."""
+    """Returns the dtype of a column, as an object of the library that the column comes from."""
     native = leaf.to_native() if hasattr(leaf, "to_native") else leaf
     found = getattr(native, "dtype", getattr(native, "type", ""))
     # NumPy's dtype of strings contains the length of the longest one, which is private.
@@ -326,7 +326,7 @@ class Batches:
         name: the name of the argument, for messages.
         like: returns a table with the same columns, which may be empty.
         tables: given names of columns and a number of rows, returns a new iterator of tables. A
-            table may have more rows than this.
+            table may have more rows than that number.
         on_partitions: given names of columns and a function of a table, returns an iterator of the
             function's results on all partitions. The function runs where each partition is stored.
             None if the source has no partitions.
@@ -463,7 +463,7 @@ def _on_dask(source: Any, names: Sequence[str], function: Callable[[Any], T]) ->
 
 
 def _like_ray(schema: Any) -> Any:
-    """Returns an empty Arrow table with Ray's schema: workers convert all blocks to Arrow."""
+    """Returns an empty Arrow table with Ray's schema, as workers convert all blocks to Arrow."""
     columns = zip(schema.names, schema.types, strict=True)
     return sys.modules["pyarrow"].schema(list(columns)).empty_table()
 

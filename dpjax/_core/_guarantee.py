@@ -288,7 +288,7 @@ def _check_number(name: str, value: Value, most: float) -> None:
 def shown_number(value: Value, rounding: str = decimal.ROUND_CEILING) -> str:
     """Returns a number as text, rounded outward to six digits.
 
-    It has all digits if six digits would show a different number as 0 or 1.
+    If six digits would show 0 or 1 for another number, all digits of that number are shown.
     """
     if _checks.is_traced(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
         return str(value)

@@ -19,8 +19,8 @@ class LossKind(NamedTuple):
     """The type of the privacy loss distribution of one release, with its parameters.
 
     Attributes:
-        name: "gaussian" or "laplace" for this noise; "guarantee" if only epsilon and delta are
-            known.
+        name: "gaussian" or "laplace" for noise of this kind; "guarantee" if only epsilon and delta
+            are known.
         first: the noise multiplier, or the epsilon of a guarantee.
         second: the delta of a guarantee, or 0.
         epsilon: the epsilon of the release's guarantee.
@@ -35,8 +35,8 @@ class LossKind(NamedTuple):
 def kind_of_losses(accounting: ModuleType, event: Any, epsilon: float, delta: float) -> LossKind:
     """Returns the kind of the privacy loss of one release.
 
-    It is taken from the event of dp-accounting, if that describes Gaussian or Laplace noise, and
-    otherwise from epsilon and delta.
+    If the event of dp-accounting describes Gaussian or Laplace noise, the kind comes from the
+    event. Otherwise it comes from epsilon and delta.
     """
     if isinstance(event, accounting.GaussianDpEvent) and event.noise_multiplier > 0:
         return LossKind("gaussian", event.noise_multiplier * (1 - _ROUNDING), 0.0, epsilon)

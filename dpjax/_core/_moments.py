@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 _NOTHING = np.iinfo(np.int64).min  # The integer by which NumPy represents a missing time.
-# The first dict has how many short units make a second, the second how many seconds a long unit
-# has. Years and months are not supported, because their lengths vary.
+# One second has this many of each short unit. Each long unit has this many seconds. Years and
+# months are not supported, because their lengths vary.
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _SECONDS = {"m": 60.0, "h": 3600.0, "D": 86400.0, "W": 604800.0}
 _DAY = 86400.0
@@ -25,8 +25,9 @@ class _Unit(NamedTuple):
     Attributes:
         name: the name of the unit.
         seconds: the length of the unit in seconds.
-        resolution: NumPy's code for the resolution to which a time with such an error is cut.
-        step: the length of this resolution, in the unit.
+        resolution: the precision of printed times whose error is in this unit, as NumPy's code of a
+            time unit.
+        step: this precision as a number of units, such as 1/60 for minutes if errors are in hours.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Moments:
         return float(seconds) / (_DAY if self.kind == "dates" else 1)
 
     def moments(self, numbers: Any) -> np.ndarray:
-        """Converts numbers to an array of NumPy's dates, or times or durations in microseconds.
+        """Converts numbers to NumPy dates, or to NumPy times or durations in microseconds.
 
         NaN becomes NaT, NumPy's missing time.
         """
@@ -109,8 +110,7 @@ class Moments:
             texts, step = np.datetime_as_string(times, unit=unit.resolution).tolist(), unit.step
         left_out = f" ...] of shape {numbers.shape}" if most < numbers.size else "]"
         shown = texts[0] if numbers.ndim == 0 else f"[{' '.join(texts)}{left_out}"
-        # Times are cut to the resolution when they are printed, so the printed error is one step
-        # larger.
+        # Printed times are cut to the precision, so the printed error is larger by one step of it.
         return f"{shown} ± {math.ceil(10 * (reach / unit.seconds + step)) / 10:g} {unit.name}"
 
 

@@ -244,9 +244,9 @@ def told(given: OpenLedger | None = None) -> list[OpenLedger]:
     if simulation() is not None:
         return []
     around = [block.ledger for block in _AROUND.get()]
-    # A part pays in place of its ledger. So a ledger whose block is outside the block of its part
-    # is not notified of the part's releases. But if the ledger's own block is inside the part's
-    # block, or if the ledger is `given`, both pay.
+    # If a part of a ledger is opened inside the ledger's block, only the part is notified, because
+    # it debits the ledger. If the ledger is opened inside the block of its part, or is `given`,
+    # both are notified.
     own = [
         one
         for i, one in enumerate(around)

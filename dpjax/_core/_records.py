@@ -185,9 +185,9 @@ class Parts:
     """Records in several parts. Each part fits into memory, and each record is in one part.
 
     Attributes:
-        each: a function that takes a function of an iterator of parts. It calls that function,
-            perhaps several times and in other processes, and returns an iterator of the results.
-            Together, these calls see every part once.
+        each: `each(function)` calls `function` with an iterator of parts, perhaps several times and
+            in other processes, and returns an iterator of the results. Together, the calls get
+            every part once.
         like: an example of a part, with its structure, shapes and dtypes.
         slots: a public number, which is at least the number of records of all parts together.
         holds_whole_people: whether all records of a person are in the same part, in their order.

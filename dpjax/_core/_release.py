@@ -157,8 +157,8 @@ def saved(
         "interval": _interval_to_json(value, accuracy),
     }
     if labels is not None:
-        # JSON converts tuples to lists. After this round trip, the digest of the dict equals the
-        # digest of the dict that will be read from JSON.
+        # JSON converts tuples to lists. The labels are converted here already, so that this dict
+        # has the same hash as the dict that will be read from the JSON file.
         parts["labels"] = json.loads(json.dumps(labels.to_json()))
     if training is not None:
         parts["training"] = json.loads(json.dumps(training.to_json()))
@@ -178,7 +178,7 @@ def restored(
         raise ValueError(
             f"saved was written in format {_checks.shown(saved['format'])} by dpjax"
             f" {_checks.shown(saved.get('dpjax'))}, but this is dpjax {__version__}, which reads"
-            f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install that version"
+            f" formats {_OF_RECORDS} and {_OF_OTHER_UNITS}: install the version that wrote it"
         )
     parts = {name: part for name, part in saved.items() if name != "sha256"}
     if set(parts) - {"labels", "training"} != set(_PARTS) or saved["sha256"] != _digest(parts):
@@ -332,7 +332,7 @@ def _number_from_json(stored: Any) -> Any:
         return _NOT_FINITE[stored]
     if stored is None or isinstance(stored, (bool, int, float)):
         return stored
-    raise TypeError(f"saved must contain a number here, got {_checks.shown(stored)}")
+    raise TypeError(f"saved must be unchanged, got {_checks.shown(stored)} in place of a number")
 
 
 def _interval_to_json(value: Value, accuracy: Accuracy) -> Any:

@@ -13,9 +13,9 @@ from dpjax._core import _checks
 from dpjax._core._guarantee import NeighboringRelation
 from dpjax._core._losses import LARGEST_EPSILON, TRANSFORMS, LossKind, joint_losses
 
-# Bounds for one coordinate of noise that are valid for all noise tables of dpjax: on the privacy
-# loss that a table adds, and on the probability of noise outside the table. The certificates of the
-# single tables, in `random/_lattice.py`, state smaller bounds.
+# Two bounds for one coordinate of noise, which hold for every noise table of dpjax. The first is on
+# the privacy loss that a table adds, the second on the probability of noise outside the table. The
+# certificate of each table, in `random/_lattice.py`, states its own bounds, which are not larger.
 LOSS_OF_TABLES, MASS_OF_TABLES = 2.0**-46, 2.0**-118
 # If the number of noisy coordinates is not known, the costs of noise tables are charged for this
 # many coordinates.
@@ -124,7 +124,7 @@ def risk_of_losses(
     missed: float = 0.0,
     lost: float = 0.0,
 ) -> Risk:
-    """Returns the risk of ideal releases, increased by the difference of real and ideal noise.
+    """Returns the risk of real releases, from the loss distribution of releases with ideal noise.
 
     Args:
         joint: the loss distribution of the ideal releases; None if no bound is known.

@@ -20,8 +20,8 @@ class TrainingRecord:
         slots: the public number of slots for records.
         rate: the probability that a record is in a batch of its group or bin.
         capacity: the number of slots of a batch.
-        groups: the number of groups or bins. Of this many consecutive batches, a record may join
-            only the batch of its group or bin.
+        groups: the number of groups or bins. A record may join only one of this many consecutive
+            batches, that of its group or bin.
         clip_norm: the clip norms, as strings.
         noise_multiplier: the least noise multiplier of a step.
         strategy: the number of bands of correlated noise; 1 for independent noise.

@@ -263,7 +263,7 @@ class Mechanism(Protocol):
         ...
 
     def grids(self, value: Value, /) -> PyTree:
-        """The grid spacing of each array of a release, or 0; an empty pytree if unknown."""
+        """The grid spacing of each released array; 0 without a grid; an empty pytree if unknown."""
         ...
 
 
@@ -322,7 +322,7 @@ class KnowsSensitivity(abc.ABC):
 
     @property
     def _is_rounded(self) -> bool:
-        """Whether the bound is for the integers inside a release, instead of the rounded value."""
+        """Whether the bound is for integers that get noise, not for the value made from them."""
         return False
 
     def _inside(self, mechanism: Mechanism) -> Inside:
