@@ -213,7 +213,10 @@ class Mark(NamedTuple):
 
 
 class HighWaterMark:
-    """A file that points to the last entry of a ledger that a release may be based on."""
+    """A file that names the newest entry of a ledger that a release may be based on.
+
+    A ledger without this entry is too old to be trusted.
+    """
 
     def __init__(self, path: Path) -> None:
         """Takes the path of the file, which may not exist yet."""
@@ -386,8 +389,8 @@ class LedgerFile:
         if mark.number >= len(entries) or entries[mark.number].digest != mark.digest:
             raise LedgerError(
                 f"{self.path} is older than a release that used it, or is another ledger: its"
-                f" high-water mark {self._mark.path.name} counts {mark.number} entries, the file"
-                f" has {len(entries) - 1}"
+                f" high-water mark {self._mark.path.name} counts {mark.number} entries, but"
+                f" the file has {len(entries) - 1}"
             )
 
     def _raise_mark(self, number: float) -> None:
@@ -473,8 +476,9 @@ class LedgerFile:
         POSIX, closing any descriptor of a file releases all locks of the process on it.
         """
         tables = connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        # Read after the tables: another process may create the ledger in between, and it writes
-        # both at once. Then the file has an application ID and is accepted.
+        # Another process may create the ledger after the tables were read. It writes the tables and
+        # the application ID in one transaction. So the ID, which is read second, is there, and the
+        # file is accepted.
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == 0 and tables is None and not relied_on:
             self._make(connection)
@@ -520,7 +524,7 @@ class LedgerFile:
                 time.sleep(0.01)
                 continue
             if mode != "wal":
-                raise LedgerError(f"{self.path}: its file system has no write-ahead logging")
+                raise LedgerError(f"{self.path} must be on a file system with write-ahead logging")
             return
 
 
