@@ -98,9 +98,8 @@ def contents_of(function: Callable[..., object]) -> Hashable | None:
 def functions_of_the_user(made: object) -> tuple[Callable[..., object], ...] | None:
     """Returns the user's functions inside an object of dpjax; None if a part is unknown.
 
-    The object itself cannot change: objects of dpjax are frozen, and its functions never assign
-    variables that they close over. Only the user's functions, which are returned, may compute
-    something else later.
+    Only these functions may compute something else later. The object itself cannot change, because
+    objects of dpjax are frozen, and functions of dpjax never assign variables that they close over.
     """
     found = list[Callable[..., object]]()
     try:

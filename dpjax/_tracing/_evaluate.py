@@ -122,7 +122,7 @@ def _convolution_as_defined(equation: Equation, *operands: jax.Array) -> jax.Arr
 
 
 def _kernel_by_kernel(convolution: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Wraps a convolution: if `vmap` maps over kernels, it runs with one kernel after the other."""
+    """Wraps a convolution: under a `vmap` over kernels, it is computed for one kernel at a time."""
 
     @OneByOne
     def rule(_: int, mapped: list[bool], *operands: jax.Array) -> tuple[jax.Array, bool]:
@@ -201,7 +201,7 @@ def one_matrix_each(equation: Equation, operands: list[jax.Array]) -> Sequence[j
 
 
 def without_rules(traced: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
-    """Traces a program again without users' rules for `vmap`, so that lanes run the functions."""
+    """Traces a program again, with the functions themselves instead of users' rules for `vmap`."""
     if not any(_has_rule(x, of_dpjax=False) for x in equations(traced.jaxpr)):
         return traced
     again = jax.make_jaxpr(lambda *operands: replaced(traced, operands, _function_itself))
@@ -270,7 +270,7 @@ def as_defined(equation: Equation, operands: Sequence[jax.Array]) -> list[jax.Ar
 
 
 def _of_wide(equation: Equation, *operands: jax.Array) -> jax.Array | None:
-    """Runs an operation without operands in bfloat16 as XLA defines it.
+    """Runs an operation that has no bfloat16 operands, as XLA defines it.
 
     The result is None if jaxlib computes it correctly.
     """
@@ -312,7 +312,10 @@ def _of_bytes(equation: Equation, *operands: jax.Array) -> jax.Array:
 
 
 def _fitted(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Returns what a cast to 8 bits should give, in a wider dtype, so that the cast is exact."""
+    """Returns the values that a cast to 8 bits should give, but in a wider dtype.
+
+    The cast to 8 bits that follows is then exact.
+    """
     if x.dtype == bool or x.dtype == dtype:
         return x
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

@@ -18,7 +18,7 @@ from dpjax._core import _checks
 from dpjax._tracing._host_code import HostCode, fingerprint
 from dpjax._tracing._walks import Atom, aval, live, names, parts
 
-# Parameters of primitives without an effect on the outputs of a traced program. Fingerprints ignore
+# Parameters of primitives that do not affect the outputs of a traced program. Fingerprints ignore
 # them. Some are names, the surrounding mesh, or policies of `jax.checkpoint`. The others are Python
 # functions: derivative rules, which dpjax never runs; users' `vmap` rules, which it removes; and
 # the function of a reduction, which is also present as a jaxpr.
@@ -47,7 +47,7 @@ class _Sink:
 
     Attributes:
         pieces: the pieces, in order.
-        fixed: whether the encoding stays the same unless numbers in its arrays change.
+        fixed: whether nothing in the encoding can change except the numbers in its arrays.
     """
 
     def __init__(self):
@@ -198,8 +198,8 @@ def _encode_jaxpr(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
 def _encode_operations(sink: _Sink, jaxpr: jex.Jaxpr) -> None:
     """Encodes operations, shapes and literals, numbering variables in order of appearance.
 
-    Operations on which no output depends are omitted: in the first trace only, libraries may
-    compute values that they then cache.
+    Operations on which no output depends are omitted, because a library may compute values in the
+    first trace and cache them for later traces.
     """
     numbers: dict[jex.Var, int] = {}
 

@@ -126,7 +126,7 @@ def heeding_ctrl_c() -> Generator[None, None, None]:
 
 @contextlib.contextmanager
 def watching(look: Callable[[], object]) -> Generator[None, None, None]:
-    """Calls `look` repeatedly during host calls, and stops all host calls if it raises an error."""
+    """Calls `look` repeatedly during host calls, and stops them all if `look` raises an error."""
     _looks.append(look)
     try:
         yield
@@ -151,7 +151,7 @@ def _heard_ctrl_c() -> bool:
 
 @contextlib.contextmanager
 def stopping() -> Generator[None, None, None]:
-    """Stops all host calls, and those that begin inside the `with` block."""
+    """Stops all host calls that are running, and all that begin inside the `with` block."""
     global _stopping
     _stopping += 1
     try:
@@ -284,7 +284,7 @@ class Tracing:
     """Information about a program while it is being traced.
 
     Attributes:
-        origin: the input of the program that has the origin of its database.
+        origin: the program's input that receives the origin of the database.
         settings: values that determine where host calls run, but have no effect on their outputs.
     """
 

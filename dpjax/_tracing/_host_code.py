@@ -387,7 +387,8 @@ def _function_apart(function: types.FunctionType) -> tuple[object, ...]:
         {x.argval for x in operations if "GLOBAL" in x.opname or x.opname == "LOAD_NAME"}
         & variables.keys()
     )
-    # Submodules of installed packages that the function may access by attributes with these names.
+    # Submodules of installed packages whose names occur in the code, so that it may access them as
+    # attributes.
     modules = [variables[x] for x in used if isinstance(variables[x], types.ModuleType)]
     packages = tuple(f"{x.__name__}." for x in modules if is_installed(x.__name__))
     inside = [module for module in list(sys.modules) if module.startswith(packages)]

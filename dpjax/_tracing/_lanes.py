@@ -49,13 +49,13 @@ _EXACT_FOR_INTEGERS = names(
 )
 
 
-# Caches programs whose lanes do not touch. Without this cache, the check would take longer than
-# drawing samples with a compiled program.
+# Caches programs whose lanes do not influence each other. Without this cache, the check would take
+# longer than drawing samples with a compiled program.
 _SEPARATE = weakref.WeakSet[jex.Jaxpr]()
 
 
 def touching(traced: jex.ClosedJaxpr) -> str | None:
-    """Describes the first operation by which lanes may touch; None if no lanes touch."""
+    """Describes the first operation by which a lane may influence another; None if none does."""
     if traced.jaxpr in _SEPARATE:
         return None
     if found := _touching(traced):
@@ -87,7 +87,7 @@ def _touching(traced: jex.ClosedJaxpr) -> str | None:
 
 
 def refuse_touching(name: str, traced: jex.ClosedJaxpr) -> None:
-    """Refuses a program whose lanes may touch under `vmap`; `name` is for messages."""
+    """Refuses a program whose lanes may influence each other under `vmap`."""
     if found := touching(traced):
         raise ValueError(
             f"{name} must not {found}. Under jax.vmap, its value for one example could depend on"
@@ -106,7 +106,8 @@ def program_of_a_number(name: str, function: Callable[..., PyTree], example: PyT
 
     Raises:
         TypeError: if the function closes over a traced value.
-        ValueError: if the function does not return one number, or its lanes may touch.
+        ValueError: if the function does not return one number, or its lanes may influence each
+            other.
     """
     program = Program.trace(name, function, example)
     if not program.is_concrete:
@@ -163,7 +164,7 @@ def _may_be_subnormal(constant: jax.Array, dtype: np.dtype) -> bool:
 def check_lanes(
     name: str, function: Callable[..., PyTree], *batched: PyTree
 ) -> tuple[Callable[..., PyTree], jex.ClosedJaxpr]:
-    """Refuses a function of one example whose lanes may touch under `vmap`.
+    """Refuses a function of one example whose lanes may influence each other under `vmap`.
 
     `batched` are arrays of many examples.
 

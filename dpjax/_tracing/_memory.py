@@ -58,7 +58,7 @@ def largest_array(program: jex.ClosedJaxpr, inputs: Sequence[jex.Var], *, fused:
         arrays.append(_Array(_bytes(variable), fusible))
         return arrays[-1]
 
-    # An operand of None is an array that does not depend on the given inputs.
+    # An operand that is None stands for an array that does not depend on the given inputs.
     def operation(equation: Equation, operands: list[_Array | None]) -> Sequence[_Array | None]:
         if (inner := called(equation)) is not None:
             return run(inner, operands, operation, _unreached)

@@ -236,8 +236,8 @@ class Unchanging:
         """Wraps `function`; `name` is for messages and for the history of ledgers."""
         self.__name__ = name
         self.function = function
-        # JAX's configuration is part of the keys, because JAX's own caches ignore some of its
-        # settings.
+        # JAX's configuration is part of the keys, because JAX's own caches ignore some settings of
+        # the configuration.
         self._compiled: dict[tuple[object, ...], Any] = {}
         self.programs: dict[tuple[jex.Jaxpr, tuple[object, ...]], Program] = {}
 
@@ -510,7 +510,8 @@ def refuse_outside_code(name: str, traced: jex.ClosedJaxpr) -> None:
 
 def configuration() -> tuple[object, ...]:
     """Returns the settings of JAX that affect the results of a traced program."""
-    # `disable_jit` matters because each operation is then compiled and rounded separately.
+    # `jax_disable_jit` affects results, because it makes JAX compile and round each operation
+    # separately.
     of_values = ("jax_enable_x64", "jax_disable_jit")
     of_keys = ("jax_threefry_partitionable", "jax_default_prng_impl")
     return tuple(getattr(jax.config, name) for name in (*of_values, *of_keys))
@@ -556,7 +557,7 @@ class _Copies:
     def of(self, value: Any) -> Any:
         """Returns `value`, with copies of all arrays in it.
 
-        It is a jaxpr, a parameter of an operation, or an array.
+        `value` is a jaxpr, a parameter of an operation, or an array.
         """
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
             return self._once(value, self._program)

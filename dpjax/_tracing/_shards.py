@@ -42,7 +42,7 @@ def refuse_inside(what: str, instead: str) -> None:
 
 
 def on_each(axes: Axes, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """Calls a function on each shard, such that gradients computed in it are those of the shard.
+    """Calls a function on each shard. Gradients inside the function are those of one shard.
 
     Inside `jax.shard_map`, a gradient with respect to a replicated array is summed over all shards.
     To prevent this, the function is first traced on plain shapes, where no array is replicated.

@@ -26,8 +26,8 @@ def names(*lines: str) -> frozenset[str]:
 # differentiates a traced program.
 JITS = frozenset(("jit", "pjit"))
 _CALLS = JITS | names("closed_call custom_jvp_call custom_vjp_call checkpoint remat remat2")
-# Maps an operation and its operands to its outputs, or to None, which leaves the operation as it
-# is.
+# A function of an operation and its operands. It returns the outputs, or None to leave the
+# operation as it is.
 Replacement = Callable[[Equation, list[jax.Array]], Sequence[jax.Array] | None]
 # Caches inner jaxprs after replacement, by the original jaxpr. So equal calls return the same
 # object, and JAX neither traces nor compiles it again. The mesh is part of the key, because the
@@ -45,7 +45,7 @@ aval: Callable[[Atom], Any] = operator.attrgetter("aval")
 
 
 def called(equation: Equation) -> Any:
-    """Returns the inner jaxpr of an operation that only calls it; None for other operations."""
+    """Returns the jaxpr of an operation that only calls a jaxpr; None for other operations."""
     if equation.primitive.name not in _CALLS:
         return None
     return equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
@@ -113,7 +113,8 @@ def replaced(
     Args:
         program: a jaxpr with or without constants.
         operands: the arrays to run it on.
-        replacement: a function of a module, because it is a key in the cache of inner jaxprs.
+        replacement: a function that a module defines, not a lambda, because it is a key in the
+            cache of inner jaxprs.
     """
 
     def operation(equation: Equation, operands: list[jax.Array]) -> Sequence[jax.Array]:
@@ -151,9 +152,8 @@ def replaced(
 def _holding(equation: Equation) -> contextlib.AbstractContextManager[object]:
     """Returns a context that enables x64 if an operation has 64-bit numbers.
 
-    Some queries use such operations even without x64.
-
-    Otherwise, inner jaxprs would be traced again with 32-bit numbers.
+    Some queries use such operations even without x64. Without this context, their inner jaxprs
+    would be traced again with 32-bit numbers.
     """
     kinds = (jax.numpy.integer, jax.numpy.floating)
     dtypes = {aval(x).dtype for x in (*equation.invars, *equation.outvars) if hasattr(x, "aval")}
