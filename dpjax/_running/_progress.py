@@ -22,8 +22,8 @@ _STEPS_IN_FLIGHT = 2
 # whole wait.
 _SHORTEST_NAP, _LONGER, _LONGEST_NAP = 1e-4, 1.1, 0.05
 # A program that computes uses processor time, while one that hangs uses none. Processor time is
-# checked after this many naps. Seconds would not do, because they also pass while the process is
-# suspended.
+# checked after this many naps. Naps are counted instead of seconds, because seconds also pass while
+# the process is suspended.
 _PATIENCE = 1200
 _LEAST_SHARE = 0.01  # A fraction of one core. The naps themselves use about a tenth of that.
 
@@ -86,8 +86,8 @@ def wait_for(
 
     LAPACK calls may hang; `dpjax/_tracing/_evaluate.py` avoids this where it can. The check of
     processor time can be removed once dpjax requires jaxlib 0.11.1. Processor time is not checked
-    if programs run code on the host, which may sleep, or on accelerators, because the host is idle
-    while they compute. Ctrl-C stops code on the host.
+    in two cases: if programs run code on the host, which may sleep, and if they run on
+    accelerators, because the host is idle meanwhile. Ctrl-C stops code on the host.
 
     Args:
         array: the array to wait for.
@@ -159,7 +159,7 @@ def counting(
 
 @contextlib.contextmanager
 def saying_what_is_kept(note: Callable[[], str]) -> Generator[None, None, None]:
-    """Adds the text of `note` to a KeyboardInterrupt: which results were kept, how to continue."""
+    """Adds the text of `note` to a KeyboardInterrupt: what was kept, and how to continue."""
     try:
         yield
     except KeyboardInterrupt as interruption:
