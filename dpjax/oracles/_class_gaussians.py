@@ -159,7 +159,7 @@ def _spread(x: np.ndarray) -> np.ndarray:
 
 
 def _oracle_approximating_shrinkage(correlation: np.ndarray, count: int) -> float:
-    """Returns the shrinkage of equation (23) of the source, for a matrix with trace d."""
+    """Returns the shrinkage by equation (23) of Chen et al. (2010), for a matrix with trace d."""
     d = len(correlation)
     squares = float(np.sum(correlation**2))
     excess = squares - d  # The sum of squared correlations between different features.

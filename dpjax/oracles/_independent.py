@@ -127,7 +127,7 @@ class IndependentRecords(abc.ABC):
         return self.at(key, jnp.arange(n, dtype=jnp.uint32))
 
     def at(self, key: Key, numbers: jax.Array) -> Database:
-        """The records at given positions of a database with this key, of any size."""
+        """The records at given positions of the database that this key draws, whatever its size."""
 
         def record(number: jax.Array) -> PyTree:
             return self.record(jax.random.fold_in(key, number))

@@ -51,7 +51,7 @@ def resample(
 
     Returns:
         An oracle: `oracle(key, n)` draws a database of n independent records. Its `log_prob` adds
-        up all public records that equal the given one.
+        up the probabilities of all public records that equal the given one.
 
     Raises:
         TypeError: if the records or weights are not real arrays.
@@ -84,7 +84,7 @@ def resample(
 def public_records(records: Database) -> tuple[Database, int]:
     """Returns a copy of public records, and their number.
 
-    Without it, JAX may share NumPy's memory.
+    Without a copy, JAX may share memory with the caller's NumPy arrays, which may change later.
     """
     public, count = public_arrays("records", records, least=2)
     return jax.block_until_ready(jax.tree.map(jnp.array, public)), count
@@ -177,7 +177,7 @@ def _smooth(key: jax.Array, leaf: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _log_noise(public: jax.Array, record: jax.Array, scale: jax.Array) -> jax.Array:
-    """Returns log densities of the noise between public records and a record, (p, entries)."""
+    """Returns log densities of the noise that turns public records into `record`, (p, entries)."""
     equal = jnp.where(equal_entries(public, record), 0.0, -jnp.inf)
     if not is_float(public):
         return equal
@@ -202,7 +202,7 @@ def words(frequencies: Mapping[str, float], *, width: int | None = None) -> Inde
 
     Returns:
         An oracle: `oracle(key, n)` draws n independent words, shape (n, width), uint8. Its
-        `log_prob` adds up all words of the table with the same codes.
+        `log_prob` adds up the probabilities of all words of the table with the same codes.
 
     Raises:
         TypeError: if `frequencies` is not a table, or the width not an integer.
