@@ -230,7 +230,7 @@ class Texts:
                 f"a column of texts can only be compared with a text, got {_checks.shown(other)}"
             )
         words = other.words
-        # `other` has fewer axes: it is a single text, compared with every entry of a column.
+        # If `other` has fewer axes, it is a single text, which is compared with every entry.
         if words.ndim < self.words.ndim:
             words = words[(None,) * (self.words.ndim - words.ndim)]
         return jnp.all(self.words == words, axis=-1) & jnp.any(self.words != 0, axis=-1)
@@ -255,7 +255,7 @@ def texts(public: Sequence[str]) -> Texts:
 
     Returns:
         A column of texts. `column[places]` has the text at each place, as for an array. Statistics
-        compare this column with keys, like a column of a table.
+        compare these texts with keys, as they do for a column of a table.
 
     Raises:
         TypeError: if `public` is not a list of texts.

@@ -428,9 +428,9 @@ def batches_of(name: str, source: Any) -> Batches | None:
         )
     if callable(source) and not hasattr(source, "columns"):
         make: Any = source
-        # The iterator must have at least one table, which may be empty. If an iterator without
-        # tables were allowed, it would mean that there are no rows, and an error would reveal this
-        # private fact.
+        # `_first` refuses an iterator without tables. So the iterator must yield a table even if
+        # there are no rows. Otherwise the error would reveal that there are no rows, which is
+        # private.
         return Batches(name, lambda: _first(name, make()), lambda names, rows: iter(make()))
     return None
 

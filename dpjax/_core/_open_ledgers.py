@@ -148,8 +148,8 @@ class OpenLedger(abc.ABC):
     """A ledger that `with ledger:` opens. Each release in the block notifies it first.
 
     Attributes:
-        instead_of: another ledger, which is not notified of releases in this ledger's block,
-            because this ledger debits it. Only parts of a ledger have one.
+        instead_of: another ledger, which this ledger debits. So the other ledger is not notified of
+            releases in this ledger's block. None unless this ledger is a part of another.
     """
 
     instead_of: "OpenLedger | None" = None

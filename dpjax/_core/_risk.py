@@ -212,7 +212,7 @@ def _risk_of_one(epsilon: float, delta: float, relation: NeighboringRelation, ga
     2015).
     """
     epsilons = np.linspace(0.0, epsilon, 64)
-    # This is (e^epsilon - e^x) / (e^epsilon + 1), where x runs over `epsilons`, computed without
+    # `excess` is (e^epsilon - e^x) / (e^epsilon + 1) for each x in `epsilons`, computed without
     # overflow.
     excess = -np.expm1(epsilons - epsilon) / (1 + math.exp(-epsilon))
     deltas = np.minimum((delta + (1 - delta) * excess) * (1 + 1e-12), 1.0)
