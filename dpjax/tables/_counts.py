@@ -277,8 +277,9 @@ class CountsOfTable(AskedTable):
         """A range of a column that contains nearly all of its numbers, between powers of two.
 
         Numbers are counted between powers of two and their negatives, with noise. The range goes
-        from the first to the last bucket whose noisy count is larger than noise alone would make
-        the count of an empty bucket.
+        from the first to the last bucket whose noisy count is large enough. A bucket of much larger
+        numbers than the fullest bucket needs a larger count, because the range would become so much
+        wider.
 
         Args:
             column: the name of a column of numbers.
@@ -293,9 +294,11 @@ class CountsOfTable(AskedTable):
             ends are NaN if there are too few numbers.
 
         Formal guarantees:
-            The guarantee of a histogram. With probability .999 the first and the last bucket of a
-            range both contain a number. Numbers may be outside the range: with k buckets, about
-            ln(1000 k) / epsilon of them at either end.
+            The guarantee of a histogram. With probability .999 the fullest bucket contains a
+            number. An empty bucket of numbers 2^k times as large as those of the fullest bucket is
+            in the range with a probability of at most .05 / 8^k, so the range is 2^k times too wide
+            with a probability of less than .12 / 8^k. Numbers may be outside the range: in each
+            bucket of numbers 2^k times as large, about (3 + 2.1 k) / epsilon of them.
 
         Source:
             Wilson, Zhang, Lam, Desfontaines, Simmons-Marengo and Gipson, "Differentially private
@@ -343,8 +346,15 @@ _EXPONENTS = range(-20, 64)
 LEAST = 2.0 ** _EXPONENTS[0]
 EDGES = np.array([*(-(2.0**e) for e in reversed(_EXPONENTS)), *(2.0**e for e in _EXPONENTS)])
 BUCKETS = len(EDGES) - 1
-# The probability that no empty bucket is taken for a bucket that contains numbers.
+# The exponent of the numbers in each bucket; one below the least in the middle bucket.
+_OCTAVES = np.array([*reversed(_EXPONENTS[:-1]), _EXPONENTS[0] - 1, *_EXPONENTS[:-1]])
+# The probability that the fullest bucket contains numbers.
 _CONFIDENCE = 0.999
+# The count from which a bucket like the fullest is in the range, and how much more is needed for
+# each octave between them, in scales of the noise. A bucket of larger numbers widens the range by a
+# factor of 2 for each octave, so its noise may exceed its count with probability 1 / 8 of that of
+# the octave before.
+_NEEDED, _LARGER, _SMALLER = 3.0, 3 * math.log(2), math.log(2)
 
 
 def powers_of(column: Column) -> np.ndarray:
@@ -361,17 +371,28 @@ def powers_of(column: Column) -> np.ndarray:
 
 
 def range_of(counts: np.ndarray, mechanism: AdditiveMechanism) -> np.ndarray:
-    """Returns the range from the first to the last bucket that contains numbers; NaN if none does.
+    """Returns the range from the first to the last bucket with a large enough noisy count.
 
-    A bucket is taken to contain numbers if its noisy count exceeds the noise of empty buckets.
+    It is NaN if the noise of an empty bucket could be the largest count.
     """
-    # With probability `_CONFIDENCE`, the noise of no empty bucket exceeds `least`.
+    # With probability `_CONFIDENCE`, the noise of no empty bucket exceeds `sure`.
     confidence = 1 - 2 * (1 - _CONFIDENCE) / BUCKETS
-    least = float(mechanism.error(confidence=confidence, like=np.int32(0)))
-    held = np.flatnonzero(np.asarray(counts) > least)
-    if not len(held):
+    sure = float(mechanism.error(confidence=confidence, like=np.int32(0)))
+    fullest = int(np.argmax(counts))
+    if not counts[fullest] > sure:
         return np.array([math.nan, math.nan])
+    held = np.flatnonzero(counts >= _needed(fullest, mechanism, sure))
     middle = BUCKETS // 2
     low = 0.0 if held[0] == middle else EDGES[held[0]]
     high = 0.0 if held[-1] == middle else EDGES[held[-1] + 1]
     return np.array([low, high])
+
+
+def _needed(fullest: int, mechanism: AdditiveMechanism, sure: float) -> np.ndarray:
+    """Returns the noisy count from which each bucket belongs to the range."""
+    octaves = _OCTAVES - _OCTAVES[fullest]
+    scale = float(mechanism.effective_scale(like=np.int32(0)))
+    larger = scale * (_NEEDED + _LARGER * octaves)
+    # A bucket of smaller numbers hardly widens the range, so no more than `sure` is needed.
+    smaller = np.minimum(scale * (_NEEDED - _SMALLER * octaves), sure)
+    return np.where(octaves > 0, larger, smaller)

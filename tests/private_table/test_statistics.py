@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import dpjax
+from dpjax.tables._counts import _OCTAVES, BUCKETS, EDGES, _needed, range_of
 
 N, SLOTS = 4000, 5000
 GENERATOR = np.random.default_rng(0)
@@ -23,6 +24,7 @@ BOUNDS = {"x": (20, 80), "z": (-2, 2), "y": (0, 300)}
 # So much that noise is far below the numbers.
 EPSILON, DELTA = 200.0, 1e-6
 KEY = dpjax.random.seeded_key(0)
+ONE = dpjax.assume_sensitivity(1.0, norm="l1")
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,39 @@ def test_a_range_is_between_powers_of_two(table):
     assert np.isnan(empty.bounds("x", epsilon=1.0, key=KEY).value).all()
     with pytest.raises(ValueError, match="found no range"):
         empty.mean("x", bounds=None, epsilon=1.0, key=KEY)
+
+
+def test_a_bucket_of_larger_numbers_needs_a_larger_count():
+    """One threshold for all buckets made one release of a thousand useless: an empty bucket of
+    numbers to 10^18 was in the range.
+    """
+    middle, mechanism = BUCKETS // 2, dpjax.discrete_laplace(ONE, 1.0)
+    rows = (
+        # (sign, exponent, count, whether the bucket is in the range), where [32, 64) is the fullest
+        (1, 6, 5, False),
+        (1, 6, 6, True),
+        (1, 15, 23, False),
+        (1, 15, 24, True),
+        (-1, 5, 3, False),
+        (-1, 5, 4, True),
+        (-1, 6, 5, False),
+        (1, 2, 5, False),
+        (1, 2, 6, True),
+        (-1, -15, 14, True),
+    )
+    for sign, exponent, count, held in rows:
+        counts = np.zeros(BUCKETS)
+        counts[middle + 5 + 21] = 1000
+        place = middle + sign * (exponent + 21)
+        counts[place] = count
+        low, high = range_of(counts, mechanism)
+        assert (low <= EDGES[place] and EDGES[place + 1] <= high) == held, (exponent, count)
+    noise = np.random.default_rng(0).geometric(1 - np.exp(-1), (2, 20_000, BUCKETS))
+    chosen = noise[0] - noise[1] >= _needed(middle + 26, mechanism, 14.0)
+    for octaves, bound in ((1, 0.12 / 8), (2, 0.12 / 64)):
+        wider = np.mean(np.any(chosen[:, 5 + octaves <= _OCTAVES], axis=1))
+        # A share of 20,000 is further off once in 10^6 seeds.
+        assert bound / 4 < wider < bound + 5 * np.sqrt(bound / 20_000)
 
 
 def test_a_range_that_is_found_is_paid_for(table, tmp_path):
