@@ -41,11 +41,12 @@ from dpjax._exact._numerics import compute_dtype, float_limits
 from dpjax.random._lattice import LatticeNoise, Pair
 from dpjax.random._noise import Lattice
 
-# The step of the grid is at least this fraction of sensitivity /   1  . It increases the noise by
-# 0.0008%. A finer grid would have no benefit, and large values would be clamped earlier.
+# The step of the grid is at least about this fraction of sensitivity / max(rounding, 1). This
+# smallest step increases the noise by 0.0008%. With a finer grid, the noise would hardly be
+# smaller, and large values would be clamped earlier.
 _FINEST = 2.0**-17
-# This factor covers the float32 rounding errors below, and the error of exponential draws that
-# start again after 24 units.
+# This factor covers the float32 rounding errors below. It also covers errors of exponential noise
+# above 24 units, which is the sum of several draws.
 _OUTWARD = 1 + 2.0**-19
 _LARGEST_DIVISOR = 2.0**50
 _DIVISOR_BITS = 16
@@ -68,8 +69,8 @@ class GridFit(NamedTuple):
     """A grid, and the scale of the noise on it.
 
     Attributes:
-        exponent: int32; a step of the grid is 2^exponent; 0 for integers.
-        divisor: uint32, below 2^16; c is divisor * 2^shift.
+        exponent: int32; the step of the grid is 2^exponent; for integers, the exponent is 0.
+        divisor: uint32, below 2^16. A step of the grid has c = divisor * 2^shift lattice points.
         shift: uint32, see `divisor`.
         scale: the scale of the noise, in units of the value; NaN if no divisor fits.
     """
@@ -215,8 +216,8 @@ class Calibration:
         """Returns the exponent of the grid that all leaves share.
 
         Every power of two is a valid step of the grid. The chosen step keeps the noise small. A
-        step g increases the scale by the factor 1 + rounding * g / sensitivity, and rounding c down
-        increases it by a factor of about 1 + 1 / c.
+        step g increases the scale by the factor 1 + rounding * g / sensitivity, and rounding the
+        divisor c down increases it by a factor of about 1 + 1 / c.
         """
         # The step for which both factors are equal, in units of sensitivity / rounding.
         ratio = self.scale / self.sensitivity
@@ -230,21 +231,22 @@ class Calibration:
         return numpy.clip(exponent, limits.minexp + 8, limits.maxexp - 8).astype(np.int32)
 
     def covers(self, lattice: Lattice, delta: _Number, numpy: ModuleType) -> bool | _Number:
-        """Whether the margin in delta covers the probability that the tables omit."""
+        """Whether a reserved part of delta covers the probability that the tables omit."""
         if lattice.certificate.delta == 0:
             return True
-        # If delta is above 0.9, the scale does not cover the factor e^loss (see `_needed`). Then
-        # the margin must cover it.
+        # The part of delta that the calibration reserves is 2^-24 `margin`. If delta is above 0.9,
+        # the scale does not cover the factor e^loss (see `_needed`). Then the reserved part must
+        # cover this factor.
         margin = numpy.minimum(delta, 1 - delta)
         small = self.coordinates * lattice.certificate.loss <= 2.0**-25 * margin
         enough = self.epsilon <= self.largest_epsilon(lattice, delta, numpy)
         return enough & (small | (delta <= 0.9))
 
     def largest_epsilon(self, lattice: Lattice, delta: _Number, numpy: ModuleType = np) -> _Number:
-        """The largest epsilon at which the margin covers the omitted probability, or below 0."""
-        # The calibration leaves a margin of 2^-24 min(delta, 1 - delta). Half of this margin must
-        # cover (1 + e^epsilon) missed, which is at most 2 e^epsilon missed. The result is the
-        # logarithm of this bound on e^epsilon.
+        """The largest epsilon for which the reserved delta is enough; below 0 if there is none."""
+        # The calibration reserves 2^-24 min(delta, 1 - delta) of delta. Half of this must cover
+        # (1 + e^epsilon) * missed, which is at most 2 e^epsilon * missed. This condition bounds
+        # e^epsilon. The result is the logarithm of the bound.
         missed = self.coordinates * lattice.certificate.delta
         return numpy.log(numpy.minimum(delta, 1 - delta)) - math.log(missed) - 26 * math.log(2)
 

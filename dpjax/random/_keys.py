@@ -273,7 +273,7 @@ _LAST = np.uint32(2**32 - 1)
 
 
 def key_for_each(key: jax.Array, value: Value) -> jax.Array:
-    """Returns the key, after checking that it is mapped over if the value is.
+    """Returns the key, after checking that `vmap` maps over it if it maps over the value.
 
     Raises ValueError if `vmap` or `shard_map` maps over values but not over keys.
 

@@ -167,12 +167,12 @@ EXPONENTIAL_RESOLUTION = 2 ** (_FIRST_DIGITS + _GROUPS * SLOT_BITS)
 _EXPONENTIAL_FIRST, _EXPONENTIAL_WORDS = 1 + _GROUPS, 3 + 2 * _GROUPS
 _RESTART_HIGH = _CELLS << (_GROUPS * SLOT_BITS - 32)  # The high limb of 24 units.
 
-# Gaussian noise: the parameter of the table for the coarsest level, and of the one for the other
-# four.
+# Gaussian noise: the parameters of the table for the coarsest level, and of the table for the other
+# four levels.
 _TOP, _LOW = 136, 200
 _LEVELS, _LEVEL_BITS = 5, 7
 _CENTER = SLOTS // 2
-# The number of the finest levels, which are first added in an int32 of their own.
+# This many of the finest levels are first added up in a separate int32.
 _FINE = 2
 GAUSSIAN_RESOLUTION = math.sqrt(
     _TOP**2 * 4 ** (_LEVEL_BITS * (_LEVELS - 1))
@@ -219,7 +219,7 @@ SignedExponentials: TypeAlias = tuple[jax.Array, Limbs]
 
 
 class Pair(NamedTuple):
-    """Two lattice points for each number. The noise is the difference of their quotients."""
+    """Two lattice points for each number. Its noise is floor(first / c) - floor(second / c)."""
 
     first: Limbs
     second: Limbs

@@ -142,7 +142,8 @@ class DiscreteLaplace(Noise):
         """Returns the least bound t on the noise, given a quantile q of |Z| for Laplace Z."""
         numpy = _numpy_of(scale)
         # The noise may exceed t with probability at most P(|Z| > q) = exp(-q). So 2 a^(t + 1) / (1
-        # + a) must be at most exp(-q). At scale 0, which means no noise, t is 0.
+        # + a) must be at most exp(-q), with a = exp(-1 / scale). At scale 0, which means no noise,
+        # t is 0.
         both = math.log(2) - numpy.log1p(numpy.exp(-1 / numpy.where(scale == 0, 1.0, scale)))
         return numpy.maximum(numpy.ceil(scale * (quantile + _OUTWARD * both)) - 1, 0)
 

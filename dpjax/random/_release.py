@@ -207,13 +207,13 @@ def _add_block(
 ) -> list[jax.Array]:
     """Adds noise from a block to several arrays. `starts` has the offset of each array.
 
-    It is not static, so that all shapes with the same padded sizes share a program.
+    `starts` is not static, so that all shapes with the same padded sizes share a program.
     """
     drawn = combined(block)
 
     def noise_of(start: Any, x: jax.Array) -> LatticeNoise:
-        # The padding of an array may reach beyond the block. It gets some noise, and is dropped
-        # later.
+        # The padding of an array may reach beyond the block. Then it gets the last noise of the
+        # block, and is dropped later.
         places = start + jnp.arange(x.size).reshape(x.shape)
         return jax.tree.map(lambda limb: limb.at[places].get(mode="clip"), drawn)
 
@@ -308,7 +308,7 @@ def integer_dtype(dtype: DTypeLike) -> np.dtype:
 
 
 def largest_release(dtype: DTypeLike) -> int | float:
-    """Returns the bound on releases of a dtype: the largest float, or integer minus 1."""
+    """Returns the bound on releases of a dtype: the largest float, or largest integer minus 1."""
     if not jnp.issubdtype(dtype, jnp.floating):
         return _INTEGER_BOUND[integer_dtype(dtype).itemsize]
     return float(float_limits(dtype).max)
@@ -407,11 +407,11 @@ def integer_fit(scale: Scalar, sensitivity: Scalar, epsilon: Scalar, count: int)
 def private_fit(exponent: jax.Array, scale: jax.Array) -> GridFit:
     """Returns a fit for noise of at least a given scale on a given grid; `scale` may be private.
 
-    The scale of the noise exceeds the given one by a factor of at most 1 + 2^-15, because c is
-    rounded down to 16 bits, and 1 +- 2^-21 for float32. If the scale, in steps, is at most 2^-17 of
-    the resolution, c has a shift, so c is even. For even c, round(N / c) is floor(N / c + 1/2).
-    This is the same function of the real number N / c for every c, so the rounding does not reveal
-    c.
+    The divisor c of the fit is rounded down to 16 bits, which increases the scale by a factor of at
+    most 1 + 2^-15. Rounding to float32 changes it by a factor of 1 +- 2^-21. If the scale, in
+    steps, is at most 2^-17 of the resolution, c has a shift, so c is even. For even c, a lattice
+    point N becomes round(N / c) = floor(N / c + 1/2), which depends only on the real number N / c.
+    So the rounding does not reveal c.
     """
     step = power_of_two(exponent, scale.dtype)
     return GridFit.of(LAPLACE_LATTICE, exponent, step, 1 / scale, scale > 0)
@@ -430,7 +430,7 @@ class ComparisonNoise(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Calibration, threshold: Calibration) -> "ComparisonNoise":
-        """Fits both noises to the grid of the numbers, which is coarser due to their noise.
+        """Fits both noises to the grid of the numbers, which is coarser, as their noise is larger.
 
         The grid is computed in JAX's default float dtype: the numbers may come one by one in
         different dtypes, and all of them need the same grid.
@@ -446,7 +446,7 @@ class ComparisonNoise(NamedTuple):
 
 
 def lattice_noise(key: jax.Array, shape: tuple[int, ...]) -> Limbs:
-    """Draws Laplace noise on the lattice, which is not yet divided by a fit's divisor."""
+    """Draws Laplace noise in lattice points, not yet divided by the divisor of a `GridFit`."""
     return lattice_laplace(key, shape)
 
 

@@ -21,7 +21,8 @@ Coin: TypeAlias = Callable[[Fraction], bool]
 """Is true with exactly the given probability."""
 
 _OUTWARD = 1 + 1e-9
-# gamma is rounded to a multiple of 2^-32, and the mean of a Poisson distribution to one of 2^-16.
+# gamma is rounded to a multiple of 2^-32, and the mean of a Poisson distribution to a multiple of
+# 2^-16.
 _GAMMA_BITS, _MEAN_BITS = 32, 16
 # A draw makes at most a few times 1 / gamma attempts, so gamma must not be smaller than this.
 _LEAST_GAMMA = 1e-4
@@ -111,7 +112,7 @@ class Repetitions:
 
     @property
     def pieces(self) -> int:
-        """The number of Poisson variables, each of a mean of at most 1/2, that are added up."""
+        """The number of Poisson variables that are added up. Each has a mean of at most 1/2."""
         return math.ceil(2 * self.poisson_mean)
 
     def attempt(self, coin: Coin) -> int | None:

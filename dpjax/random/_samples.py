@@ -46,11 +46,11 @@ from dpjax.random._chacha20 import (
 )
 
 _OWN, _SHARED = 3, 4
-# This many samples, the first ones, use only their own blocks. The number is the fastest on a CPU.
-# Another number would change the noise of every key.
+# The first `ALONE` samples use only their own blocks. This number is the fastest on a CPU. Another
+# number would change the noise of every key.
 ALONE = CHUNK
-# The number of parts into which the columns of a group are divided. In each part, open columns are
-# looked up.
+# The columns of a group are divided into this many parts. In each part, `_first_and_last` finds the
+# first and the last open column.
 _PARTS = 16
 
 _in_one_loop = functools.partial(reduced_steps, lambda same: same)
@@ -70,8 +70,8 @@ class Sampler:
     Attributes:
         first: the number of first words, which nearly always determine a sample.
         width: the number of words in a round, including the first words.
-        from_first: a function of first words, which returns samples, and booleans that are True for
-            open samples.
+        from_first: a function of first words. It returns samples, and booleans that are True for
+            samples that these words do not determine.
         from_all: `from_all(draw, zeros)` returns samples. `draw(r)` returns the words of round r =
             0, 1, ..., as arrays with the shape of `zeros`.
     """
@@ -135,7 +135,7 @@ def _alone(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> 
 def _in_groups(sampler: Sampler, count: int, keys: jax.Array, rounds: jax.Array) -> PyTree:
     """Draws samples of K keys, as shape (K, count), in groups.
 
-    Of the first group, only the last row is used.
+    The first `ALONE` samples form the last row of the first group. Its other rows are not used.
     """
     unused = (sampler.rows - 1) * ALONE
     each = -(-(unused + count) // (sampler.rows * ALONE))
@@ -163,7 +163,8 @@ def _groups_from_all(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
     """Draws the samples of groups on a CPU.
 
-    They are computed from first words, and open samples again from all words.
+    All samples are computed from their first words. Columns with a sample that these words do not
+    determine are computed again, from all words.
     """
     from_first = functools.partial(_rows_from_first, sampler)
     rows, left_open = in_chunks(from_first, ALONE, CHUNK, *groups)
@@ -190,7 +191,7 @@ def _groups_from_first(sampler: Sampler, *groups: jax.Array) -> PyTree:
 def _rows_from_first(
     sampler: Sampler, keys: jax.Array, rounds: jax.Array, numbers: jax.Array
 ) -> tuple[list[PyTree], jax.Array]:
-    """Computes the samples of groups from first words, and which columns are open.
+    """Computes samples of groups from first words, and which columns need all words.
 
     Each result has the shape (groups, columns), and there is one array of samples for each row.
     """
@@ -246,8 +247,8 @@ def _columns_from_all(
     counters, nonces = own_and_shared(places, shared), own_and_shared(_OWN, nonces)
 
     def draw(round_number: jax.Array) -> Words:
-        # One call for both kinds of blocks saves compile time. In later rounds, shared blocks are
-        # ignored.
+        # Own blocks and shared blocks are computed by one call, which saves compile time. In later
+        # rounds, shared blocks are ignored.
         both = own_and_shared(rounds + round_number, rounds)
         blocks = _blocks(keys, counters, nonces, both)
         blocks = [x.reshape(*shape[:2], -1) for x in blocks]

@@ -222,9 +222,9 @@ def _scaled_gaps(scores: jax.Array, fit: GridFit, log_base: LogBase | None) -> L
     If there is a base measure, its public gaps are added, and then the smallest sum is subtracted
     from all sums.
 
-    Gaps are clamped to 2^61 lattice points, and noise is always smaller. So a score s acts like
-    max(s, best - bound). One record changes this number by at most as much as it changes the
-    scores.
+    Gaps are clamped to 2^61 lattice points, and noise is always smaller. So a score s counts as
+    max(s, best - farthest), where `farthest` is this largest gap. One record changes this maximum
+    by at most as much as it changes the scores.
     """
     # XLA may compute a score twice and round it differently. Then the gap of the best option could
     # be negative and wrap around, and the option would never be selected. `written` prevents this.
