@@ -14,8 +14,8 @@ from dpjax._files._chunk_files import check_run, read_chunks, write_chunks
 from dpjax._files._durable import Json, check_folder
 
 _KIND = "checkpoint"
-# After a save, the loop waits this many times as long as the save took before it saves again. So
-# writing checkpoints takes at most a twentieth of the time.
+# The loop saves again when this many times the duration of the last save has passed. So writing
+# checkpoints takes at most a twentieth of the time.
 _SHARE = 20
 
 

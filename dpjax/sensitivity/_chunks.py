@@ -56,7 +56,7 @@ class Probing:
 
     @property
     def rows(self) -> int:
-        """Returns the number of rotations of a chunk, at least 1 (a sharded array is not empty)."""
+        """Returns the number of rotations of a chunk, or 1: a sharded array must not be empty."""
         return max(self.rotated, 1)
 
 
@@ -144,9 +144,9 @@ def _at_two_positions(
     value: Value,
     spare: Database,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns how much a rotation changes the value, and then replacing the last record.
+    """Returns two changes of the value: by rotating the records, and by replacing the last record.
 
-    The second change is the change when the record at a random position is replaced.
+    The last record is replaced after the rotation. So this record was at a random position.
     """
     records = jax.tree.map(lambda *x: jnp.concatenate(x), database, spare)
     target = partial(pair.target, origin=sampled(Role.PERMUTED, index))
@@ -279,7 +279,7 @@ def _compiled_step(
 ) -> tuple[Block, jax.Array, jax.Array, Probed | None]:
     """Runs `_chunk_step` on every device of a mesh.
 
-    Block, work and rotations are sharded over it.
+    Block, work and rotations are sharded over the mesh.
     """
     step = partial(_chunk_step, pair=pair, size=size, probing=probing)
     return on_every(mesh, step, (SPREAD, SHARED, SHARED, SPREAD, SPREAD))(*arrays)
@@ -379,8 +379,8 @@ def on_every(
     """Runs a function on every device of a mesh, each of which gets its own shard of the arrays."""
     if mesh is None:
         return function
-    # `check_vma` would reject a loop in a target if the initial carry of the loop does not vary
-    # over devices, so it is disabled.
+    # `check_vma` is disabled, because it would reject a target with a loop whose initial carry does
+    # not vary over devices.
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -32,7 +32,7 @@ class Watch:
         point: the operating point of method "anytime", at the largest number of pairs that may be
             drawn.
         until: drawing ends when the upper order statistic is at most this many times the lower one.
-            With 1, drawing never ends early.
+            If `until` is 1, drawing never ends early.
         drawn: number of pairs drawn so far.
 
     Formal guarantees:

@@ -124,9 +124,9 @@ def _second_moment(key: jax.Array, pair: RandomPair, m: int, size: int) -> tuple
             largest = max(largest, np.asarray(values)[: m - start][finite].max(initial=0.0))
     if not np.any(total) or not np.all(np.isfinite(total)):
         raise ValueError(
-            f"none of {m} random pairs moves the target by a finite amount above 0 with a finite "
-            "square above 0: there is no noise shape to learn, so check that the target depends "
-            "on its records"
+            f"there is no noise shape to learn from {m} random pairs: the changes of the target, "
+            "or their squares, are all 0 or not finite. Check that the target depends on its "
+            "records, and rescale it if its changes are very small or very large"
         )
     return total / count, float(largest)
 

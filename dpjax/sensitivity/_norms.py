@@ -22,7 +22,7 @@ def flat(tree: Value) -> jax.Array:
 
 
 def widest_float(leaves: list[jax.Array]) -> np.dtype:
-    """Returns the widest dtype in which a float leaf is computed, or the default for integers."""
+    """Returns the widest dtype in which float leaves are computed; the default float for none."""
     floats = [leaf.dtype for leaf in leaves if is_float(leaf)]
     return max(map(compute_dtype, floats or [jnp.int32]), key=lambda dtype: dtype.itemsize)
 

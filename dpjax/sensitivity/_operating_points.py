@@ -127,7 +127,7 @@ def operating_point(
 
 
 def confidence_of_each(confidence: float | None, statements: int) -> float | None:
-    """Returns 1 - (1 - C)/n, rounded up. At this confidence, n statements hold together at C."""
+    """Returns 1 - (1 - C)/n, rounded up: n statements at this confidence hold together at C."""
     if confidence is None:
         return None
     return round_up(1 - (1 - Fraction(confidence)) / statements)
@@ -158,7 +158,7 @@ def _point(
 ) -> OperatingPoint:
     """Returns the operating point of "exact" or "anytime".
 
-    Parameters not given are the least ones.
+    Parameters that are not given get their least possible values.
     """
     least_m, least_gamma, least_k = _LEAST["marginal" if confidence is None else method]
     if gamma is None:
@@ -192,7 +192,10 @@ def _covers(m: int, gamma: float, confidence: float) -> bool:
 
 
 def _least_m(gamma: float, confidence: float) -> float:
-    """Searches for the exact least m near an approximation. Above the limit, returns the latter."""
+    """Searches for the exact least m near an approximation.
+
+    If the approximation is above `MOST_PAIRS`, it is returned itself.
+    """
     about = math.log1p(-confidence) / math.log1p(-gamma)
     if about > MOST_PAIRS:
         return about

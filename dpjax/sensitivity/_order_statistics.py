@@ -18,8 +18,8 @@ _GROUP = 64  # This is below 2^16, so that two counts of a group fit into 32 bit
 _MOST_KEPT = 2**12
 _NARROWINGS = 4
 
-# Two bit patterns, low and high, and how many distances are below each pattern. Fewer distances
-# than the rank are below low. At least as many as the rank are below high.
+# Two bit patterns, low and high, and how many distances are below each pattern. The number of
+# distances below `low` is less than the rank, and the number below `high` is at least the rank.
 _Bracket = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 # Two patterns, and the counts that `_counts_of_groups` returns for these patterns.
 _Seen = tuple[jax.Array, jax.Array, jax.Array]
@@ -204,9 +204,9 @@ def _sampled_bracket(
 def _around_rank(rank: jax.Array, bracket: _Bracket) -> tuple[jax.Array, jax.Array]:
     """Returns two patterns around the rank, by linear interpolation in the bracket.
 
-    Interpolation assumes uniformly distributed patterns. The margin on either side is 1/64 of the
-    bracket, for densities that are not uniform, plus a fraction 3 / sqrt(inside), which is at least
-    six standard deviations of the rank's place.
+    Interpolation assumes uniformly distributed patterns. The margin on either side is a fraction of
+    the bracket: 1/64, for densities that are not uniform, plus 3 / sqrt(i) if i distances are
+    inside. The second part is at least six standard deviations of the rank's place.
     """
     low, high, below, above = bracket
     inside = (above - below).astype(jnp.float32)

@@ -199,8 +199,8 @@ class RandomPair:
         self, key: Key, target: Summable, oracle: Oracle, database: Database
     ) -> "RandomPair":
         sums = SumOfRecords.trace(target, database)
-        # Both sums share the statistics of the n - 1 records that do not change. This would be
-        # wrong if the statistic of one record depended on other records under `vmap`.
+        # The sums over D and over D' share the statistics of the n - 1 records that do not change.
+        # This would be wrong if the statistic of one record depended on other records under `vmap`.
         if touching(sums.statistic.jaxpr):
             return self
         pair = dataclasses.replace(self, sums=sums)
@@ -240,7 +240,7 @@ class RandomPair:
 
     @property
     def shortcut(self) -> str:
-        """Returns how distances are computed, in words, because this affects their rounding."""
+        """Describes in words how distances are computed, because this affects their rounding."""
         if self.two_records is not None:
             return "two records"
         return "two databases" if self.sums is None else "two sums"
@@ -382,7 +382,7 @@ class RandomPair:
 
 @functools.lru_cache(64)
 def _kept_shortcuts(target: Program, oracle: Program, independent: bool) -> list[RandomPair]:
-    """Returns a cache entry: a list, empty until the caller appends the pair with its shortcuts.
+    """Returns a list from a cache; it is empty until the caller appends the pair with shortcuts.
 
     Programs compare equal if they compute the same function.
     """
@@ -405,7 +405,7 @@ def _spec(key: Key) -> jax.ShapeDtypeStruct:
 
 
 def _traced_oracle(oracle: Oracle, key: Key, n: int) -> Program:
-    """Traces the oracle for n + 1 records: a database, and a record that replaces one of it."""
+    """Traces the oracle for n + 1 records: n of a database, and one that replaces one of them."""
     try:
         program = Program.trace("oracle", lambda key: oracle(key, n + 1), _spec(key))
     except Exception as error:

@@ -174,7 +174,10 @@ def layout_of(pair: RandomPair, m: int, chunk_size: int | None, mesh: Mesh | Non
 
 
 def size_of_parts(pair: RandomPair, count: int, most: int) -> int:
-    """Returns the size of chunks of `count` pairs, at most `most`, equal for code on the host."""
+    """Returns the size of the chunks into which `count` pairs are split, at most `most`.
+
+    For code on the host, the chunks are nearly equal. Otherwise the last chunk may be small.
+    """
     if pair.calls_host:
         return _even_part(count, most)
     return min(count, most)

@@ -239,7 +239,7 @@ class Probes:
 
 
 def probed_pairs(pair: RandomPair, point: OperatingPoint) -> int:
-    """Returns the number of pairs whose databases are probed; 0 for a sum, which has others."""
+    """Returns how many pairs have probed databases; 0 for a sum, which probes other databases."""
     return 0 if pair.sums else _databases(pair, point)
 
 
@@ -264,7 +264,7 @@ def _largest_finite(distances: np.ndarray) -> float:
 
 
 def _moved_alone(pair: RandomPair, databases: Database, values: Value) -> float:
-    """Returns the largest distance between values in a batch and of the same databases alone."""
+    """Returns the largest distance between a database's value in a batch and its value alone."""
     if pair.positions == "last":
         refuse_places(databases)
     leaves, structure = jax.tree.flatten(databases)
@@ -423,8 +423,8 @@ def rounding_of_releases(found: Findings, *, is_sum: bool) -> float:
     """Returns the amount to add to the estimate for rounding that sampled distances do not include.
 
     The result is twice the largest change of a value, because both values of a pair may have
-    changed. The changes are between a database alone and in a batch and, for targets that ignore
-    the order, under permutations of the records. For a sum, the result is at least twice the
+    changed. Two kinds of changes count: between a database alone and in a batch; and, for targets
+    that ignore the order, by permuting the records. For a sum, the result is at least twice the
     resolution, plus the disagreement of the shortcut.
 
     Raises:
@@ -513,7 +513,7 @@ def refuse_other_places(
         found: the findings of all processes.
         kth: maps k to the k-th smallest of all sampled distances.
         point: the operating point, for m and gamma.
-        looks: the number of sample sizes at which sampling might have ended, at most.
+        looks: an upper bound on the number of sample sizes at which sampling could have ended.
     """
     elsewhere = _all(found)
     if len(elsewhere):
@@ -526,7 +526,7 @@ def _all(found: Findings) -> np.ndarray:
 
 
 def _rounded_apart(found: Findings) -> float:
-    """Bounds how much rounding can change one distance between two compiled programs."""
+    """Bounds how much a distance may differ between two compiled programs, due to rounding."""
     return 2 * max(found.permuted, _ROUNDED_UNITS * found.resolution)
 
 
@@ -534,12 +534,12 @@ def refuse_last(elsewhere: np.ndarray, limit: float, *, m: int, k: int, looks: i
     """Refuses an oracle if too many distances at random positions exceed a limit.
 
     Args:
-        elsewhere: the change of the value when the record at a random position is replaced, on the
-            first of m databases.
+        elsewhere: for each of the first databases, the change of the value when the record at a
+            random position is replaced.
         limit: the k-th smallest of all m distances at the last position, or any larger number.
         m: number of databases.
         k: rank of the limit.
-        looks: the number of tests, at most, over which the false-alarm rate is split.
+        looks: an upper bound on the number of tests, which share the false-alarm rate.
     """
     beyond = int(np.sum(elsewhere > limit))
     if chance_of_as_many(beyond, len(elsewhere), m, k) < _CHANCE / looks:

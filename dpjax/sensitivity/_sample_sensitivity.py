@@ -40,9 +40,9 @@ from dpjax.sensitivity._probes import (
 
 # A distance below this many units in the last place is mostly rounding error.
 _LEAST_RESOLVED = 8
-# Defaults if `until` is given: the largest number of pairs, as a multiple of the least m and in
-# total; and the least number of chunks, because sampling can end only after a chunk. Memory for all
-# distances is allocated at the start: at most 256 MiB.
+# Defaults if `until` is given. The number of pairs is at most `over_least` times the least m, and
+# at most `most`, because memory for all distances is allocated at the start (256 MiB). There are at
+# least `_LOOKS` chunks, because sampling can end only after a chunk.
 _IF_WATCHED, _LOOKS = {"over_least": 1000, "most": 2**26}, 64
 
 
@@ -256,7 +256,7 @@ class _Sample(NamedTuple):
     Attributes:
         plan: the sampling, with its final operating point.
         identity: the identity of the sampling.
-        estimate: the k-th smallest distance; the largest one over all positions.
+        estimate: the k-th smallest distance of a position, for the position where it is largest.
         resolution: the coarsest resolution of the target's value.
         rounding: the amount to add for rounding, as measured by the probes.
         findings: the findings of the probes.

@@ -203,7 +203,7 @@ def _product(vector: Limbs, matrix: np.ndarray) -> Limbs:
 def _as_released(x: jax.Array, sampled: jax.ShapeDtypeStruct) -> jax.Array:
     """Casts to float16 or bfloat16 if the target returned this dtype.
 
-    Integers stay wider floats.
+    If the target returned integers, the floats are not cast.
     """
     narrow = jnp.issubdtype(sampled.dtype, jnp.floating) and sampled.dtype.itemsize < 4
     return _checks.saturating_cast(x, sampled.dtype) if narrow else x
